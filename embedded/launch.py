@@ -10,8 +10,11 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import signal
+import sys
+import time
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -21,12 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from embedded.run.ending import ending, lengths_of, seeds_table
 from embedded.run.folder import (
+    ABOUT,
     CHECKPOINTS,
     SUMMARY,
+    TRAINING,
     IfHeld,
     check_folder,
     claimed,
     is_finished,
+    rewind,
     saved_updates,
     write_text,
 )
@@ -186,7 +192,10 @@ class _Run:
         from embedded.run.report import RunReport
 
         machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
+        machine["slime_verlog"] = version("slime-verlog")
         report = RunReport(self.folder, {**about, **machine}, self.policy)
+        began = {"command": shlex.join(["slime-verlog", *sys.argv[1:]]), "started": round(time.time(), 1)}
+        write_text(self.folder / ABOUT, json.dumps({**about, **machine, **began}, indent=1) + "\n")
         try:
             self._train(settings, report)
         except KeyboardInterrupt:
@@ -208,10 +217,13 @@ class _Run:
 
     def _train(self, settings: RolloutSettings, report: RunReport) -> None:
         import yaml
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
+        from advantage.settings import advantage_settings
         from embedded.arguments import embedded_flags, make_args
         from embedded.pretraining import pretrain_critic
         from embedded.run.alarms import warnings_of
+        from embedded.run.record import TrainingRecord
         from embedded.train import train
         from embedded.warmstart.imitation import read_imitation
 
@@ -228,7 +240,11 @@ class _Run:
         for sentence in warnings_of(read_imitation(self.policy), embedded_flags(args), settings.n_env):
             print(f"warning: {sentence}", flush=True)
         report.about = {**report.about, "lengths": lengths_of(args)}
-        train(args, report, report.evaluations.keys())
+        rewind(self.folder / TRAINING, resumed)
+        tokenizer = AutoTokenizer.from_pretrained(self.policy)
+        kl_coef = embedded_flags(args).kl_coef
+        record = TrainingRecord(self.folder / TRAINING, tokenizer, advantage_settings(args), kl_coef)
+        train(args, report, report.evaluations.keys(), record)
 
     def _imitate(self, settings: RolloutSettings) -> dict[str, int]:
         """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""

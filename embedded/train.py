@@ -15,6 +15,7 @@ from tqdm import tqdm
 from embedded.arguments import EmbeddedFlags, embedded_flags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
+from embedded.run.record import TrainingRecord
 from embedded.trainer.ppo import PpoTrainer
 from envs.loading import load_attribute
 from rollout.bridge.framework import run
@@ -35,7 +36,9 @@ class Tracker(Protocol):
         """
 
 
-def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> None:
+def train(
+    args: Namespace, tracker: Tracker, evaluated: Container[int] = (), record: TrainingRecord | None = None
+) -> None:
     """Evaluate, train `num_rollout` updates and evaluate again; `eval_interval` adds evaluations in between.
 
     A run that is killed continues with `load` where its last checkpoint was saved, and repeats what came after it.
@@ -44,6 +47,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
         args: slime's, as `make_args` builds it. The engine's address and the first update are set on it, as slime does.
         tracker: receives every result.
         evaluated: numbers of updates after which a resumed run has been evaluated already.
+        record: receives each batch with the trainer's numbers.
 
     Raises:
         ConfigError: flags, YAML or checkpoint do not fit together.
@@ -82,6 +86,8 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
             times = {"perf/rollout_s": played - began[0], "perf/train_s": wall - played}
             times |= {"perf/trainer_cpu_s": cpu[0] - began[1], "perf/engine_cpu_s": cpu[1] - began[2]}
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
+            if record is not None and trainer.trained is not None:
+                record.add(rollout_id, output.samples, trainer.trained[1], trainer.trained[0])
             if rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id):
                 _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)

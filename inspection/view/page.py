@@ -60,7 +60,8 @@ class Packer:
             new = {name + key: image for key, image in images.items() if name + key not in self._images}
             self._images |= new
             self._characters += sum(map(len, new.values()))
-        kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
+        keys = ("env_path", "task", "options", "max_turns", "metrics", "fault", "credit")
+        kept = {key: episode[key] for key in keys if episode.get(key)}
         self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
         self._characters += len(self._episodes[-1])
 
@@ -107,8 +108,7 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         "valid": turn.get("valid"),
         "reward": number(turn.get("reward")),
     }
-    if turn.get("notes"):
-        packed["notes"] = turn["notes"]
+    packed |= {key: turn[key] for key in ("notes", "lambda_token") if turn.get(key)}
     if end := next((name for name in ("terminated", "truncated", "done") if turn.get(name)), None):
         packed["end"] = end
     if tokens := turn.get("tokens"):
@@ -178,7 +178,7 @@ def compress(text: str) -> str:
 
 
 _ASSETS = Path(__file__).with_name("assets")
-_SCRIPTS = ("dom", "data", "state", "charts", "run", "summary", "list", "search", "answer", "transcript", "world", "episode", "keys")
+_SCRIPTS = ("dom", "data", "state", "charts", "run", "summary", "list", "search", "answer", "credit", "transcript", "world", "episode", "keys")
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
