@@ -74,7 +74,7 @@ function tokenColour(key, value, limit) {
 
 function describeToken(tokens, i) {
   const values = Object.keys(tokens).filter((key) => key !== "text").map((key) => `${colourName(key)} ${tokens[key][i] ?? "–"}`);
-  return `“${visible(tokens.text[i])}”: ${values.join(", ")}`.replaceAll("-", "−");
+  return `“${visible(tokens.text[i])}”: ${values.join(", ")}`.replace(/-(?=[\d.])/g, "−");
 }
 
 /**

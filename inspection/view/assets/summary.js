@@ -44,7 +44,8 @@ function renderStrip() {
     const s = statistics(rows);
     const label = page.head.runs.length > 1 ? h("b", { class: `run run-${run}` }, "AB"[run]) : null;
     const facts = [...(update === null ? [] : [`update ${update}`]), plural(s.n, "episode")];
-    if (s.win !== null) facts.push(`${withError(s.win, s.winError)} won`);
+    if (s.win !== null && (s.win || !s.progression)) facts.push(`${withError(s.win, s.winError)} won`);
+    else if (s.progression !== null) facts.push(`${percent(s.progression, 1)} progression`);
     if (s.turns !== null) facts.push(`${s.turns.toFixed(1)} turns`);
     if (s.valid !== null) facts.push(`${percent(s.valid, 1)} valid`);
     const failed = s.failed ? h("span", { class: "failed" }, `${s.failed} failed`) : null;
