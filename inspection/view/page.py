@@ -108,7 +108,9 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         "valid": turn.get("valid"),
         "reward": number(turn.get("reward")),
     }
-    packed |= {key: turn[key] for key in ("notes", "lambda_token") if turn.get(key)}
+    packed |= {key: turn[key] for key in ("notes", "lambda_token", "metrics") if turn.get(key)}
+    if (reached := number(turn.get("progression"))) is not None:
+        packed["progression"] = reached
     if end := next((name for name in ("terminated", "truncated", "done") if turn.get(name)), None):
         packed["end"] = end
     if tokens := turn.get("tokens"):

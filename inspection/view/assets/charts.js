@@ -15,7 +15,7 @@ const EDGE = { left: 44, right: 12, top: 10, bottom: 20 };
 function short(x) {
   if (x === null || x === undefined) return "–";
   const size = Math.abs(x);
-  const text = size >= 100 || x === 0 ? String(Math.round(x)) : size >= 1 ? x.toFixed(size >= 10 ? 1 : 2) : size >= 1e-3 ? String(Number(x.toPrecision(2))) : x.toExponential(0);
+  const text = size >= 100 || Number.isInteger(x) ? String(Math.round(x)) : size >= 1 ? x.toFixed(size >= 10 ? 1 : 2) : size >= 1e-3 ? String(Number(x.toPrecision(2))) : x.toExponential(0);
   return text.replace("-", "−");
 }
 
@@ -31,11 +31,11 @@ function rangeOf(points, limit) {
   return [low - pad, high + pad];
 }
 
-/** Two to five round numbers inside the range. */
+/** Up to five round numbers inside the range. */
 function ticksOf(low, high) {
-  const raw = (high - low) / 3;
+  const raw = (high - low) / 4;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find((m) => m * power >= raw) * power;
+  const step = [1, 2, 2.5, 5, 10].find((m) => m * power >= raw) * power;
   const found = [];
   for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(Number((k * step).toPrecision(6)));
   return found;
@@ -45,7 +45,7 @@ function ticksOf(low, high) {
  * A chart of `series`, each { name, points: [{ x, y, error }] }, where y may be null. `limit` is the healthy range,
  * `marks` are updates with an alarm, `span` are the first and last update, and `choose` gets the update of a click.
  */
-function chart({ title, series, limit, marks, choose, isWide, note, span }) {
+function chart({ title, series, limit, marks, choose, isWide, note, span, unit = "update" }) {
   const known = series.flatMap((s) => s.points.filter((p) => p.y !== null));
   if (!known.length) return null;
   const [width, height] = isWide ? [960, 210] : [340, 128];
@@ -55,28 +55,30 @@ function chart({ title, series, limit, marks, choose, isWide, note, span }) {
   const x = (u) => EDGE.left + ((u - first) / (last - first || 1)) * inner.width;
   const y = (v) => EDGE.top + (1 - (v - low) / (high - low)) * inner.height;
   const pointer = svg("g", { class: "pointer" });
-  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", tabindex: 0, "aria-label": chartWords(title, series) },
-    limit ? band(limit, [low, high], y, width) : null, axes({ low, high, first, last, x, y, width, height }),
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", tabindex: 0, "aria-label": chartWords(title, series, unit) },
+    limit ? band(limit, [low, high], y, width) : null, axes({ low, high, first, last, x, y, width, height, unit }),
     (marks || []).map((u) => svg("path", { class: "alarm-mark", d: `M${x(u)} ${EDGE.top}v${inner.height}` })),
     series.map((s, i) => line(s, i, x, y, limit)), pointer);
   const value = h("span", { class: "value" }, latestWords(series));
-  listenToChart(drawing, { known, x, y, pointer, value, series, width, height: inner.height, choose });
+  listenToChart(drawing, { known, x, y, pointer, value, series, width, height: inner.height, unit, choose });
   return h("figure", { class: isWide ? "chart wide" : "chart" },
-    h("figcaption", null, h("b", null, title), value, note ? h("span", { class: "muted small" }, note) : null), drawing);
+    h("figcaption", null, h("b", null, title), value, series.length > 1 && (isWide || unit !== "update") ? legend(series) : null, note ? h("span", { class: "muted small" }, note) : null), drawing);
 }
+
+const legend = (series) => h("span", { class: "legend" }, series.map((s, i) => h("span", null, h("span", { class: `key key-${i % 6}` }), s.name)));
 
 function latestWords(series) {
   const latest = series.map((s) => s.points.findLast((p) => p.y !== null)).filter(Boolean);
   return latest.length === 1 ? `${short(latest[0].y)}${latest[0].error ? ` ± ${short(latest[0].error)}` : ""}` : "";
 }
 
-function chartWords(title, series) {
+function chartWords(title, series, unit) {
   const parts = series.map((s) => {
     const known = s.points.filter((p) => p.y !== null);
     const [a, b] = [known[0], known.at(-1)];
-    return a ? `${s.name ? `${s.name}: ` : ""}${short(a.y)} at update ${a.x}, ${short(b.y)} at update ${b.x}` : "";
+    return a ? `${s.name ? `${s.name}: ` : ""}${short(a.y)} at ${unit} ${a.x}, ${short(b.y)} at ${unit} ${b.x}` : "";
   });
-  return `${title}. ${parts.filter(Boolean).join("; ")}. Arrow keys move, Enter opens the episodes of an update.`;
+  return `${title}. ${parts.filter(Boolean).join("; ")}. Arrow keys move, Enter opens what is there.`;
 }
 
 function band(limit, [low, high], y, width) {
@@ -85,7 +87,7 @@ function band(limit, [low, high], y, width) {
   return svg("rect", { class: "healthy", x: EDGE.left, width: width - EDGE.left - EDGE.right, y: y(to), height: y(from) - y(to) });
 }
 
-function axes({ low, high, first, last, x, y, width, height }) {
+function axes({ low, high, first, last, x, y, width, height, unit }) {
   const label = (text, at, up, anchor) => {
     const element = svg("text", { x: at, y: up, "text-anchor": anchor });
     element.textContent = text;
@@ -93,7 +95,7 @@ function axes({ low, high, first, last, x, y, width, height }) {
   };
   const rows = ticksOf(low, high).map((v) => [
     svg("path", { class: "grid", d: `M${EDGE.left} ${y(v)}H${width - EDGE.right}` }), label(String(v).replace("-", "−"), EDGE.left - 6, y(v) + 4, "end")]);
-  return svg("g", { class: "axes" }, rows, label(`update ${first}`, x(first), height - 4, "start"), last > first ? label(String(last), x(last), height - 4, "end") : null);
+  return svg("g", { class: "axes" }, rows, label(`${unit} ${first}`, x(first), height - 4, "start"), last > first ? label(String(last), x(last), height - 4, "end") : null);
 }
 
 function line(s, i, x, y, limit) {
@@ -107,14 +109,14 @@ function line(s, i, x, y, limit) {
 }
 
 /** The pointer and the arrow keys show the value of the nearest update; a click or Enter opens its episodes. */
-function listenToChart(drawing, { known, x, y, pointer, value, series, width, height, choose }) {
+function listenToChart(drawing, { known, x, y, pointer, value, series, width, height, unit, choose }) {
   const updates = [...new Set(known.map((p) => p.x))].sort((a, b) => a - b);
   let current = updates.length;
   const show = () => {
     const u = updates[current];
     const here = series.map((s) => [s, s.points.find((p) => p.x === u && p.y !== null)]).filter(([, p]) => p);
     pointer.replaceChildren(svg("path", { d: `M${x(u)} ${EDGE.top}v${height}` }), ...here.map(([, p]) => svg("circle", { cx: x(p.x), cy: y(p.y), r: 4 })));
-    value.textContent = `update ${u}: ${here.map(([s, p]) => `${s.name ? `${s.name} ` : ""}${short(p.y)}${p.error ? ` ± ${short(p.error)}` : ""}`).join(", ")}`;
+    value.textContent = `${unit} ${u}: ${here.map(([s, p]) => `${s.name ? `${s.name} ` : ""}${short(p.y)}${p.error ? ` ± ${short(p.error)}` : ""}`).join(", ")}`;
   };
   const nearest = (event) => {
     const box = drawing.getBoundingClientRect();

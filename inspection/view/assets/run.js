@@ -70,7 +70,7 @@ function stateWords(study) {
   const of = planned && planned !== updates ? ` of ${count(planned)}` : "";
   const age = Date.parse(page.head.written) / 1000 - about.written;
   const how = about.interrupted ? "interrupted" : about.verdict ? "finished" : page.head.follow ? "running" : age < 120 ? "running when this page was written" : `no end is recorded; the last row is ${duration(age)} older than this page`;
-  const took = about.wall_time_s ?? Math.max(0, about.written - about.started);
+  const took = about.wall_time_s ?? Math.max(lastOf(study, "seconds") || 0, about.written - about.started);
   const turns = lastOf(study, "turns");
   return [how, `${count(updates)}${of} updates`, turns ? `${count(turns)} turns` : null, `took ${duration(took)}`,
     `began ${new Date(1000 * about.started).toLocaleString("en", { dateStyle: "medium", timeStyle: "short" })}`].filter(Boolean);
@@ -94,19 +94,21 @@ function collapse(study) {
     }
   }
   if (!found) return null;
-  const { from, to } = found;
+  const { from } = found;
+  const to = points.find((p) => p.x > from.x && from.y - p.y >= 0.8 * found.fall);
   const reasons = [];
   for (const [key, limit] of Object.entries(study.limits)) {
     const out = pointsOf(study, key).find((p) => p.x > from.x && p.x <= to.x && isOutside(p.y, limit));
-    if (out) reasons.push(`${CURVE_NAMES[key] || key} left its healthy range in update ${out.x} (${short(out.y)})`);
+    if (out) reasons.push([out.x, `${CURVE_NAMES[key] || key} left its healthy range in update ${out.x} (${short(out.y)})`]);
   }
-  for (const key of CHANGES) {
+  for (const key of CHANGES.filter((name) => !reasons.some(([, words]) => words.startsWith(CURVE_NAMES[name])))) {
     const inside = pointsOf(study, key).filter((p) => p.y !== null && p.x >= from.x && p.x <= to.x);
     const [a, b] = [inside[0]?.y, inside.at(-1)?.y];
-    if (a > 0 && b > 0 && (b / a >= 2 || a / b >= 2)) reasons.push(`${CURVE_NAMES[key]} went from ${short(a)} to ${short(b)}`);
+    if (a > 0 && b > 0 && (b / a >= 2 || a / b >= 2)) reasons.push([to.x, `${CURVE_NAMES[key]} went from ${short(a)} to ${short(b)}`]);
   }
+  const words = reasons.sort((a, b) => a[0] - b[0]).map(([, text]) => text);
   return { update: to.x, sentence: `The held-out result fell from ${short(from.y)} at update ${from.x} to ${short(to.y)} at update ${to.x}. ${
-    reasons.length ? `In between: ${reasons.join("; ")}.` : "No metric on this page changed much in between."}` };
+    words.length ? `In between: ${words.join("; ")}.` : "No metric on this page changed much in between."}` };
 }
 
 function warnings(study, isNamed) {
