@@ -7,7 +7,8 @@
     slime-verlog view outputs/evaluation --gif win.gif --episode 3
 
 RUN is a training run's folder (also one of slime's with its tensorboard/), a file of episodes, a folder that holds one,
-or what slime writes for --dump-details, --save-debug-rollout-data and --save-debug-train-data. `episodes.html#episode=3&turn=12` opens a turn; both numbers start at 1.
+or what slime writes for --dump-details, --save-debug-rollout-data and --save-debug-train-data.
+`episodes.html#episode=3&turn=12` opens a turn; both numbers start at 1.
 """
 
 from argparse import ArgumentParser, Namespace

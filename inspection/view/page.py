@@ -180,7 +180,10 @@ def compress(text: str) -> str:
 
 
 _ASSETS = Path(__file__).with_name("assets")
-_SCRIPTS = ("dom", "data", "state", "charts", "run", "summary", "list", "search", "answer", "credit", "transcript", "world", "episode", "keys")
+_SCRIPTS = (
+    *("dom", "data", "state", "charts", "run", "summary", "list", "search"),
+    *("answer", "credit", "transcript", "world", "episode", "keys"),
+)
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:

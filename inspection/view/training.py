@@ -55,6 +55,8 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
         return None
     problems: list[str] = []
     rows = _json_rows(files[0], problems) if files[0].suffix == ".jsonl" else _tensorboard_rows(files, problems)
+    settings = _mapping(run / SETTINGS, problems)
+    keys, flags = (settings[key] if isinstance(settings.get(key), dict) else None for key in ("keys", "flags"))
     about = _mapping(run / ABOUT, problems) | _mapping(run / SUMMARY, problems)
     started = about.get("started", min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()))
     return {
@@ -63,7 +65,8 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
         "columns": _columns(rows, problems),
         "limits": {limit.metric: [number(limit.lowest), number(limit.highest)] for limit in LIMITS},
         "alarms": _alarms(rows),
-        "settings": _changed_settings(run, problems),
+        "settings": _changed_settings(keys or _yaml_keys(run, problems), flags or {}),
+        "planned": (flags or {}).get("num_rollout"),
         "about": {"started": started, "written": files[-1].stat().st_mtime, **about},
         "problems": problems,
     }
@@ -147,25 +150,26 @@ def _mapping(path: Path, problems: list[str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _changed_settings(run: Path, problems: list[str]) -> dict[str, list[Any]]:
+def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:
+    yaml = next((run / name for name in _YAML if (run / name).is_file()), None)
+    try:
+        return read_yaml_mapping(str(yaml), "the run's YAML") if yaml else {}
+    except ConfigError as error:
+        problems.append(f"{error}.")
+        return {}
+
+
+def _changed_settings(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Dotted keys and flags whose value differs from the default, with both; None: there is no default."""
     from embedded.arguments import EmbeddedFlags
     from rollout.bridge.settings import RolloutSettings
 
-    settings = _mapping(run / SETTINGS, problems)
-    keys, flags = settings.get("keys"), settings.get("flags")
-    yaml = next((run / name for name in _YAML if (run / name).is_file()), None)
-    if not isinstance(keys, dict) and yaml is not None:
-        try:
-            keys = read_yaml_mapping(str(yaml), "the run's YAML")
-        except ConfigError as error:
-            problems.append(f"{error}.")
     return {**_changed(keys, RolloutSettings), **_changed(flags, EmbeddedFlags)}
 
 
-def _changed(given: Any, model: type[Settings]) -> dict[str, list[Any]]:
+def _changed(given: Mapping[str, Any], model: type[Settings]) -> dict[str, list[Any]]:
     fields = {k: f.get_default(call_default_factory=True) for k, f in model.model_fields.items() if not f.is_required()}
     dumped = {key: value.model_dump() if isinstance(value, Settings) else value for key, value in fields.items()}
     defaults: Mapping[str, Any] = json.loads(json.dumps(dict(leaves(dumped)), default=str))
-    found = dict(leaves(given)) if isinstance(given, dict) else {}
+    found = dict(leaves(given)) if given else {}
     return {key: [value, defaults.get(key)] for key, value in found.items() if value != defaults.get(key)}

@@ -66,7 +66,7 @@ const lastOf = (study, key) => pointsOf(study, key).findLast((p) => p.y !== null
 function stateWords(study) {
   const { about, columns } = study;
   const updates = columns.update.at(-1) ?? 0;
-  const planned = study.settings.num_rollout?.[0];
+  const { planned } = study;
   const of = planned && planned !== updates ? ` of ${count(planned)}` : "";
   const age = Date.parse(page.head.written) / 1000 - about.written;
   const how = about.interrupted ? "interrupted" : about.verdict ? "finished" : page.head.follow ? "running" : age < 120 ? "running when this page was written" : `no end is recorded; the last row is ${duration(age)} older than this page`;

@@ -81,7 +81,12 @@ def test_a_run_of_slime_is_read_from_its_events(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("n_env: 7\n")
     found = training(tmp_path)
     assert found["columns"]["update"] == [0, 1, 2, 3]
-    assert found["columns"]["turn/reward"][1:] == [0, 1, 2] and found["columns"]["eval/goto/success"] == [0, None, 0.25, 0.5]
+    assert found["columns"]["turn/reward"][1:] == [0, 1, 2] and found["columns"]["eval/goto/success"] == [
+        0,
+        None,
+        0.25,
+        0.5,
+    ]
     assert found["columns"]["actor/ppo_kl"][1:] == [0.1, 0.3, 0.5] and found["settings"]["n_env"][0] == 7
 
 
@@ -108,7 +113,9 @@ def test_a_run_without_episodes_yet_is_followed_into_them(tmp_path: Path) -> Non
     book, path = Book(options), page_path(options)
     book.update()
     write_run(run, [invented_episode(1)], setting="update 20")
-    (run / "training.jsonl").write_text(json.dumps(invented_episode(2) | {"setting": "update 3", "player": "training"}) + "\n")
+    (run / "training.jsonl").write_text(
+        json.dumps(invented_episode(2) | {"setting": "update 3", "player": "training"}) + "\n"
+    )
     assert book.update() == 2
     book.write(path)
     rows = blocks(path)["head"][0]["episodes"]
