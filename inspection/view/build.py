@@ -1,11 +1,13 @@
 """What `slime-verlog view` does: builds the page once, keeps rewriting it, or exports an animation."""
 
 import itertools
+import os
 import time
 import webbrowser
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,8 @@ def write_once(options: Namespace) -> int:
 def follow(options: Namespace) -> int:
     """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
 
+    Also ends when the process that started it has ended.
+
     Raises:
         ConfigError: a file cannot be read although it no longer changes.
     """
@@ -101,7 +105,8 @@ def follow(options: Namespace) -> int:
     waits = "" if _state(options.runs) else " (no episodes yet)"
     print(f"following {', '.join(map(str, options.runs))}{waits}; Ctrl-C ends", flush=True)
     try:
-        while True:
+        parent = os.getppid()
+        while os.getppid() == parent:
             began, state = time.monotonic(), _state(options.runs)
             if state and state != before:
                 try:
@@ -118,9 +123,12 @@ def follow(options: Namespace) -> int:
                     opened = opened or _open(options, path)
             time.sleep(max(options.every, _IDLE_PER_BUSY * (time.monotonic() - began)))
     except KeyboardInterrupt:
-        if before:
-            book.write(path)
-        print(f"\nthe page no longer reloads: {path}" if before else "\nno episodes were written")
+        pass
+    if before:
+        with suppress(ConfigError):
+            book.update()
+        book.write(path)
+    print(f"\nthe page no longer reloads: {path}" if before else "\nno episodes were written")
     return 0
 
 

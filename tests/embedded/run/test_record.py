@@ -27,7 +27,7 @@ def recorded(policy: Path, folder: Path, **keys: Any) -> list[dict[str, Any]]:
 
 def test_advantages_follow_from_what_is_recorded(policy_folder: Path, tmp_path: Path) -> None:
     lines = recorded(policy_folder, tmp_path, gamma_step=0.9, lambda_step=0.8, gamma_token=0.95, lambda_token=0.7)
-    assert [line["credit"]["role"] for line in lines if line["update"] == 1][0] == "critic"
+    assert next(line["credit"]["role"] for line in lines if line["update"] == 1) == "critic"
     assert {line["credit"]["role"] for line in lines if line["update"] > 1} == {"actor"}
     for update in (1, 2, 3):
         turns = sum(line["turns"] for line in lines if line["update"] == update)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inspection.train import page_of
 from inspection.view.build import Book, page_path
 from inspection.view.training import expand_runs, names_of, read_training
 from tests.fixtures.played_episodes import invented_episode, write_run
@@ -128,3 +130,16 @@ def test_a_run_that_never_ended_has_the_time_of_its_last_row(tmp_path: Path) -> 
     os.utime(run / "metrics.jsonl", (1000, 2000))
     about = training(run)["about"]
     assert about == {"started": 2000, "written": 2000}
+
+
+def test_a_page_beside_a_training_is_finished_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, page = write_rows(tmp_path / "run", [{"update": 1, "turn/reward": 0.5}]), tmp_path / "run" / "episodes.html"
+    with page_of(run):
+        end = time.monotonic() + 60
+        while not page.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert blocks(page)["head"][0]["follow"] > 0
+        write_rows(run, [{"update": k, "turn/reward": 0.5} for k in (1, 2)])
+    head = blocks(page)["head"][0]
+    assert head["follow"] == 0 and head["studies"][0]["columns"]["update"] == [1, 2]
+    assert str(page) in capsys.readouterr().out
