@@ -135,7 +135,7 @@ def _alarms(rows: Rows) -> list[dict[str, Any]]:
     for update in sorted(rows):
         known = set(watch.raised)
         watch.watch(update, rows[update])
-        found += [{"metric": m, "update": update, "sentence": watch.raised[m]} for m in watch.raised.keys() - known]
+        found += [{"metric": m, "update": update, "sentence": watch.raised[m]} for m in watch.raised if m not in known]
     return found
 
 

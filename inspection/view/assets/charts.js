@@ -48,7 +48,7 @@ function ticksOf(low, high) {
 function chart({ title, series, limit, marks, choose, isWide, note, span, unit = "update" }) {
   const known = series.flatMap((s) => s.points.filter((p) => p.y !== null));
   if (!known.length) return null;
-  const [width, height] = isWide ? [960, 210] : [340, 128];
+  const [width, height] = isWide && innerWidth > 760 ? [960, 210] : [340, 128];
   const [first, last] = span;
   const [low, high] = rangeOf(known, limit);
   const inner = { width: width - EDGE.left - EDGE.right, height: height - EDGE.top - EDGE.bottom };

@@ -56,8 +56,8 @@ function openUpdate(update) {
 function renderRun() {
   const { studies } = page.head;
   if (!studies.length) return [];
-  return [studies.length > 1 ? runsTable(studies) : runState(studies[0]), ...studies.map((s) => warnings(s, studies.length > 1)),
-    curves(studies), ...(studies.length > 1 ? [] : [speed(studies[0])]), settingsTable(studies)];
+  if (studies.length > 1) return [runsTable(studies), settingsTable(studies), curves(studies), ...studies.map((s) => warnings(s, true))];
+  return [runState(studies[0]), warnings(studies[0], false), curves(studies), speed(studies[0]), settingsTable(studies)];
 }
 
 const duration = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
@@ -114,12 +114,12 @@ function collapse(study) {
 function warnings(study, isNamed) {
   const fallen = collapse(study);
   const all = [...(fallen ? [fallen] : []), ...study.alarms];
-  const name = isNamed ? [h("b", null, study.name), ": "] : null;
-  const items = all.map((alarm) => h("li", null, name, h("button", { type: "button", class: "link", click: () => openUpdate(alarm.update) }, `update ${alarm.update}`), " ",
+  const items = all.map((alarm) => h("li", null, h("button", { type: "button", class: "link", click: () => openUpdate(alarm.update) }, `update ${alarm.update}`), " ",
     visible(alarm.sentence)));
-  const problems = study.problems.map((text) => h("li", { class: "muted" }, name, visible(text)));
+  const problems = study.problems.map((text) => h("li", { class: "muted" }, visible(text)));
   if (!items.length && !problems.length) return isNamed ? null : h("p", { class: "won" }, "No alarm: every watched metric stayed in its healthy range.");
-  return h("ul", { class: "alarms" }, items, problems);
+  const found = h("ul", { class: "alarms" }, items, problems);
+  return isNamed ? h("details", { class: "more-settings" }, h("summary", null, `${study.name}: ${plural(items.length + problems.length, "warning")}`), found) : found;
 }
 
 const healthyWords = ([low, high]) => `healthy ${low === null ? `≤ ${short(high)}` : high === null ? `≥ ${short(low)}` : `${short(low)}–${short(high)}`}`;

@@ -43,6 +43,7 @@ function renderStrip() {
     const { rows, update } = latest(page.shown.map((entry) => entry.rows[run]).filter(Boolean));
     const s = statistics(rows);
     const label = page.head.runs.length > 1 ? h("b", { class: `run run-${run}` }, "AB"[run]) : null;
+    if (page.head.studies.length > 1 && page.head.runs.length < 2) return h("span", { class: "facts" }, h("span", null, `${page.head.studies.length} runs`), h("span", null, plural(page.shown.length, "episode")));
     const facts = [...(update === null ? [] : [`update ${update}`]), plural(s.n, "episode")];
     if (s.win !== null && (s.win || !s.progression)) facts.push(`${withError(s.win, s.winError)} won`);
     else if (s.progression !== null) facts.push(`${percent(s.progression, 1)} progression`);
