@@ -75,12 +75,17 @@ function creditPanel(episode, t, j) {
     ["= temporal difference δ", token.delta, true],
     ["from later tokens of this turn", later],
     ...shown.map(([turn, x]) => [`from turn ${turn + 1}`, x]),
-    ...(turns.length > 3 ? [[`from ${turns.length - 3} more turns`, others]] : []),
+    ...(turns.length > 3 ? [[`from ${plural(turns.length - 3, "more turn")}`, others]] : []),
     ["= advantage", total, true],
     ...rest,
   ]), creditStrip(episode, t, token.delta + later, byTurn),
   h("p", { class: "muted small" }, `Between turns a part is multiplied by ${short(credit.gamma_step * credit.lambda_step)}, between tokens by ${short(credit.gamma_token * (episode.turns[t].lambda_token ?? credit.lambda_token))}.`,
     Math.abs(recorded - total) > 0.002 + 0.01 * Math.abs(total) ? ` The record has ${fine(recorded)} as the advantage: something of this batch is not in the formula here.` : "")];
+}
+
+function showCredit(episode, t, j) {
+  $("credit")?.replaceChildren(...creditPanel(episode, t, j));
+  $("credit")?.scrollIntoView({ block: "nearest" });
 }
 
 /** One bar per turn: how much of the token's advantage comes from it. Dots mark turns with a reward. */

@@ -179,7 +179,7 @@ function listRow(entry, place) {
   const row = firstRow(entry);
   const facts = typeof row.seed === "string" && row.player === TRAINING ? [] : [plural(row.turns, "turn")];
   if (row.return !== null) facts.push(`return ${fixed(row.return)}`);
-  if (row.valid !== null && row.valid < 1) facts.push(`${percent(row.valid)} valid`);
+  if (row.valid !== null && row.valid < 1 && row.player !== TRAINING) facts.push(`${percent(row.valid)} valid`);
   const ended = { failed: "failed", terminated: "", time_limit: "time limit", max_turns: "turn limit" }[row.stop] ?? row.stop.replace("_", " ");
   if (ended) facts.push(ended);
   const label = `Episode ${entry.number}, ${row.task}, ${seedText(row.seed, true)}, ${outcomeOf(entry)}, ${facts.join(", ")}`;

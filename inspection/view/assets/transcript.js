@@ -94,7 +94,7 @@ function answerBubble(episode, index, isRaw) {
   const turn = episode.turns[index];
   let blocks = isRaw ? [textBlock(turn.response, "mono")] : answerBlocks(turn.response);
   if (page.colour && turn.tokens) {
-    blocks = [tokenBlock(turn.tokens, page.colour, episode.limit, (i) => $("credit")?.replaceChildren(...creditPanel(episode, index, i)))];
+    blocks = [tokenBlock(turn.tokens, page.colour, episode.limit, (i) => showCredit(episode, index, i))];
   }
   const wrong = turn.valid === false;
   const note = wrong ? `invalid, played: ${visible(String(turn.action ?? ""))}` : null;
