@@ -52,6 +52,7 @@ async function start() {
   $("back").append(icon("back"));
   page.head = JSON.parse(await unpack("head"));
   page.entries = makeEntries(page.head);
+  document.body.classList.toggle("pair", page.head.runs.length > 1);
   for (const entry of page.entries) for (const row of entry.rows) if (row) row.number = entry.number;
   readAddress();
   $("search").value = state.q;

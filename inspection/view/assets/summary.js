@@ -109,12 +109,13 @@ const emptyText = () => (page.entries.length ? "No episode matches the filters."
 function pairLegend() {
   const lines = page.head.runs.map((name, run) => h("p", null, h("b", { class: `run run-${run}` }, "AB"[run]), " ", name));
   const pairs = page.shown.filter((entry) => entry.rows[0] && entry.rows[1]);
-  const both = pairs.filter((entry) => entry.rows.every((row) => row.success !== null));
+  const { update } = latest(pairs.map(firstRow));
+  const both = pairs.filter((entry) => entry.rows.every((row) => row.success !== null) && (update === null || firstRow(entry).update === update));
   if (!both.length) return h("div", { class: "muted" }, lines);
   const differences = both.map(({ rows: [a, b] }) => (b.success ? 1 : 0) - (a.success ? 1 : 0));
   const m = mean(differences);
   const points = `${m > 0 ? "+" : ""}${withError(m, standardError(differences))}`.replace("-", "−").replace(" %", " points");
-  const text = `Win rate, B − A: ${points}, over ${plural(both.length, "pair")} with the same task and seed`;
+  const text = `Win rate${update === null ? "" : ` at update ${update}`}, B − A: ${points}, over ${plural(both.length, "pair")} with the same task and seed`;
   return h("div", { class: "muted" }, lines, h("p", { class: "difference" }, text));
 }
 

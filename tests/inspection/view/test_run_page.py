@@ -178,6 +178,18 @@ def test_a_comparison_opens_where_only_one_won_and_marks_the_first_difference(br
     assert browser.evaluate(f"document.querySelector('{CURRENT}').classList.contains('parting')")
 
 
+def test_a_comparison_of_two_runs_is_about_their_last_update(browser: Browser, tmp_path: Path) -> None:
+    for name, last in (("a", 0), ("b", 1)):
+        for update, wins in ((0, 0), (20, last)):
+            episodes = [invented_episode(k, success=bool(wins), progression=float(wins)) for k in range(3)]
+            write_run(tmp_path / name, episodes, setting=f"update {update}")
+        write_rows(tmp_path / name, collapsing(10))
+    write_once(view_options(tmp_path / "a", tmp_path / "b"))
+    browser.open(tmp_path / "a" / "compare.html")
+    assert "Win rate at update 20, B − A: +100.0 ± 0.0 points, over 3 pairs" in browser.text(".difference")
+    assert browser.text(".runs").count("10 updates") == 2 and browser.complaints == []
+
+
 def test_part_of_a_goal_is_no_cross_and_a_return_has_no_minus_zero(browser: Browser, tmp_path: Path) -> None:
     episode = invented_episode(
         1_000_000_123, 9, success=False, progression=0.25, stop="time_limit", **{"return": -0.001}
