@@ -32,12 +32,13 @@ class TrainingRecord:
         self.path, self._tokenizer, self._settings, self._kl_coef = path, tokenizer, settings, kl_coef
         self._followed: Any = None
 
-    def add(self, rollout_id: int, samples: Sequence[Any], data: Mapping[str, Any], role: str) -> None:
+    def add(self, rollout_id: int, samples: Sequence[Any], role: str, data: Mapping[str, Any]) -> None:
         """Record some of one update's turns.
 
         Args:
             samples: the batch, as the rollout function returned it.
-            data: the same samples with the numbers that `role` was trained on; see `PpoTrainer.trained`.
+            role: `actor`, or `critic` while the actor is frozen.
+            data: the same samples with the numbers that it was trained on; see `PpoTrainer.trained`.
         """
         flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
         segments: dict[int, list[int]] = {}
