@@ -35,12 +35,19 @@ function evaluations(study) {
     const squares = found.map((key, k) => {
       const known = columns[`${key}_se`]?.[i];
       const n = columns[key.replace(new RegExp(`/${what}$`), "/episodes")]?.[i];
-      const error = known ?? (what === "success" && n ? Math.sqrt((values[k] * (1 - values[k])) / n) : 0);
+      const error = known ?? (what === "success" && n ? Math.sqrt((values[k] * (1 - values[k])) / n) : found.length > 1 ? 0 : returnError(study, x) || 0);
       return error ** 2;
     });
     return { x, y: mean(values), error: (2 * Math.sqrt(squares.reduce((a, b) => a + b, 0))) / found.length };
   });
-  return { title: what === "success" ? "Held-out episodes won, ± 2 standard errors" : "Held-out return", points: points.filter((p) => p.y !== null) };
+  return { title: `${what === "success" ? "Held-out episodes won" : "Held-out return"}, ± 2 standard errors`, points: points.filter((p) => p.y !== null) };
+}
+
+/** The standard error of the held-out return, from the page's episodes; the metrics have only its mean. */
+function returnError(study, update) {
+  const run = page.head.runs.length > 1 ? page.head.studies.indexOf(study) : 0;
+  const rows = page.head.episodes.filter((row) => row.update === update && row.player !== TRAINING && (row.run || 0) === run && (!row.study || row.study === study.name));
+  return standardError(rows.map((row) => row.return).filter((x) => x !== null));
 }
 
 /** Show the episodes of an update: those that were kept of it, or of the nearest one. */
@@ -86,11 +93,13 @@ function runState(study) {
 /** The greatest lasting fall of the held-out result, and what else changed between its two evaluations. */
 function collapse(study) {
   const { points } = evaluations(study);
+  const values = points.map((p) => p.y);
+  const least = 0.15 * (Math.max(...values) - Math.min(...values));
   let found = null;
   for (let i = 0; i < points.length; i++) {
     for (const later of points.slice(i + 1)) {
       const fall = points[i].y - later.y;
-      if (fall > Math.hypot(points[i].error, later.error) && fall > 0.05 && fall > (found?.fall || 0)) found = { from: points[i], to: later, fall };
+      if (fall > Math.hypot(points[i].error, later.error) && fall > least && fall > (found?.fall || 0)) found = { from: points[i], to: later, fall };
     }
   }
   if (!found) return null;

@@ -69,6 +69,18 @@ def test_the_overview_says_when_it_collapsed_and_what_changed(browser: Browser, 
     assert browser.complaints == []
 
 
+def test_noise_is_no_collapse(browser: Browser, tmp_path: Path) -> None:
+    returns = {0: -3.0, 20: 1.0, 40: 0.9, 60: 1.2}
+    write_rows(tmp_path, [{"update": k, "eval/return": x, "eval/success": 0.0} for k, x in returns.items()])
+    for update, x in returns.items():
+        played = [invented_episode(k, success=False, **{"return": x + k - 1}) for k in range(3)]
+        write_run(tmp_path, played, setting=f"update {update}")
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html")
+    assert "No alarm" in browser.text("#main") and "Held-out return" in browser.text(".chart.wide")
+    assert browser.evaluate("document.querySelectorAll('.chart.wide .error').length") == 4
+
+
 def test_the_header_does_not_pool_updates(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.text("#strip").replace("\n", " ").startswith("update 30 3 episodes 0.0")
