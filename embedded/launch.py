@@ -10,8 +10,11 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import signal
+import sys
+import time
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -21,12 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from embedded.run.ending import ending, seeds_table
 from embedded.run.folder import (
+    ABOUT,
     CHECKPOINTS,
     SUMMARY,
+    TRAINING,
     IfHeld,
     check_folder,
     claimed,
     is_finished,
+    rewind,
     saved_updates,
     write_text,
 )
@@ -193,7 +199,10 @@ class _Run:
 
         machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
         machine["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        machine["slime_verlog"] = version("slime-verlog")
         report = RunReport(self.folder, {**about, **machine}, self.policy)
+        began = {"command": shlex.join(["slime-verlog", *sys.argv[1:]]), "started": round(time.time(), 1)}
+        write_text(self.folder / ABOUT, json.dumps({**about, **machine, **began}, indent=1) + "\n")
         try:
             self._train(settings, report)
         except KeyboardInterrupt:
@@ -215,10 +224,13 @@ class _Run:
 
     def _train(self, settings: RolloutSettings, report: RunReport) -> None:
         import yaml
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
+        from advantage.settings import advantage_settings
         from embedded.arguments import embedded_flags, make_args
         from embedded.pretraining import pretrain_critic
         from embedded.run.alarms import warnings_of, warnings_of_plan
+        from embedded.run.record import TrainingRecord
         from embedded.train import train
         from embedded.warmstart.imitation import read_imitation
 
@@ -239,7 +251,10 @@ class _Run:
         # By the names that `slime-verlog evaluate` has for them.
         limits = {"max_response_len": flags.rollout_max_response_len, "max_context_len": flags.rollout_max_context_len}
         report.about = {**report.about, "lengths": limits}
-        train(args, report, report.evaluations.keys())
+        rewind(self.folder / TRAINING, resumed)
+        tokenizer = AutoTokenizer.from_pretrained(self.policy)
+        record = TrainingRecord(self.folder / TRAINING, tokenizer, advantage_settings(args), flags.kl_coef)
+        train(args, report, report.evaluations.keys(), record)
 
     def _imitate(self, settings: RolloutSettings, warm: WarmStart) -> dict[str, int]:
         """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""

@@ -15,11 +15,14 @@ from tqdm import tqdm
 from embedded.arguments import EmbeddedFlags, embedded_flags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
+from embedded.run.record import TrainingRecord
 from embedded.trainer.ppo import PpoTrainer
 from envs.loading import load_attribute
 from rollout.bridge.framework import run
 from rollout.checkpoint import checkpoint_path
 from rollout.play.runtime import close_runtimes
+
+Record = TrainingRecord | None
 
 
 class Tracker(Protocol):
@@ -35,7 +38,7 @@ class Tracker(Protocol):
         """
 
 
-def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> None:
+def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), record: Record = None) -> None:
     """Evaluate, train `num_rollout` updates and evaluate again; `eval_interval` adds evaluations in between.
 
     A run that is killed continues with `load` where its last checkpoint was saved, and repeats what came after it.
@@ -44,6 +47,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
         args: slime's, as `make_args` builds it. The engine's address and the first update are set on it, as slime does.
         tracker: receives every result.
         evaluated: numbers of updates after which a resumed run has been evaluated already.
+        record: receives each batch with the trainer's numbers.
 
     Raises:
         ConfigError: flags, YAML or checkpoint do not fit together.
@@ -78,10 +82,9 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = ()) -> 
             played = time.perf_counter()
             metrics = trainer.train(rollout_id, convert(args, output.samples))
             engine.update_weights(trainer.policy_state(), str(rollout_id + 1))
-            wall, *cpu = _clocks(engine)
-            times = {"perf/rollout_s": played - began[0], "perf/train_s": wall - played}
-            times |= {"perf/trainer_cpu_s": cpu[0] - began[1], "perf/engine_cpu_s": cpu[1] - began[2]}
-            tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
+            tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **_times(began, played, _clocks(engine))})
+            if record is not None and trainer.trained is not None:
+                record.add(rollout_id, output.samples, *trainer.trained)
             if rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id):
                 _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)
@@ -101,6 +104,12 @@ def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
 def _clocks(engine: EngineProcess) -> tuple[float, float, float]:
     """Read wall time, and the CPU time of this process and of the engine's, in seconds."""
     return time.perf_counter(), time.process_time(), engine.cpu_s()
+
+
+def _times(began: tuple[float, ...], played: float, ended: tuple[float, ...]) -> dict[str, float]:
+    """Name the seconds between two readings of `_clocks`; the batch was complete at `played`."""
+    times = {"perf/rollout_s": played - began[0], "perf/train_s": ended[0] - played}
+    return times | {"perf/trainer_cpu_s": ended[1] - began[1], "perf/engine_cpu_s": ended[2] - began[2]}
 
 
 def _save(folder: str | None, rollout_id: int, source: Any, trainer: PpoTrainer) -> None:

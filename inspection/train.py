@@ -11,20 +11,52 @@ texts.
 A folder that holds a run is refused, unless --resume continues that run where it was stopped, or --overwrite deletes it
 first.
 
+With --view, OUT/episodes.html shows the run while it goes on (`slime-verlog view OUT` writes the same page later).
+
 OUT gets policy_before/ (after imitation), policy_after/ (the last) and policy_best/ (highest win rate) as Hugging Face
-folders, the held-out episodes of every evaluation (episodes.jsonl), metrics.jsonl, curve.png and summary.json.
+folders, the held-out episodes of every evaluation (episodes.jsonl), a sample of the training turns with the trainer's
+numbers (training.jsonl), metrics.jsonl, curve.png and summary.json.
 """
 
+import signal
+import subprocess
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 
 from embedded import launch
+
+_WORLDS = 24
+"""Episodes whose world is drawn while the run goes on; drawing takes time from training."""
+_END_S = 60.0
+"""Seconds for the last page."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog train`."""
     launch.add_arguments(parser, None, "outputs/train")
+    parser.add_argument("--view", action="store_true", help="keep a page about the run current, OUT/episodes.html")
 
 
 def run(options: Namespace) -> int:
     """Train; returns 1 if an actor did not train or a held-out episode failed, and ends with 130 on Ctrl-C."""
-    return launch.launch(options)
+    with page_of(options.out) if options.view else nullcontext():
+        return launch.launch(options)
+
+
+@contextmanager
+def page_of(out: Path) -> Iterator[None]:
+    """Follow the run in another process, which writes the page once more at the end."""
+    words = ["view", str(out), "--follow", "--worlds", str(_WORLDS), "--open"]
+    print(f"the page of this run: {out / 'episodes.html'}", flush=True)
+    # A session of its own: Ctrl-C reaches the training alone, and the page is finished after it.
+    command, quiet = [sys.executable, "-m", "inspection", *words], subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)

@@ -59,6 +59,7 @@ class Transcript:
             ids: the token ids of the prompt and of the response.
         """
         waiting, numbers = iter(images), info.get("metrics") or {}
+        changed = {key: value for key, value in numbers.items() if value != self._metrics.get(key, 0)}
         self.turns.append(
             {
                 "prompt": [self._message(message, waiting) for message in prompt],
@@ -68,12 +69,14 @@ class Transcript:
                 "reward": float(info["reward"]),
                 "terminated": info["terminated"],
                 "truncated": info["truncated"],
+                "progression": float(info["progression"]),
                 "done": info["terminated"] or info["truncated"],
                 "finish_reason": info.get("finish_reason"),
                 "tokens": dict(tokens) if tokens is not None else None,
                 "token_ids": self._token_ids(*ids) if ids is not None else None,
                 **({"notes": info["notes"]} if info.get("notes") else {}),
                 **({"summary": dict(info["summary"])} if info.get("summary") is not None else {}),
+                **({"metrics": changed} if changed else {}),
                 **({"thread": int(numbers["thread"])} if "thread" in numbers else {}),
             }
         )

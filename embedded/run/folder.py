@@ -15,8 +15,10 @@ from typing import Any, Literal
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
 EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
+ABOUT, TRAINING = "about.json", "training.jsonl"
+"""Command, start and versions; and a sample of each update's turns with what the trainer computed for their tokens."""
 FILES = (
-    *(SETTINGS, CHECKPOINTS, EPISODES, METRICS, SUMMARY, "config.yaml", "critic", "curve.png"),
+    *(SETTINGS, CHECKPOINTS, EPISODES, METRICS, SUMMARY, ABOUT, TRAINING, "config.yaml", "critic", "curve.png"),
     *("policy_after", "policy_before", "policy_best", "tensorboard"),
 )
 """Everything that a run of `slime-verlog train` writes."""

@@ -74,6 +74,8 @@ class PpoTrainer:
         # Actor and critic share nothing while they learn, so on a CPU each gets its own core if this process has two.
         in_parallel = self.device.type == "cpu" and cores() > 1
         self._pool = ThreadPoolExecutor(2 if in_parallel else 1, thread_name_prefix="train")
+        self.trained: tuple[str, RolloutData] | None = None
+        """The last batch with its advantages, and the role that it trained; the actor's unless only the critic was."""
 
     def train(self, rollout_id: int, train_data: dict[str, Any]) -> dict[str, float]:
         """Make one PPO update from one batch, and return its metrics.
@@ -101,6 +103,7 @@ class PpoTrainer:
                 critic.result()
                 actor_data["values"] = self._values(data, everything)
         metrics = self._train_actor(rollout_id, actor_data) if actor_data is not None else {}
+        self.trained = ("critic", critic_data) if actor_data is None else ("actor", actor_data)
         return {**metrics, **(critic.result() if critic else {}), "train/actor_trains": float(actor_trains)}
 
     def policy_state(self) -> dict[str, torch.Tensor]:

@@ -1,10 +1,13 @@
 """What `slime-verlog view` does: builds the page once, keeps rewriting it, or exports an animation."""
 
 import itertools
+import os
 import time
 import webbrowser
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,13 @@ from inspection.records import FILE
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
 from inspection.view.replay import write_gif
-from inspection.view.sources import find_files, read_run
+from inspection.view.sources import episode_sources, files_of, read_run
+from inspection.view.training import expand_runs, names_of, read_training
 from inspection.view.worlds import Worlds
 from slime_verlog import ConfigError
 
-_MAX_RUNS = 2
+PAIR = 2
+"""Two runs are compared episode by episode; of more, a page compares the training."""
 _SECONDS_PER_TURN = 0.4
 _IDLE_PER_BUSY = 3
 """A followed page costs at most a quarter of a CPU, however large it is."""
@@ -31,26 +36,34 @@ class Book:
     """The episodes of one page; `update` adds those that were written since the last call."""
 
     def __init__(self, options: Namespace) -> None:
-        self._options = options
+        self._options, self._runs = options, expand_runs(options.runs)
         self._packer, self._worlds = Packer(), Worlds(options.worlds)
-        self._counts = [0] * len(options.runs)
+        self._counts: Counter[tuple[int, Path]] = Counter()
 
     def update(self) -> int:
         """Read the runs and add their new episodes; return how many there are."""
-        before = sum(self._counts)
-        for number, path in enumerate(self._options.runs):
-            known, most = self._counts[number], self._options.most
-            left = None if most is None else most - known
-            episodes = itertools.islice(_read(path, self._options, known), left)
-            for episode in tqdm(episodes, desc=str(path), unit=" episodes", leave=False, dynamic_ncols=True):
-                self._packer.add(episode, number, self._worlds.draw(episode))
-                self._counts[number] += 1
-        return sum(self._counts) - before
+        before, self._runs = self._counts.total(), expand_runs(self._options.runs)
+        for number, run in enumerate(self._runs):
+            for source in episode_sources(run, with_training=len(self._runs) == 1):
+                self._add(source, number)
+        return self._counts.total() - before
+
+    def _add(self, source: Path, number: int) -> None:
+        known, most = self._counts[number, source], self._options.most
+        name = names_of(self._runs)[number] if len(self._runs) > PAIR else None
+        left = None if most is None else max(0, most - known)
+        episodes = itertools.islice(_read(source, self._options, known), left)
+        for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, dynamic_ncols=True):
+            world = self._worlds.draw(episode)
+            self._packer.add(episode, 0 if name else number, world, name)
+            self._counts[number, source] += 1
 
     def write(self, path: Path, follow: float = 0.0) -> None:
         """Write the page; `follow` is the number of seconds after which it reloads itself."""
+        several = len(self._runs) > PAIR
         head = {
-            "runs": [str(run) for run in self._options.runs],
+            "runs": [", ".join(map(str, self._options.runs))] if several else [str(run) for run in self._runs],
+            "studies": [found for found in map(read_training, self._runs, names_of(self._runs)) if found],
             "written": datetime.now().astimezone().isoformat(timespec="seconds"),
             "follow": follow,
             "episodes": self._packer.rows,
@@ -62,7 +75,7 @@ class Book:
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""
-        episodes, worlds = sum(self._counts), self._worlds
+        episodes, worlds = self._counts.total(), self._worlds
         drawn = f", {worlds.drawn} with their world" if worlds.drawn else ""
         wrong = f"; {worlds.differing} could not be drawn, the page says why" if worlds.differing else ""
         return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {episodes} episodes{drawn}{wrong}"
@@ -81,6 +94,8 @@ def write_once(options: Namespace) -> int:
 def follow(options: Namespace) -> int:
     """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
 
+    Also ends when the process that started it has ended.
+
     Raises:
         ConfigError: a file cannot be read although it no longer changes.
     """
@@ -90,14 +105,12 @@ def follow(options: Namespace) -> int:
     waits = "" if _state(options.runs) else " (no episodes yet)"
     print(f"following {', '.join(map(str, options.runs))}{waits}; Ctrl-C ends", flush=True)
     try:
-        while True:
+        parent = os.getppid()
+        while os.getppid() == parent:
             began, state = time.monotonic(), _state(options.runs)
             if state and state != before:
                 try:
-                    # If each run is still one file that only grew, its episodes keep their numbers.
-                    grew = all(state.get(file, (0, 0))[0] >= size for file, (size, _) in before.items())
-                    grew = grew and all(file.suffix == ".jsonl" for file in before)
-                    fresh = book if grew and len(state) == len(before) == len(options.runs) else Book(options)
+                    fresh = book if _only_grew(before, state, options) else Book(options)
                     fresh.update()
                 except ConfigError:
                     if state == half_written:
@@ -110,19 +123,31 @@ def follow(options: Namespace) -> int:
                     opened = opened or _open(options, path)
             time.sleep(max(options.every, _IDLE_PER_BUSY * (time.monotonic() - began)))
     except KeyboardInterrupt:
-        if before:
-            book.write(path)
-        print(f"\nthe page no longer reloads: {path}" if before else "\nno episodes were written")
+        pass
+    if before:
+        with suppress(ConfigError):
+            book.update()
+        book.write(path)
+    print(f"\nthe page no longer reloads: {path}" if before else "\nno episodes were written")
     return 0
 
 
 def _state(runs: Sequence[Path]) -> _State:
     """Size and modification time of every file; empty until each run has one."""
     try:
-        files = [path for run in runs for path in find_files(run)]
+        found = [path for run in expand_runs(runs) for path in files_of(run)]
     except ConfigError:
         return {}
-    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+def _only_grew(before: _State, state: _State, options: Namespace) -> bool:
+    """Whether each run still has one file of episodes, which only grew, so that its episodes keep their numbers."""
+    runs = expand_runs(options.runs)
+    if any(len(files_of(run, metrics=False)) != 1 for run in runs) or len(runs) != len(options.runs):
+        return False
+    grown = (state.get(file, (0, 0))[0] >= size for file, (size, _) in before.items() if file.suffix != ".json")
+    return bool(before) and all(grown) and not any(file.suffix == ".pt" for file in before)
 
 
 def export_gif(options: Namespace) -> int:
@@ -148,7 +173,9 @@ def page_path(options: Namespace) -> Path:
     run = options.runs[0]
     is_folder = run.is_dir() or not run.suffix  # a followed run may not exist yet
     folder = run if is_folder else run.parent
-    if len(options.runs) > 1:
+    if len(options.runs) > PAIR:
+        return run.parent / "runs.html"
+    if len(options.runs) == PAIR:
         return folder / "compare.html"
     return folder / "episodes.html" if is_folder or "{" in run.name else run.with_suffix(".html")
 
@@ -157,10 +184,8 @@ def _checked(options: Namespace) -> Namespace:
     """The options.
 
     Raises:
-        ConfigError: more than two runs, a number out of range, or an output that would replace something else.
+        ConfigError: a number out of range, or an output that would replace something else.
     """
-    if len(options.runs) > _MAX_RUNS:
-        raise ConfigError(f"a page compares at most two runs, got {len(options.runs)}")
     check_numbers(options, {"most": 1, "worlds": 0, "every": 0.5})
     for name, suffix in (("out", ".html"), ("gif", ".gif")):
         path: Path | None = getattr(options, name)

@@ -9,6 +9,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -19,6 +20,8 @@ from inspection.view.prompts import find_changes, split_prompts
 CHUNK_CHARACTERS = 1_000_000
 """Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""
 _FAULT_CHARACTERS = 300
+_UPDATE = re.compile(r"\b(update|step|evaluation|rollout)[ _](\d+)$")
+"""The number of updates in the name of a setting; slime counts rollouts from 0."""
 
 
 class Packer:
@@ -35,19 +38,30 @@ class Packer:
         self._images: dict[str, str] = {}
         self._characters = 0
 
-    def add(self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None) -> None:
-        """Add an episode of the run with this number, with its world if it was drawn."""
+    def add(
+        self,
+        episode: Mapping[str, Any],
+        run: int = 0,
+        world: Mapping[str, Any] | None = None,
+        study: str | None = None,
+    ) -> None:
+        """Add an episode of the run with this number, with its world if it was drawn.
+
+        On a page about many runs, all have the number 0, and `study` is the run's name.
+        """
         if self._characters > CHUNK_CHARACTERS:
             self._closed.append(self._compressed())
             self._start_chunk()
         row = _row(episode, run, len(self._closed), len(self._episodes))
+        row |= {"study": study} if study else {}
         self.rows.append(row | ({"world": 1 if "note" not in world else 2} if world else {}))
         drawn = dict(world or {})
         for name, images in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
             new = {name + key: image for key, image in images.items() if name + key not in self._images}
             self._images |= new
             self._characters += sum(map(len, new.values()))
-        kept = {key: episode.get(key) for key in ("env_path", "task", "options", "max_turns", "metrics", "fault")}
+        keys = ("env_path", "task", "options", "max_turns", "metrics", "fault", "credit")
+        kept = {key: episode[key] for key in keys if episode.get(key)}
         self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
         self._characters += len(self._episodes[-1])
 
@@ -94,8 +108,9 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         "valid": turn.get("valid"),
         "reward": number(turn.get("reward")),
     }
-    if turn.get("notes"):
-        packed["notes"] = turn["notes"]
+    packed |= {key: turn[key] for key in ("notes", "lambda_token", "metrics") if turn.get(key)}
+    if (reached := number(turn.get("progression"))) is not None:
+        packed["progression"] = reached
     if "summary" in turn:
         packed["summary"] = 1
     if end := next((name for name in ("terminated", "truncated", "done") if turn.get(name)), None):
@@ -117,10 +132,12 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
     valid = episode.get("valid_action_ratio")
     if valid is None and played and played[0].get("valid") is not None:
         valid = sum(bool(turn["valid"]) for turn in played) / len(played)
-    success = episode.get("success")
+    success, setting = episode.get("success"), _text(episode.get("setting"), "-")
+    update = _UPDATE.search(setting)
     return {
         **({"run": run} if run else {}),
-        "setting": _text(episode.get("setting"), "-"),
+        "setting": setting,
+        **({"update": int(update[2]) + (update[1] == "rollout")} if update else {}),
         "player": _text(episode.get("player"), ""),
         "task": _text(episode.get("task_name") or episode.get("task"), "-"),
         "seed": episode.get("seed"),
@@ -165,7 +182,10 @@ def compress(text: str) -> str:
 
 
 _ASSETS = Path(__file__).with_name("assets")
-_SCRIPTS = ("dom", "data", "state", "summary", "list", "search", "answer", "transcript", "world", "episode", "keys")
+_SCRIPTS = (
+    *("dom", "data", "state", "charts", "run", "summary", "list", "search"),
+    *("answer", "credit", "transcript", "world", "episode", "keys"),
+)
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:

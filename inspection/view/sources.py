@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embedded.run.folder import SUMMARY, TRAINING
 from inspection.records import FILE, read_episodes
+from inspection.view.training import metric_files
 from slime_verlog import ConfigError
 
 
@@ -27,6 +29,36 @@ def find_files(run: Path) -> list[Path]:
         folders = [run / name for name in ("rollout_data", "train_data") if (run / name).is_dir()] or [run]
         found = [path for folder in folders for path in sorted(folder.glob("*.pt"), key=_order)]
     return _require(found, run)
+
+
+def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
+    """Return what `read_run` reads for a page: the run, if it has episodes, and the sample of its training.
+
+    Raises:
+        ConfigError: as `find_files`, and there are no metrics either.
+    """
+    training = [run / TRAINING] if with_training and (run / TRAINING).is_file() else []
+    try:
+        find_files(run)
+    except ConfigError:
+        if not training and not metric_files(run):
+            raise
+        return training
+    return [run, *training]
+
+
+def files_of(run: Path, *, metrics: bool = True) -> list[Path]:
+    """Return every file that a page about the run reads, or those with episodes alone.
+
+    Raises:
+        ConfigError: as `episode_sources`.
+    """
+    training = run / TRAINING
+    found = [path for part in episode_sources(run, with_training=False) for path in find_files(part)]
+    if not metrics:
+        return found
+    others = [training, run / SUMMARY, *metric_files(run)]
+    return [*found, *(path for path in others if path.is_file())]
 
 
 def _require(found: list[Path], run: Path) -> list[Path]:

@@ -74,11 +74,14 @@ function tokenColour(key, value, limit) {
 
 function describeToken(tokens, i) {
   const values = Object.keys(tokens).filter((key) => key !== "text").map((key) => `${colourName(key)} ${tokens[key][i] ?? "–"}`);
-  return `“${visible(tokens.text[i])}”: ${values.join(", ")}`.replaceAll("-", "−");
+  return `“${visible(tokens.text[i])}”: ${values.join(", ")}`.replace(/-(?=[\d.])/g, "−");
 }
 
-/** The answer's tokens, coloured; the value shows on hover, and with the arrow keys once the block has the focus. */
-function tokenBlock(tokens, key, limit) {
+/**
+ * The answer's tokens, coloured; the value shows on hover, and with the arrow keys once the block has the focus. `choose`
+ * gets the number of a token that was chosen.
+ */
+function tokenBlock(tokens, key, limit, choose) {
   const masked = (i) => key === "loss_mask" && !tokens.loss_mask[i];
   const spans = tokens.text.map((text, i) => {
     const span = h("span", { class: masked(i) ? "token off" : "token", "data-i": i, tabindex: -1 }, visible(text));
@@ -91,10 +94,12 @@ function tokenBlock(tokens, key, limit) {
     const text = describeToken(tokens, Number(span.dataset.i));
     span.title = text;
     $("token-value")?.replaceChildren(text);
-    if (event.type === "focusin") announce(text);
+    if (event.type === "mouseover") return;
+    announce(text);
+    choose(Number(span.dataset.i));
   };
   return h("div", { class: "text tokens", role: "group", tabindex: 0, "aria-label": `Tokens by ${colourName(key)}; arrow keys move`,
-    mouseover: tell, focusin: tell, keydown: (event) => moveToken(event, spans) }, spans);
+    mouseover: tell, focusin: tell, click: tell, keydown: (event) => moveToken(event, spans) }, spans);
 }
 
 function moveToken(event, spans) {
@@ -110,12 +115,12 @@ function moveToken(event, spans) {
 function colourLegend(episodes, change) {
   const columns = tokenColumns(episodes);
   if (!columns.length) return null;
-  if (!columns.includes(page.colour)) page.colour = "";
+  if (!columns.includes(page.colour)) page.colour = page.colour === null && columns.includes("advantages") ? "advantages" : "";
   const box = h("select", { id: "colour", change: (event) => change(event.target.value) },
     h("option", { value: "" }, "nothing"), columns.map((key) => h("option", { value: key }, colourName(key))));
   box.value = page.colour;
   return h("div", { class: "colours" }, h("label", null, h("span", null, "Colour tokens by"), box),
-    page.colour ? colourScale(episodes, page.colour) : null, h("p", { id: "token-value", class: "muted" }));
+    page.colour ? colourScale(episodes, page.colour) : null, h("p", { id: "token-value", class: "muted" }, page.colour ? "Click a token to see what made its advantage." : ""), h("div", { id: "credit" }));
 }
 
 function colourScale(episodes, key) {

@@ -40,7 +40,7 @@ function icon(name) {
 const count = (n) => n.toLocaleString("en");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const percent = (x, digits = 0) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(digits)} %`);
-const fixed = (x, digits = 2) => (x === null || x === undefined ? "–" : x.toFixed(digits).replace("-", "−"));
+const fixed = (x, digits = 2) => (x === null || x === undefined ? "–" : (Number(x.toFixed(digits)) || 0).toFixed(digits).replace("-", "−"));
 const signed = (x) => (x > 0 ? `+${fixed(x)}` : fixed(x));
 
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/g;

@@ -38,6 +38,7 @@ function render(entry, episodes, mine) {
     h("article", { class: "turn", "aria-label": `Turn ${i + 1}` }))));
   const ends = h("div", { class: "turn-row last" }, episodes.map(endBlock));
   turnRows.push(ends);
+  turnRows[divergence(episodes) - 1]?.classList.add("parting");
   const body = h("div", { class: episodes.length > 1 ? "turns two" : "turns" }, turnRows);
   $("main").replaceChildren(episodeHead(entry, episodes), body);
   $("main").scrollTop = 0;
@@ -72,12 +73,22 @@ function episodeHead(entry, episodes) {
   const words = [setting !== "-" ? setting : null, player || null, seedText(seed, true)].filter(Boolean);
   const facts = episodes.map(({ row }) => h("p", { class: "facts" },
     page.head.runs.length > 1 ? h("b", { class: `run run-${row.run || 0}` }, "AB"[row.run || 0]) : null,
-    h("span", null, mark(row), ` ${outcome(row)}`), h("span", null, plural(row.turns, "turn")), h("span", null, `return ${fixed(row.return)}`),
+    h("span", null, mark(row), ` ${partOf(row) === null ? outcome(row) : "progression"}`), h("span", null, plural(row.turns, "turn")), h("span", null, `return ${fixed(row.return)}`),
     row.valid === null ? null : h("span", null, `${percent(row.valid)} valid`)));
   const move = (by, sign, name) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, click: () => list.step(by) }, icon(sign));
+  const parting = divergence(episodes);
+  const jump = parting ? h("button", { type: "button", class: "link", id: "divergence", click: () => selectTurn(parting) }, `first difference: turn ${parting}`) : null;
   return h("div", { class: "episode-head" },
-    h("div", null, h("h2", null, task, h("small", null, [`#${entry.number}`, ...words].join(" · "))), h("div", { class: "both-facts" }, facts)),
+    h("div", null, h("h2", null, task, h("small", null, [`#${entry.number}`, ...words].join(" · "))), h("div", { class: "both-facts" }, facts, jump)),
     h("span", { class: "moves" }, move(-1, "up", "Previous episode (k)"), move(1, "down", "Next episode (j)")));
+}
+
+/** The first turn, from 1, in which two episodes act differently; 0 if they never do, or if there is one. */
+function divergence(episodes) {
+  if (episodes.length < 2) return 0;
+  const [a, b] = episodes.map((episode) => episode.turns);
+  const place = a.findIndex((turn, i) => !b[i] || (turn.action ?? turn.response) !== (b[i].action ?? b[i].response));
+  return place >= 0 ? place + 1 : b.length > a.length ? a.length + 1 : 0;
 }
 
 /** Fill the turns around `start` now, and the others while the browser is idle. */

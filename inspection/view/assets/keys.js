@@ -6,6 +6,7 @@ const KEYS = [
   ["p", "play or pause", { p: () => state.episode && stage.toggle() }],
   ["w", "whole prompt of the turn", { w: () => toggleWholePrompt() }],
   ["/", "search all text", { "/": () => focusSearch() }],
+  ["n  N", "next and previous hit of the search (also Enter in the search box)", { n: () => nextHit(1), N: () => nextHit(-1) }],
   ["o", "overview", { o: () => showOverview(true) }],
   ["t", "light, dark or system colours", { t: () => nextTheme() }],
   ["?", "this help", { "?": () => $("help").showModal() }],
@@ -29,6 +30,10 @@ function onKey(event) {
   if (event.key === "Escape" && event.target === $("search")) {
     if ($("search").value) clearAll();
     else $("list").focus();
+    return;
+  }
+  if (event.key === "Enter" && event.target === $("search")) {
+    nextHit(event.shiftKey ? -1 : 1);
     return;
   }
   if (isTyping(event.target)) return;

@@ -11,6 +11,7 @@ const VALID = {
 const VALID_TEST = { all: (v) => v === 1, most: (v) => v >= 0.95, some: (v) => v < 0.95, few: (v) => v < 0.5 };
 const SORTS = {
   "": "file order",
+  "difference+": "only one won first",
   "return-": "highest return",
   "return+": "lowest return",
   "turns-": "longest",
@@ -27,7 +28,8 @@ function outcomeOf(entry) {
 
 function valuesOf(entry, key) {
   if (key === "outcome") return [outcomeOf(entry)];
-  return entry.rows.filter(Boolean).map((row) => row[key]);
+  if (key === "update") return entry.rows.filter((row) => row && row.update !== undefined).map((row) => String(row.update));
+  return entry.rows.filter(Boolean).map((row) => row[key]).filter((value) => value !== undefined);
 }
 
 /** Whether an entry passes the filters. */
@@ -41,11 +43,18 @@ function passes(entry) {
   return true;
 }
 
+/** In a comparison: 0 if only B won, 1 if only A won, then pairs with the same result, then those without a partner. */
+function differenceOf(entry) {
+  const [a, b] = entry.rows.map(outcome);
+  if (a === "missing" || b === "missing") return 3;
+  return a === b || (a !== "won" && b !== "won") ? 2 : b === "won" ? 0 : 1;
+}
+
 function sorted(entries) {
   const key = state.sort.slice(0, -1);
   if (!SORTS[state.sort] || !key) return entries;
   const direction = state.sort.endsWith("+") ? 1 : -1;
-  const value = (entry) => firstRow(entry)[key];
+  const value = (entry) => (key === "difference" ? differenceOf(entry) : firstRow(entry)[key]);
   const missing = (x) => (x === null || x === undefined ? 1 : 0);
   return [...entries].sort((a, b) => {
     const [x, y] = [value(a), value(b)];
@@ -60,12 +69,13 @@ function renderFilters() {
     const values = key === "valid" ? Object.keys(VALID).slice(1)
       : [...new Set(page.entries.flatMap((entry) => valuesOf(entry, key)))].filter((x) => x !== "").sort(collate);
     if (values.length < 2 && !state.filters[key]) return null;
-    const label = { stop: "ended by", valid: "valid actions" }[key] || key;
+    if (key === "setting" && !state.filters.setting && page.entries.every((entry) => firstRow(entry).setting === `update ${firstRow(entry).update}`)) return null;
+    const label = { stop: "ended by", valid: "valid actions", study: "run" }[key] || key;
     const options = values.map((value) => h("option", { value }, key === "valid" ? VALID[value] : value));
     return selectBox(label, [h("option", { value: "" }, key === "valid" ? "any" : "all"), ...options], state.filters[key] || "",
       (value) => setFilters({ ...state.filters, [key]: value }), key);
   });
-  const orders = Object.entries(SORTS).map(([value, text]) => h("option", { value }, text));
+  const orders = Object.entries(SORTS).filter(([value]) => page.head.runs.length > 1 || value !== "difference+").map(([value, text]) => h("option", { value }, text));
   boxes.push(selectBox("order", orders, state.sort, (value) => {
     state.sort = value;
     applyFilters();
@@ -148,24 +158,29 @@ const list = {
 
 const MARKS = { won: "✓", lost: "✗", failed: "!", played: "•", missing: "–" };
 
+/** The progression of a lost episode that reached a part of its goal, as in games that are hardly ever won. */
+const partOf = (row) => (row && outcome(row) === "lost" && row.progression > 0 && row.progression < 1 ? row.progression : null);
+
 function mark(row) {
   const result = outcome(row);
+  const part = partOf(row);
+  if (part !== null) return h("span", { class: "mark part", title: `lost, progression ${percent(part)}` }, percent(part).replace(" ", "\u2009"));
   return h("span", { class: `mark ${result}`, title: result }, MARKS[result]);
 }
 
-/** The seed. A long one stands without the word in the list, to leave room; a text already says what it is. */
+/** The seed. The list shows only the last digits of a long one, to leave room; a text already says what it is. */
 function seedText(seed, isLong = false) {
   if (seed === null || seed === undefined) return "";
   if (typeof seed === "string") return visible(seed);
-  return isLong || seed < 1e7 ? `seed ${seed}` : String(seed);
+  return isLong || seed < 1e7 ? `seed ${seed}` : `…${String(seed).slice(-4)}`;
 }
 
 function listRow(entry, place) {
   const row = firstRow(entry);
-  const facts = [plural(row.turns, "turn")];
+  const facts = typeof row.seed === "string" && row.player === TRAINING ? [] : [plural(row.turns, "turn")];
   if (row.return !== null) facts.push(`return ${fixed(row.return)}`);
-  if (row.valid !== null && row.valid < 1) facts.push(`${percent(row.valid)} valid`);
-  const ended = { failed: "failed", terminated: "" }[row.stop] ?? row.stop.replace("_", " ");
+  if (row.valid !== null && row.valid < 1 && row.player !== TRAINING) facts.push(`${percent(row.valid)} valid`);
+  const ended = { failed: "failed", terminated: "", time_limit: "time limit", max_turns: "turn limit" }[row.stop] ?? row.stop.replace("_", " ");
   if (ended) facts.push(ended);
   const label = `Episode ${entry.number}, ${row.task}, ${seedText(row.seed, true)}, ${outcomeOf(entry)}, ${facts.join(", ")}`;
   const detail = entry.rows.length > 1 ? `${entry.rows.map((r) => (r ? count(r.turns) : "–")).join(" and ")} turns` : facts.join(" · ");
@@ -177,7 +192,7 @@ function listRow(entry, place) {
   h("span", { class: "line-1" }, h("b", null, row.task), row.setting !== "-" ? h("i", null, row.setting) : null,
     h("span", null, `#${entry.number}`)),
   h("span", { class: "line-2" }, h("span", null, detail),
-    h("span", { title: "seed" }, seedText(row.seed))));
+    h("span", { title: seedText(row.seed, true) }, seedText(row.seed))));
   element.style.top = `${place * ROW_HEIGHT}px`;
   return element;
 }

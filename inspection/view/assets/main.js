@@ -22,7 +22,10 @@ function listen() {
   $("search").addEventListener("input", onSearchInput);
   $("theme").addEventListener("click", nextTheme);
   $("help-button").addEventListener("click", () => $("help").showModal());
-  $("overview-button").addEventListener("click", () => showOverview(true));
+  $("overview-button").addEventListener("click", () => {
+    showOverview(true);
+    document.body.classList.add("reading");
+  });
   $("back").addEventListener("click", () => showOverview(true));
   $("skip").addEventListener("click", (event) => {
     event.preventDefault();
@@ -49,9 +52,11 @@ async function start() {
   $("back").append(icon("back"));
   page.head = JSON.parse(await unpack("head"));
   page.entries = makeEntries(page.head);
+  document.body.classList.toggle("pair", page.head.runs.length > 1);
   for (const entry of page.entries) for (const row of entry.rows) if (row) row.number = entry.number;
   readAddress();
   $("search").value = state.q;
+  document.body.classList.toggle("reading", page.head.studies.length > 0);
   renderFilters();
   applyFilters();
   listen();

@@ -112,6 +112,36 @@ function markMatches() {
   CSS.highlights.set("found", new Highlight(...ranges));
 }
 
+/** Go to the next turn that shows the searched text, from the open turn on, then in the next episode of the list. */
+async function nextHit(by = 1) {
+  if (!search.query() || !page.shown.length) return;
+  const turns = page.episodes.length ? Math.max(...page.episodes.map((e) => e.turns.length)) : 0;
+  for (let turn = state.turn + by; turn >= 1 && turn <= turns; turn += by) {
+    if (page.episodes.some((episode) => episode.turns[turn - 1] && search.inTurn(episode.turns[turn - 1]))) {
+      selectTurn(turn);
+      return showHit();
+    }
+  }
+  const place = page.shown.findIndex((entry) => entry.number === state.episode);
+  const next = page.shown[(place + by + page.shown.length) % page.shown.length];
+  await openEpisode(next.number, 1, true);
+  showHit();
+}
+
+/** Unfold and scroll to the first match in the open turn. */
+function showHit() {
+  const row = document.querySelector(".turn-row.current");
+  const found = [...(CSS.highlights?.get("found") || [])].find((range) => row?.contains(range.startContainer));
+  if (!found) return;
+  const box = found.startContainer.parentElement.closest(".clamp:not(.open)");
+  box?.parentElement.querySelector("[aria-expanded=false]")?.click();
+  found.startContainer.parentElement.closest("details")?.setAttribute("open", "");
+  requestAnimationFrame(() => requestAnimationFrame(() => {
+    const [view, at] = [$("main").getBoundingClientRect(), found.getBoundingClientRect()];
+    if (at.bottom > view.bottom - 20 || at.top < view.top + 90) $("main").scrollBy(0, at.top - view.top - view.height / 3);
+  }));
+}
+
 let searchTimer = 0;
 
 function onSearchInput() {

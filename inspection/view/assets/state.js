@@ -1,8 +1,8 @@
 // What is shown, kept in the address after `#`, so that a link or a reload shows the same.
 
-const FILTERS = ["task", "setting", "player", "outcome", "stop", "valid"];
+const FILTERS = ["study", "task", "update", "setting", "player", "outcome", "stop", "valid"];
 const state = { episode: 0, turn: 1, q: "", sort: "", filters: {} };
-const page = { head: null, entries: [], shown: [], episodes: [], colour: "", restored: null };
+const page = { head: null, entries: [], shown: [], episodes: [], colour: null, restored: null };
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -10,7 +10,7 @@ function readAddress() {
   state.episode = whole("episode");
   state.turn = whole("turn") || 1;
   state.q = given.get("q") || "";
-  state.sort = given.get("sort") || "";
+  state.sort = given.get("sort") ?? (page.head?.runs.length > 1 ? "difference+" : "");
   state.filters = Object.fromEntries(FILTERS.filter((key) => given.get(key)).map((key) => [key, given.get(key)]));
 }
 
@@ -20,7 +20,7 @@ function writeAddress(isStep = false) {
   if (state.episode) words.set("episode", state.episode);
   if (state.episode && state.turn > 1) words.set("turn", state.turn);
   for (const key of FILTERS) if (state.filters[key]) words.set(key, state.filters[key]);
-  if (state.sort) words.set("sort", state.sort);
+  if (state.sort !== (page.head?.runs.length > 1 ? "difference+" : "")) words.set("sort", state.sort);
   if (state.q) words.set("q", state.q);
   const address = `#${words}`;
   if (address === (location.hash || "#")) return;

@@ -26,13 +26,27 @@ function weightedValid(rows) {
 const withError = (value, error, digits = 1) =>
   value === null ? "–" : `${(100 * value).toFixed(digits)}${error === null ? "" : ` ± ${(100 * error).toFixed(digits)}`} %`;
 
+const TRAINING = "training";
+
+/** The rows that one number may describe: of an evaluation if there are any, and of the last update among them. */
+function latest(rows) {
+  const evaluated = rows.filter((row) => row.player !== TRAINING);
+  const kept = evaluated.length ? evaluated : rows;
+  const updates = new Set(kept.map((row) => row.update));
+  if (updates.has(undefined) || !updates.size) return { rows: kept, update: null };
+  const update = Math.max(...updates);
+  return { rows: kept.filter((row) => row.update === update), update };
+}
+
 function renderStrip() {
   const parts = page.head.runs.map((name, run) => {
-    const rows = page.shown.map((entry) => entry.rows[run]).filter(Boolean);
+    const { rows, update } = latest(page.shown.map((entry) => entry.rows[run]).filter(Boolean));
     const s = statistics(rows);
     const label = page.head.runs.length > 1 ? h("b", { class: `run run-${run}` }, "AB"[run]) : null;
-    const facts = [plural(s.n, "episode")];
-    if (s.win !== null) facts.push(`${withError(s.win, s.winError)} won`);
+    if (page.head.studies.length > 1 && page.head.runs.length < 2) return h("span", { class: "facts" }, h("span", null, `${page.head.studies.length} runs`), h("span", null, plural(page.shown.length, "episode")));
+    const facts = [...(update === null ? [] : [`update ${update}`]), plural(s.n, "episode")];
+    if (s.win !== null && (s.win || !s.progression)) facts.push(`${withError(s.win, s.winError)} won`);
+    else if (s.progression !== null) facts.push(`${percent(s.progression, 1)} progression`);
     if (s.turns !== null) facts.push(`${s.turns.toFixed(1)} turns`);
     if (s.valid !== null) facts.push(`${percent(s.valid, 1)} valid`);
     const failed = s.failed ? h("span", { class: "failed" }, `${s.failed} failed`) : null;
@@ -72,7 +86,8 @@ const collate = (a, b) => String(a).localeCompare(String(b), "en", { numeric: tr
 
 function renderOverview() {
   const isPair = page.head.runs.length > 1;
-  const groups = groupEntries(page.shown);
+  const evaluated = page.shown.filter((entry) => firstRow(entry).player !== TRAINING);
+  const groups = groupEntries(evaluated.length ? evaluated : page.shown);
   const names = ["task", "setting", "player"].filter((key) => key === "task" || new Set(groups.map((g) => g[key])).size > 1);
   const heads = [...names.map((name) => name[0].toUpperCase() + name.slice(1)), ...(isPair ? ["Run"] : []), ...COLUMNS.map(([name]) => name)];
   const body = groups.flatMap((group) => groupRows(group, names, isPair));
@@ -83,6 +98,8 @@ function renderOverview() {
   $("main").replaceChildren(h("section", { class: "overview", "aria-labelledby": "overview-title" },
     h("h2", { id: "overview-title" }, "Overview"),
     isPair ? pairLegend() : h("p", { class: "muted" }, page.head.runs[0]),
+    ...renderRun().filter(Boolean),
+    page.head.studies.length ? h("h3", null, "Episodes") : "",
     page.shown.length ? h("div", { class: "table" }, table) : h("p", null, emptyText()),
     h("p", { class: "muted" }, "Choose a row to filter the list by it, or an episode to read it. Press ? for the keyboard.")));
 }
@@ -92,12 +109,13 @@ const emptyText = () => (page.entries.length ? "No episode matches the filters."
 function pairLegend() {
   const lines = page.head.runs.map((name, run) => h("p", null, h("b", { class: `run run-${run}` }, "AB"[run]), " ", name));
   const pairs = page.shown.filter((entry) => entry.rows[0] && entry.rows[1]);
-  const both = pairs.filter((entry) => entry.rows.every((row) => row.success !== null));
+  const { update } = latest(pairs.map(firstRow));
+  const both = pairs.filter((entry) => entry.rows.every((row) => row.success !== null) && (update === null || firstRow(entry).update === update));
   if (!both.length) return h("div", { class: "muted" }, lines);
   const differences = both.map(({ rows: [a, b] }) => (b.success ? 1 : 0) - (a.success ? 1 : 0));
   const m = mean(differences);
   const points = `${m > 0 ? "+" : ""}${withError(m, standardError(differences))}`.replace("-", "−").replace(" %", " points");
-  const text = `Win rate, B − A: ${points}, over ${plural(both.length, "pair")} with the same task and seed`;
+  const text = `Win rate${update === null ? "" : ` at update ${update}`}, B − A: ${points}, over ${plural(both.length, "pair")} with the same task and seed`;
   return h("div", { class: "muted" }, lines, h("p", { class: "difference" }, text));
 }
 

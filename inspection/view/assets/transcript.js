@@ -104,7 +104,9 @@ function keptBlock(text, before) {
 function answerBubble(episode, index, isRaw) {
   const turn = episode.turns[index];
   let blocks = isRaw ? [textBlock(turn.response, "mono")] : answerBlocks(turn.response);
-  if (page.colour && turn.tokens) blocks = [tokenBlock(turn.tokens, page.colour, episode.limit)];
+  if (page.colour && turn.tokens) {
+    blocks = [tokenBlock(turn.tokens, page.colour, episode.limit, (i) => showCredit(episode, index, i))];
+  }
   const wrong = turn.valid === false;
   const note = turn.summary ? "notes, which the environment did not get" : wrong ? `invalid, played: ${visible(String(turn.action ?? ""))}` : null;
   if (turn.summary && !isRaw && !(page.colour && turn.tokens)) blocks = [keptBlock(turn.notes ?? turn.response, notesBefore(episode, index))];
@@ -140,12 +142,13 @@ function fillTurn(article, episode, index) {
     event.currentTarget.setAttribute("aria-pressed", String(view[name]));
     draw();
   } }, text);
-  const thumb = episode.frames ? h("canvas", { class: "thumb", role: "img", "aria-label": `The world before turn ${index + 1}`, click: () => selectTurn(index + 1) }) : null;
+  const hasPicture = turn.fresh.some((message) => Array.isArray(message.content) && message.content.some((part) => part.type === "image"));
+  const thumb = episode.frames && !hasPicture ? h("canvas", { class: "thumb", role: "img", "aria-label": `The world before turn ${index + 1}`, click: () => selectTurn(index + 1) }) : null;
   const title = h("h3", null, h("a", { href: linkTo(index + 1), click: (event) => {
     event.preventDefault();
     selectTurn(index + 1);
   } }, `Turn ${index + 1}`));
-  const tools = h("span", { class: "tools" }, toggle("whole", `Whole prompt (${turn.prompt.length})`), toggle("raw", "Raw answer"));
+  const tools = h("span", { class: "tools" }, toggle("whole", `Whole prompt (${plural(turn.prompt.length, "message")})`), toggle("raw", "Raw answer"));
   tools.firstChild.dataset.tool = "whole";
   const body = h("div", { class: thumb ? "body with-thumb" : "body" }, thumb, bubbles);
   article.replaceChildren(h("div", { class: "turn-head" }, title, turnChips(turn), tools), body);

@@ -58,9 +58,9 @@ class Stage {
     this.pause();
     this.#episodes = episodes;
     this.#canvases = episodes.map((episode) => (episode.frames ? this.#canvas(episode) : null));
-    const worlds = episodes.map((episode, i) => (this.#canvases[i] ? this.#figure(i) : worldNote(episode)));
-    this.#parts = { now: h("p", { class: "now" }), line: h("canvas", { class: "line", "aria-hidden": "true", click: (event) => this.#jump(event) }) };
-    $("stage").replaceChildren(h("div", { class: "worlds" }, worlds.filter(Boolean)), this.#controls(), this.#parts.line, this.#parts.now,
+    const worlds = episodes.map((episode, i) => (this.#canvases[i] ? this.#figure(i) : [worldNote(episode), progress(episode)]));
+    this.#parts = { numbers: h("p", { class: "metrics", id: "numbers" }), now: h("p", { class: "now" }), line: h("canvas", { class: "line", "aria-hidden": "true", click: (event) => this.#jump(event) }) };
+    $("stage").replaceChildren(h("div", { class: "worlds" }, worlds.flat().filter(Boolean)), this.#controls(), this.#parts.line, this.#parts.now, this.#parts.numbers,
       colourLegend(episodes, recolour) || "");
     $("stage").hidden = false;
   }
@@ -110,6 +110,7 @@ class Stage {
     this.#parts.slider.setAttribute("aria-valuetext", `${text}: ${words.join("; ")}`);
     const badge = (i) => (words.length > 1 ? h("b", { class: `run run-${i}` }, "AB"[i]) : "");
     this.#parts.now.replaceChildren(h("b", null, text), ...(isOver ? [] : words).map((word, i) => h("span", null, badge(i), word)));
+    this.#parts.numbers.replaceChildren(...(this.#episodes.length > 1 ? [] : numbersAt(this.#episodes[0], turn)));
     drawRewards(this.#parts.line, this.#episodes, turn, this.last());
   }
 
@@ -144,6 +145,30 @@ const stage = new Stage();
 const OVER = "the end";
 
 const worldNote = (episode) => (episode.world && episode.world.note ? h("p", { class: "note" }, episode.world.note) : null);
+
+/** Return so far and progression over the turns, where there is no world to draw. */
+function progress(episode) {
+  let sum = 0;
+  const points = (read) => episode.turns.map((turn, i) => ({ x: i + 1, y: read(turn) ?? null }));
+  const series = [{ name: "return", points: points((turn) => (sum += turn.reward || 0)) }, { name: "progression", points: points((turn) => turn.progression) }];
+  const known = series.filter((s) => s.points.some((p) => p.y !== null));
+  return chart({ title: "So far", series: known, span: [1, Math.max(2, episode.turns.length)], unit: "turn", choose: (turn) => selectTurn(turn) });
+}
+
+/** The environment's numbers after a turn; those that the turn changed stand out. */
+function numbersAt(episode, turn) {
+  const now = {};
+  let sum = 0;
+  for (const t of episode.turns.slice(0, turn)) {
+    Object.assign(now, t.metrics || {});
+    sum += t.reward || 0;
+  }
+  const last = episode.turns[Math.min(turn, episode.turns.length) - 1];
+  const facts = [[`return so far ${fixed(sum)}`, Boolean(last.reward)]];
+  if (last.progression !== undefined) facts.push([`progression ${percent(last.progression)}`, false]);
+  facts.push(...Object.entries(now).filter(([, x]) => x).map(([key, x]) => [`${visible(key)} ${short(x)}`, key in (last.metrics || {})]));
+  return facts.map(([text, isNew]) => h("span", { class: isNew ? "chip good" : "chip" }, text));
+}
 
 /** A turn in a few words: the action and the reward. */
 function describeTurn(turn) {

@@ -77,7 +77,6 @@ def test_several_files_in_a_folder_are_told_apart_by_setting(tmp_path: Path) -> 
         (["{folder}"], "has no episodes: expected episodes.jsonl, or .pt files"),
         (["{folder}/x.jsonl"], "line 1, is not"),
         (["{folder}/run", "--most", "0"], "--most must be at least 1, got 0"),
-        (["{folder}/run", "{folder}/run", "{folder}/run"], "at most two runs, got 3"),
         (["{folder}/run", "--gif", "{folder}/x.gif"], "does not say how to build its environment"),
         (["{folder}/run", "--gif", "{folder}/x.gif", "--episode", "7"], "has no episode 7"),
         (["{folder}/run", "--out", "{folder}/run/episodes.jsonl"], "exists, and does not end in .html"),

@@ -1,0 +1,127 @@
+"""Records a sample of each update's turns, with what the trainer computed for their tokens, for `slime-verlog view`.
+
+A line of `training.jsonl` is one episode's part of a batch, in the form of `episodes.jsonl`. `credit` holds the numbers
+from which a reader can follow an advantage back to rewards and values. A turn of the quickstart costs about 2 kB.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from advantage.settings import AdvantageSettings
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan
+from rollout.bridge.framework import Sample
+from rollout.bridge.sample import facts_of, row_of
+from rollout.turn import StopReason
+
+TURNS = 16
+"""Turns per update; an episode's part of a batch is recorded as a whole, up to its last `LONGEST` turns."""
+LONGEST = 64
+_PER_TOKEN = ("log_probs", "kl", "values", "advantages", "returns")
+_NO_ROW = TurnRow(0, 0, TurnKind.BOOTSTRAP)
+_DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
+PLAYER = "training"
+"""What the records name as the player of training episodes."""
+
+
+class TrainingRecord:
+    """Appends to `path`: an episode that is followed through the batches, then parts with rewards, then others."""
+
+    def __init__(self, path: Path, tokenizer: Any, settings: AdvantageSettings, kl_coef: float) -> None:
+        self.path, self._tokenizer, self._settings, self._kl_coef = path, tokenizer, settings, kl_coef
+        self._followed: Any = None
+
+    def add(self, rollout_id: int, samples: Sequence[Any], role: str, data: Mapping[str, Any]) -> None:
+        """Record some of one update's turns.
+
+        Args:
+            samples: the batch, as the rollout function returned it.
+            role: `actor`, or `critic` while the actor is frozen.
+            data: the same samples with the numbers that it was trained on; see `PpoTrainer.trained`.
+        """
+        flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
+        segments: dict[int, list[int]] = {}
+        for place, row in enumerate(map(row_of, flat)):
+            if row is not None:
+                segments.setdefault(row.segment, []).append(place)
+        episode = lambda places: facts_of(flat[places[0]]).get("episode_id")
+        is_paid = lambda places: any(span.reward for i in places for span in (row_of(flat[i]) or _NO_ROW).turns)
+        order = lambda places: 0 if episode(places) == self._followed else 1 if is_paid(places) else 2
+        left, lines, cut = TURNS, [], []
+        for places in sorted(segments.values(), key=order):
+            if left <= 0:
+                break
+            record = self._segment([(flat[i], i) for i in places], data, role)
+            if record is None:
+                continue
+            left -= record["turns"]
+            cut += [episode(places)] if record["stop"] == StopReason.CUT else []
+            lines.append(json.dumps({"setting": f"update {rollout_id + 1}", "update": rollout_id + 1, **record}))
+        self._followed = cut[0] if cut else None
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+
+    def _segment(self, samples: Sequence[tuple[Sample, int]], data: Mapping[str, Any], role: str) -> Any:
+        turns: list[dict[str, Any]] = []
+        first, facts, row, next_value = 0, {}, None, None
+        for sample, place in samples:
+            found = row_of(sample)
+            assert found is not None
+            if found.kind is TurnKind.BOOTSTRAP:
+                next_value = round(float(data["values"][place][0]), 5) if "values" in data else None
+                continue
+            first, facts, row = first or found.first_turn + 1, facts_of(sample), found
+            spans = list(enumerate(found.turns))
+            turns += [self._turn(sample, place, span, data, role, k == len(spans) - 1) for k, span in spans]
+        if row is None:
+            return None
+        kept, discounts = turns[-LONGEST:], self._settings.discounts_of(role)
+        first += len(turns) - len(kept)
+        credit = {"role": role, "form": self._settings.gae_form, "kl_coef": self._kl_coef if role == "actor" else 0.0}
+        return {
+            **{"player": PLAYER, "task_name": facts.get("task_name"), "stop": _stop(row)},
+            "seed": f"episode {facts.get('episode_id')}, turns {first}–{first + len(kept) - 1}",
+            "turns": len(kept),
+            "return": sum(turn["reward"] for turn in kept),
+            "success": facts.get("progression", 0.0) >= 1.0 if row.terminated else None,
+            "progression": facts.get("progression"),
+            "metrics": facts.get("env_metrics") or {},
+            "messages": [],
+            "story": kept,
+            "credit": credit | {name: getattr(discounts, name) for name in _DISCOUNTS} | {"next_value": next_value},
+        }
+
+    def _turn(
+        self, sample: Sample, place: int, span: TurnSpan, data: Mapping[str, Any], role: str, is_last: bool
+    ) -> dict[str, Any]:
+        ids, length = data["tokens"][place].tolist(), int(data["response_lengths"][place])
+        start = len(ids) - length
+        own = ids[start + span.start : start + span.end]
+        facts = facts_of(sample) if is_last else {}
+        columns = {
+            key: [float(f"{x:.4g}") for x in data[key][place][span.start : span.end].tolist()]
+            for key in (*_PER_TOKEN, *(() if "log_probs" in data else ("rollout_log_probs",)))
+            if key in data and (key != "kl" or self._kl_coef)
+        }
+        mask = data["loss_masks"][place][span.start : span.end]
+        if not bool(mask.all()):
+            columns["loss_mask"] = mask.tolist()
+        lambdas = self._settings.token_lambdas(role, mask.sum().reshape(1))
+        return {
+            "prompt": self._tokenizer.decode(ids[: start + span.start]),
+            "response": self._tokenizer.decode(own, skip_special_tokens=True),
+            "executed_action": facts.get("executed_action"),
+            "valid": facts.get("valid_action"),
+            "reward": span.reward,
+            "terminated": is_last and bool(facts.get("terminated")),
+            "truncated": is_last and bool(facts.get("truncated")),
+            "tokens": {"text": [self._tokenizer.decode([i]) for i in own], **columns},
+            **({} if lambdas is None else {"lambda_token": round(float(lambdas[0]), 6)}),
+        }
+
+
+def _stop(row: TurnRow) -> str:
+    if row.terminated:
+        return StopReason.TERMINATED
+    return StopReason.TIME_LIMIT if row.truncated else StopReason.CUT

@@ -1,0 +1,216 @@
+// How a run trained: its state in words, alarms, curves, speed and settings; several runs on the same axes.
+
+const CURVES = [
+  ["Reward per turn", "turn/reward"],
+  ["Won, episodes that ended", "episode/success"],
+  ["Return, episodes that ended", "episode/return"],
+  ["Turns per episode", "episode/turns"],
+  ["Valid actions", "turn/valid_action_ratio"],
+  ["Answers cut by a limit", "turn/length_stop_ratio"],
+  ["Tokens per answer", "turn/response_tokens"],
+  ["KL to the first policy", "actor/ref_kl"],
+  ["KL of one update", "actor/ppo_kl"],
+  ["Entropy", "actor/entropy"],
+  ["Explained variance", "critic/explained_variance"],
+  ["Value loss", "critic/value_loss"],
+  ["Staleness, in updates", "turn/staleness"],
+  ["Turns per second of playing", "rollout/turns_per_s"],
+];
+const CHANGES = ["actor/ref_kl", "actor/ppo_kl", "actor/entropy", "turn/response_tokens", "turn/valid_action_ratio", "critic/value_loss"];
+const CURVE_NAMES = Object.fromEntries(CURVES.map(([title, key]) => [key, title]));
+
+const pointsOf = (study, key) => (study.columns[key] || []).map((y, i) => ({ x: study.columns.update[i], y }));
+
+/** The held-out result of each evaluation with two standard errors: success, or the return if nothing was won. */
+function evaluations(study) {
+  const { columns } = study;
+  const tasks = (what) => Object.keys(columns).filter((key) => key.startsWith("eval/") && key.endsWith(`/${what}`) && key !== `eval/${what}`);
+  const keys = (what) => (columns[`eval/${what}`] ? [`eval/${what}`] : tasks(what));
+  const isWon = keys("success").some((key) => columns[key].some((x) => x));
+  const what = isWon || !keys("return").length ? "success" : "return";
+  const points = columns.update.map((x, i) => {
+    const found = keys(what).filter((key) => columns[key][i] !== null);
+    if (!found.length) return { x, y: null };
+    const values = found.map((key) => columns[key][i]);
+    const squares = found.map((key, k) => {
+      const known = columns[`${key}_se`]?.[i];
+      const n = columns[key.replace(new RegExp(`/${what}$`), "/episodes")]?.[i];
+      const error = known ?? (what === "success" && n ? Math.sqrt((values[k] * (1 - values[k])) / n) : found.length > 1 ? 0 : returnError(study, x) || 0);
+      return error ** 2;
+    });
+    return { x, y: mean(values), error: (2 * Math.sqrt(squares.reduce((a, b) => a + b, 0))) / found.length };
+  });
+  return { title: `${what === "success" ? "Held-out episodes won" : "Held-out return"}, ± 2 standard errors`, points: points.filter((p) => p.y !== null) };
+}
+
+/** The standard error of the held-out return, from the page's episodes; the metrics have only its mean. */
+function returnError(study, update) {
+  const run = page.head.runs.length > 1 ? page.head.studies.indexOf(study) : 0;
+  const rows = page.head.episodes.filter((row) => row.update === update && row.player !== TRAINING && (row.run || 0) === run && (!row.study || row.study === study.name));
+  return standardError(rows.map((row) => row.return).filter((x) => x !== null));
+}
+
+/** Show the episodes of an update: those that were kept of it, or of the nearest one. */
+function openUpdate(update) {
+  const kept = [...new Set(page.head.episodes.map((row) => row.update).filter((u) => u !== undefined))];
+  if (!kept.length) return;
+  const nearest = kept.reduce((best, u) => (Math.abs(u - update) < Math.abs(best - update) ? u : best));
+  document.body.classList.remove("reading");
+  setFilters({ ...state.filters, update: String(nearest) });
+  announce(nearest === update ? `Episodes of update ${update}` : `No episode of update ${update} was kept; these are of update ${nearest}`);
+}
+
+function renderRun() {
+  const { studies } = page.head;
+  if (!studies.length) return [];
+  if (studies.length > 1) return [runsTable(studies), settingsTable(studies), curves(studies), ...studies.map((s) => warnings(s, true))];
+  return [runState(studies[0]), warnings(studies[0], false), curves(studies), speed(studies[0]), settingsTable(studies)];
+}
+
+const duration = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+const lastOf = (study, key) => pointsOf(study, key).findLast((p) => p.y !== null)?.y;
+
+function stateWords(study) {
+  const { about, columns } = study;
+  const updates = columns.update.at(-1) ?? 0;
+  const { planned } = study;
+  const of = planned && planned !== updates ? ` of ${count(planned)}` : "";
+  const age = Date.parse(page.head.written) / 1000 - about.written;
+  const how = about.interrupted ? "interrupted" : about.verdict ? "finished" : page.head.follow ? "running" : age < 120 ? "running when this page was written" : `no end is recorded; the last row is ${duration(age)} older than this page`;
+  const took = about.wall_time_s ?? Math.max(lastOf(study, "seconds") || 0, about.written - about.started);
+  const turns = lastOf(study, "turns");
+  return [how, `${count(updates)}${of} updates`, turns ? `${count(turns)} turns` : null, `took ${duration(took)}`,
+    `began ${new Date(1000 * about.started).toLocaleString("en", { dateStyle: "medium", timeStyle: "short" })}`].filter(Boolean);
+}
+
+function runState(study) {
+  const { verdict } = study.about;
+  const said = verdict && verdict.sentence ? String(verdict.sentence) : null;
+  return h("div", { class: "state" }, h("p", { class: "facts" }, stateWords(study).map((word, i) => h("span", { class: i ? "" : "how" }, word))),
+    said ? h("p", null, visible(said[0].toUpperCase() + said.slice(1)), ".") : null);
+}
+
+/** The greatest lasting fall of the held-out result, and what else changed between its two evaluations. */
+function collapse(study) {
+  const { points } = evaluations(study);
+  const values = points.map((p) => p.y);
+  const least = 0.15 * (Math.max(...values) - Math.min(...values));
+  let found = null;
+  for (let i = 0; i < points.length; i++) {
+    for (const later of points.slice(i + 1)) {
+      const fall = points[i].y - later.y;
+      if (fall > Math.hypot(points[i].error, later.error) && fall > least && fall > (found?.fall || 0)) found = { from: points[i], to: later, fall };
+    }
+  }
+  if (!found) return null;
+  const { from } = found;
+  const to = points.find((p) => p.x > from.x && from.y - p.y >= 0.8 * found.fall);
+  const reasons = [];
+  for (const [key, limit] of Object.entries(study.limits)) {
+    const out = pointsOf(study, key).find((p) => p.x > from.x && p.x <= to.x && isOutside(p.y, limit));
+    if (out) reasons.push([out.x, `${CURVE_NAMES[key] || key} left its healthy range in update ${out.x} (${short(out.y)})`]);
+  }
+  for (const key of CHANGES.filter((name) => !reasons.some(([, words]) => words.startsWith(CURVE_NAMES[name])))) {
+    const inside = pointsOf(study, key).filter((p) => p.y !== null && p.x >= from.x && p.x <= to.x);
+    const [a, b] = [inside[0]?.y, inside.at(-1)?.y];
+    if (a > 0 && b > 0 && (b / a >= 2 || a / b >= 2)) reasons.push([to.x, `${CURVE_NAMES[key]} went from ${short(a)} to ${short(b)}`]);
+  }
+  const words = reasons.sort((a, b) => a[0] - b[0]).map(([, text]) => text);
+  return { update: to.x, sentence: `The held-out result fell from ${short(from.y)} at update ${from.x} to ${short(to.y)} at update ${to.x}. ${
+    words.length ? `In between: ${words.join("; ")}.` : "No metric on this page changed much in between."}` };
+}
+
+function warnings(study, isNamed) {
+  const fallen = collapse(study);
+  const all = [...(fallen ? [fallen] : []), ...study.alarms];
+  const items = all.map((alarm) => h("li", null, h("button", { type: "button", class: "link", click: () => openUpdate(alarm.update) }, `update ${alarm.update}`), " ",
+    visible(alarm.sentence)));
+  const problems = study.problems.map((text) => h("li", { class: "muted" }, visible(text)));
+  if (!items.length && !problems.length) return isNamed ? null : h("p", { class: "won" }, "No alarm: every watched metric stayed in its healthy range.");
+  const found = h("ul", { class: "alarms" }, items, problems);
+  return isNamed ? h("details", { class: "more-settings" }, h("summary", null, `${study.name}: ${plural(items.length + problems.length, "warning")}`), found) : found;
+}
+
+const healthyWords = ([low, high]) => `healthy ${low === null ? `≤ ${short(high)}` : high === null ? `≥ ${short(low)}` : `${short(low)}–${short(high)}`}`;
+
+function curves(studies) {
+  const isSeveral = studies.length > 1;
+  const results = studies.map(evaluations);
+  const marks = isSeveral ? [] : studies[0].alarms.map((alarm) => alarm.update);
+  const updates = studies.flatMap((s) => s.columns.update);
+  const span = [Math.min(...updates), Math.max(...updates)];
+  const make = (title, key) => {
+    const limit = studies[0].limits[key];
+    const own = isSeveral ? [] : studies[0].alarms.filter((alarm) => alarm.metric === key).map((alarm) => alarm.update);
+    return chart({ title, limit, span, note: limit && healthyWords(limit), choose: openUpdate, marks: own,
+      series: studies.map((s) => ({ name: isSeveral ? s.name : "", points: pointsOf(s, key) })) });
+  };
+  const top = chart({ title: results[0].title, isWide: true, span, choose: openUpdate, marks,
+    series: results.map((r, i) => ({ name: isSeveral ? studies[i].name : "", points: r.points })) });
+  const charts = h("div", { class: "charts" }, CURVES.map(([title, key]) => make(title, key)));
+  const shown = new Set(CURVES.map(([, key]) => key));
+  const others = [...new Set(studies.flatMap((s) => Object.keys(s.columns)))].filter((key) => key !== "update" && !shown.has(key)).sort(collate);
+  const more = h("select", { id: "more-curves", change: (event) => {
+    const added = make(event.target.value, event.target.value);
+    if (added) charts.append(added);
+    event.target.value = "";
+  } }, h("option", { value: "" }, "choose…"), others.map((key) => h("option", { value: key }, visible(key))));
+  const help = page.head.episodes.some((row) => row.update !== undefined) ? "Click a point to list the episodes of its update." : "";
+  return h("section", { class: "curves", "aria-label": "Curves" }, top || h("p", { class: "muted" }, "There is no evaluation yet."), charts,
+    h("p", { class: "muted" }, help, others.length ? [h("label", { class: "more" }, " Any other metric: ", more)] : null));
+}
+
+/** Where the time goes, over the last ten updates that were played. */
+function speed(study) {
+  const recent = (key) => {
+    const known = pointsOf(study, key).filter((p) => p.y !== null).slice(-10).map((p) => p.y);
+    return known.length ? mean(known) : null;
+  };
+  const [play, train, turns] = ["perf/rollout_s", "perf/train_s", "rollout/turns"].map(recent);
+  const [engine, env, requests] = ["rollout/engine_busy_share", "rollout/env_busy_share", "rollout/engine_concurrency"].map(recent);
+  const words = [];
+  if (play !== null && turns) {
+    const share = train / (play + train);
+    words.push(`${short(turns / (play + train))} turns per second, training included.`, `An update takes ${short(play + train)} s: ${percent(1 - share)} waiting for its turns, ${percent(share)} training and loading weights.`);
+    if (share > 0.5) words.push("Training is the bottleneck.");
+  }
+  if (engine !== null) {
+    words.push(`While a batch is played, the engine works ${percent(engine)} of the time, on ${short(requests)} requests at once, and the environments ${percent(env)}.`);
+    if (!(train > play)) words.push(engine >= 0.9 ? "The engine is the bottleneck." : "The engine waits, so the environments or this process are the bottleneck.");
+  }
+  return words.length ? h("p", { class: "speed" }, h("b", null, "Speed "), words.join(" ")) : null;
+}
+
+const valueText = (x) => (x === null || x === undefined ? "–" : typeof x === "string" ? visible(x) : JSON.stringify(x));
+
+/** What was set: for one run against the defaults, for several where they differ from each other. */
+function settingsTable(studies) {
+  const keys = [...new Set(studies.flatMap((s) => Object.keys(s.settings)))];
+  const cell = (s, key) => (s.settings[key] ? valueText(s.settings[key][0]) : "default");
+  const isSeveral = studies.length > 1;
+  const shown = isSeveral ? keys.filter((key) => new Set(studies.map((s) => cell(s, key))).size > 1) : keys;
+  const heads = ["Setting", ...(isSeveral ? studies.map((s) => s.name) : ["Value", "Default"])];
+  const row = (key) => h("tr", null, h("th", { scope: "row" }, visible(key)),
+    isSeveral ? studies.map((s) => h("td", null, cell(s, key))) : studies[0].settings[key].map((x) => h("td", null, valueText(x))));
+  const table = h("div", { class: "table" }, h("table", { class: "summary settings" }, h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col" }, x)))), h("tbody", null, shown.map(row))));
+  const title = isSeveral ? `Settings that differ (${shown.length})` : `Settings that differ from the defaults (${shown.length})`;
+  const body = shown.length ? table : h("p", { class: "muted" }, isSeveral ? "The runs have the same settings." : "No settings are recorded.");
+  return h("details", { class: "more-settings", open: isSeveral }, h("summary", null, title), body, isSeveral ? null : origin(studies[0].about));
+}
+
+function origin(about) {
+  const known = ["command", "config", "seed", "slime_verlog", "python", "torch", "cpus"].filter((key) => about[key] !== undefined);
+  return known.length ? h("dl", { class: "origin" }, known.map((key) => [h("dt", null, key.replace("_", "-")), h("dd", null, valueText(about[key]))])) : null;
+}
+
+function runsTable(studies) {
+  const rows = studies.map((study, i) => {
+    const { points } = evaluations(study);
+    const [a, b] = [points[0], points.at(-1)];
+    const text = (p) => (p ? `${short(p.y)} ± ${short(p.error / 2)}` : "–");
+    return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${i % 6}` }), study.name), h("td", null, text(a)), h("td", null, text(b)),
+      h("td", null, text(points.reduce((best, p) => (!best || p.y > best.y ? p : best), null))), h("td", null, String(study.alarms.length)), h("td", null, stateWords(study).slice(0, 4).join(", ")));
+  });
+  const heads = ["Run", "First", "Last", "Best", "Alarms", "State"];
+  return h("div", { class: "table" }, h("table", { class: "summary runs" }, h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col" }, x)))), h("tbody", null, rows)));
+}

@@ -1,0 +1,175 @@
+"""Reads how a run trained: metrics, alarms, settings, versions. Each file counts as far as it can be read."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from embedded.run.alarms import LIMITS, Alarms
+from embedded.run.folder import ABOUT, METRICS, SETTINGS, SUMMARY, leaves
+from inspection.view.page import number
+from slime_verlog import ConfigError, Settings, read_yaml_mapping
+
+_ROWS = (METRICS, "rows.jsonl")
+"""Names of the file with a row of metrics per update, in a run and in a run of a study."""
+_YAML = ("config.yaml", "run.yaml")
+_EVENTS = "events.out.tfevents.*"
+_MOST_POINTS = 400
+_FROM_SLIME = {
+    "rollout/kl": "actor/ref_kl",
+    "train/entropy_loss": "actor/entropy",
+    "train/critic-value_loss": "critic/value_loss",
+    **{f"train/{name}": f"actor/{name}" for name in ("ppo_kl", "pg_loss", "pg_clipfrac", "grad_norm")},
+}
+"""slime's names of metrics that runs on one machine also have."""
+Rows = dict[int, dict[str, float]]
+"""Metrics by number of updates."""
+
+
+def metric_files(run: Path) -> list[Path]:
+    """Return the files with the run's metrics: JSON lines, or TensorBoard's events; none for episodes alone."""
+    rows = [run / name for name in _ROWS if (run / name).is_file()]
+    return rows or (sorted(run.glob(f"tensorboard/**/{_EVENTS}")) or sorted(run.glob(_EVENTS)) if run.is_dir() else [])
+
+
+def expand_runs(runs: Iterable[Path]) -> list[Path]:
+    """Replace each folder of training runs, such as one with several seeds, by the runs in it."""
+    return [found for run in runs for found in (_inside(run) if not metric_files(run) else []) or [run]]
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted({path.parent for name in _ROWS for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")})
+
+
+def names_of(runs: Sequence[Path]) -> list[str]:
+    """Return a name per run: its folder's, after its parent's if two folders have the same."""
+    paths = [run.resolve() for run in runs]
+    return [p.name if [q.name for q in paths].count(p.name) == 1 else f"{p.parent.name}/{p.name}" for p in paths]
+
+
+def read_training(run: Path, name: str) -> dict[str, Any] | None:
+    """Return what the page shows of a run's training; None if the run wrote no metrics."""
+    files = metric_files(run)
+    if not files:
+        return None
+    problems: list[str] = []
+    rows = _json_rows(files[0], problems) if files[0].suffix == ".jsonl" else _tensorboard_rows(files, problems)
+    settings = _mapping(run / SETTINGS, problems)
+    keys, flags = (settings[key] if isinstance(settings.get(key), dict) else None for key in ("keys", "flags"))
+    about = _mapping(run / ABOUT, problems) | _mapping(run / SUMMARY, problems)
+    started = about.get("started", min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()))
+    return {
+        "name": name,
+        "folder": str(run),
+        "columns": _columns(rows, problems),
+        "limits": {limit.metric: [number(limit.lowest), number(limit.highest)] for limit in LIMITS},
+        "alarms": _alarms(rows),
+        "settings": _changed_settings(keys or _yaml_keys(run, problems), flags or {}),
+        "planned": (flags or {}).get("num_rollout"),
+        "about": {"started": started, "written": files[-1].stat().st_mtime, **about},
+        "problems": problems,
+    }
+
+
+def _json_rows(path: Path, problems: list[str]) -> Rows:
+    """Rows of updates and evaluations, merged by update. A last line without its end is still being written."""
+    rows: Rows = {}
+    for place, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            update = int(row.pop("update"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            problems.append(f"{path.name}, line {place}, is not a row of metrics and is left out.")
+            continue
+        found = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+        rows.setdefault(update, {}).update(found)
+    return rows
+
+
+def _tensorboard_rows(files: Iterable[Path], problems: list[str]) -> Rows:
+    """slime's metrics. Several training steps belong to an update; the last one counts."""
+    try:
+        found = [event for file in files for event in _events(file)]
+    except ImportError:
+        problems.append("The metrics are TensorBoard's; to read them, install it: pip install tensorboard.")
+        return {}
+    updates = 1 + max((step for tag, step, _ in found if tag.startswith(("rollout/", "turn/"))), default=0)
+    steps = 1 + max((step for tag, step, _ in found if tag.startswith("train/")), default=0)
+    rows: Rows = {}
+    for tag, step, value in found:
+        is_first = tag.startswith("eval/") and step == 0
+        update = step * updates // steps + 1 if tag.startswith("train/") else step + (not is_first)
+        rows.setdefault(update, {})[_FROM_SLIME.get(tag, tag)] = value
+    for row in rows.values():
+        if "actor/ppo_kl" in row:
+            row.setdefault("train/actor_trains", 1.0)
+    return rows
+
+
+def _events(file: Path) -> Iterator[tuple[str, int, float]]:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    for event in LegacyEventFileLoader(str(file)).Load():
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                yield value.tag, int(event.step), float(value.simple_value)
+
+
+def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:
+    """One list per metric over the updates; of long runs, at most `_MOST_POINTS` and every evaluation."""
+    step = math.ceil(len(rows) / _MOST_POINTS)
+    kept = [u for n, u in enumerate(sorted(rows)) if n % step == 0 or any(k.startswith("eval/") for k in rows[u])]
+    names = dict.fromkeys(name for update in sorted(rows) for name in rows[update])
+    for name in names:
+        broken = [update for update in sorted(rows) if not math.isfinite(rows[update].get(name, 0.0))]
+        if broken:
+            problems.append(f"{name} is not a finite number in {len(broken)} updates, first in update {broken[0]}.")
+    columns = {name: [number(rows[update].get(name)) for update in kept] for name in names}
+    counts = ("rollout/faults/", "rollout/stop/")
+    return {"update": kept, **{k: v for k, v in columns.items() if any(v) or not k.startswith(counts)}}
+
+
+def _alarms(rows: Rows) -> list[dict[str, Any]]:
+    watch, found = Alarms(), []
+    for update in sorted(rows):
+        known = set(watch.raised)
+        watch.watch(update, rows[update])
+        found += [{"metric": m, "update": update, "sentence": watch.raised[m]} for m in watch.raised if m not in known]
+    return found
+
+
+def _mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} cannot be read: {error}.")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:
+    yaml = next((run / name for name in _YAML if (run / name).is_file()), None)
+    try:
+        return read_yaml_mapping(str(yaml), "the run's YAML") if yaml else {}
+    except ConfigError as error:
+        problems.append(f"{error}.")
+        return {}
+
+
+def _changed_settings(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Dotted keys and flags whose value differs from the default, with both; None: there is no default."""
+    from embedded.arguments import EmbeddedFlags
+    from rollout.bridge.settings import RolloutSettings
+
+    return {**_changed(keys, RolloutSettings), **_changed(flags, EmbeddedFlags)}
+
+
+def _changed(given: Mapping[str, Any], model: type[Settings]) -> dict[str, list[Any]]:
+    fields = {k: f.get_default(call_default_factory=True) for k, f in model.model_fields.items() if not f.is_required()}
+    dumped = {key: value.model_dump() if isinstance(value, Settings) else value for key, value in fields.items()}
+    defaults: Mapping[str, Any] = json.loads(json.dumps(dict(leaves(dumped)), default=str))
+    found = dict(leaves(given)) if given else {}
+    return {key: [value, defaults.get(key)] for key, value in found.items() if value != defaults.get(key)}

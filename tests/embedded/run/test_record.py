@@ -1,0 +1,70 @@
+"""The sample of training turns: which are recorded, with which numbers, and that they add up."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
+
+from transformers.models.auto.tokenization_auto import AutoTokenizer
+
+from advantage.settings import advantage_settings
+from embedded.run.record import TURNS, TrainingRecord
+from embedded.train import train
+from tests.embedded.test_train import Recorder, maker
+
+
+def recorded(policy: Path, folder: Path, **keys: Any) -> list[dict[str, Any]]:
+    """The lines of a run of three updates of 24 turns; the first trains the critic alone."""
+    args = maker(policy, folder)(keys, rollout_batch_size=24)
+    path = folder / "training.jsonl"
+    record = TrainingRecord(path, AutoTokenizer.from_pretrained(policy), advantage_settings(args), args.kl_coef)
+    train(args, Recorder(), record=record)
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_advantages_follow_from_what_is_recorded(policy_folder: Path, tmp_path: Path) -> None:
+    lines = recorded(policy_folder, tmp_path, gamma_step=0.9, lambda_step=0.8, gamma_token=0.95, lambda_token=0.7)
+    assert next(line["credit"]["role"] for line in lines if line["update"] == 1) == "critic"
+    assert {line["credit"]["role"] for line in lines if line["update"] > 1} == {"actor"}
+    for update in (1, 2, 3):
+        turns = sum(line["turns"] for line in lines if line["update"] == update)
+        assert TURNS <= turns < 24 + TURNS
+    for line in lines:
+        credit, advantage = line["credit"], 0.0
+        following = 0.0 if line["stop"] == "terminated" else credit["next_value"] or 0.0
+        for turn in reversed(line["story"]):
+            tokens = turn["tokens"]
+            assert len(tokens["text"]) == len(tokens["values"])
+            for j in reversed(range(len(tokens["text"]))):
+                is_last = j == len(tokens["text"]) - 1
+                gamma = credit["gamma_step" if is_last else "gamma_token"]
+                decay = gamma * credit["lambda_step" if is_last else "lambda_token"]
+                kl = credit["kl_coef"] * tokens["kl"][j] if credit["kl_coef"] else 0.0
+                delta = (turn["reward"] if is_last else 0.0) - kl + gamma * following - tokens["values"][j]
+                advantage, following = delta + decay * advantage, tokens["values"][j]
+                assert tokens["returns"][j] - tokens["values"][j] == pytest.approx(advantage, abs=2e-3)
+
+
+def test_an_estimator_without_a_critic_records_what_there_is(policy_folder: Path, tmp_path: Path) -> None:
+    args = maker(policy_folder, tmp_path)(
+        {"history": "window"},
+        advantage_estimator="grpo",
+        custom_advantage_function_path="advantage.group.compute_advantages",
+        rollout_function_path="embedded.whole_episodes.generate_turns",
+        rollout_batch_size=2,
+        n_samples_per_prompt=2,
+        global_batch_size=1,
+        lr_decay_style="constant",
+        num_rollout=1,
+        num_critic_only_steps=0,
+        kl_coef=0.0,
+        normalize_advantages=False,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    record = TrainingRecord(tmp_path / "training.jsonl", tokenizer, advantage_settings(args), args.kl_coef)
+    train(args, Recorder(), record=record)
+    line = json.loads((tmp_path / "training.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert "values" not in line["story"][0]["tokens"] and "advantages" in line["story"][0]["tokens"]

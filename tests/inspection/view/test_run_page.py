@@ -1,0 +1,279 @@
+"""How a run trained, in headless Chromium: curves, alarms, settings, several runs, and the account of a token."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspection.view.build import Book, write_once
+from tests.fixtures.browser import Browser, chromium
+from tests.fixtures.played_episodes import invented_episode, write_run
+from tests.inspection.view.options import view_options
+from tests.inspection.view.test_page import CURRENT, HOSTILE
+from tests.inspection.view.test_training import write_rows
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def usual_window(browser: Browser) -> None:
+    browser.resize(1400, 1000)
+    browser.prefer("light")
+
+
+def collapsing(last: int = 30) -> list[dict[str, Any]]:
+    """A run whose KL leaves its range in update 16, and whose held-out success falls after update 10."""
+    rows = [
+        {"update": k, "turns": 64.0 * k, "seconds": 3.0 * k, "turn/reward": 0.01 * k, "train/actor_trains": 1.0}
+        | {"actor/ref_kl": 0.1 if k < 16 else 0.9, "actor/entropy": 0.2 if k < 16 else 1.4, "rollout/turns": 64.0}
+        | {"rollout/engine_busy_share": 0.97, "rollout/engine_concurrency": 8.0, "rollout/env_busy_share": 0.2}
+        | {"perf/rollout_s": 1.0, "perf/train_s": 3.0}
+        for k in range(1, last + 1)
+    ]
+    wins = {0: 0.4, 10: 0.9, 20: 0.2, 30: 0.1}
+    return rows + [{"update": k, "eval/success": x, "eval/episodes": 100.0} for k, x in wins.items() if k <= last]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("collapsed")
+    write_rows(run, collapsing(), keys={"gamma_step": 0.5}, flags={"num_rollout": 60})
+    for update in (0, 10, 20, 30):
+        write_run(
+            run,
+            [invented_episode(k, success=update == 10, progression=float(update == 10)) for k in range(3)],
+            setting=f"update {update}",
+        )
+    write_once(view_options(run))
+    return run / "episodes.html"
+
+
+def test_the_overview_says_when_it_collapsed_and_what_changed(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    first, second = browser.texts(".alarms li")
+    assert "fell from 0.9 at update 10 to 0.2 at update 20" in first
+    assert (
+        "KL to the first policy left its healthy range in update 16" in first
+        and "Entropy went from 0.2 to 1.4" in first
+    )
+    assert second.startswith("update 20 the KL to the policy before PPO")
+    assert "30 of 60 updates" in browser.text(".state") and "1,920 turns" in browser.text(".state")
+    assert "Training is the bottleneck." in browser.text(".speed") and "75 % training" in browser.text(".speed")
+    assert "gamma_step" in browser.evaluate("document.querySelector('.settings').textContent")
+    assert browser.complaints == []
+
+
+def test_noise_is_no_collapse(browser: Browser, tmp_path: Path) -> None:
+    returns = {0: -3.0, 20: 1.0, 40: 0.9, 60: 1.2}
+    write_rows(tmp_path, [{"update": k, "eval/return": x, "eval/success": 0.0} for k, x in returns.items()])
+    for update, x in returns.items():
+        played = [invented_episode(k, success=False, **{"return": x + k - 1}) for k in range(3)]
+        write_run(tmp_path, played, setting=f"update {update}")
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html")
+    assert "No alarm" in browser.text("#main") and "Held-out return" in browser.text(".chart.wide")
+    assert browser.evaluate("document.querySelectorAll('.chart.wide .error').length") == 4
+
+
+def test_the_header_does_not_pool_updates(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert browser.text("#strip").replace("\n", " ").startswith("update 30 3 episodes 0.0")
+
+
+def test_a_click_on_a_curve_lists_the_episodes_of_that_update(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.click(".chart.wide .curve")  # its middle is between updates 10 and 20
+    browser.wait("document.querySelector('#count').innerText.startsWith('3 of 12')")
+    assert "update=10" in browser.evaluate("location.hash") or "update=20" in browser.evaluate("location.hash")
+    browser.click("#count button")
+    browser.evaluate("document.querySelectorAll('.curve')[1].focus()")
+    browser.press("ArrowLeft")
+    assert "update 30" in browser.text("#live")
+    browser.press("Enter")
+    browser.wait("location.hash.includes('update=30')")
+
+
+def test_any_metric_can_be_plotted(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    before = len(browser.texts(".chart"))
+    browser.evaluate("document.querySelector('#more-curves').value = 'perf/train_s'")
+    browser.evaluate("document.querySelector('#more-curves').dispatchEvent(new Event('change'))")
+    assert len(browser.texts(".chart")) == before + 1
+
+
+def test_several_runs_share_axes_and_show_where_their_settings_differ(browser: Browser, tmp_path: Path) -> None:
+    for k, name in enumerate("abc"):
+        write_rows(tmp_path / name, collapsing(10 + 10 * k), keys={"n_env": 8 + k, "max_turns": 5}, flags={})
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html")
+    assert len(browser.texts(".runs tbody tr")) == 3
+    assert browser.evaluate("document.querySelectorAll('.chart.wide .series').length") == 3
+    settings = browser.texts(".settings tbody tr")
+    assert len(settings) == 1 and settings[0].split() == ["n_env", "8", "9", "10"]
+    assert browser.complaints == []
+
+
+def credited(turns: int = 3) -> dict[str, Any]:
+    """A training episode of two tokens per turn with known values; its advantages are dual-discount GAE's."""
+    credit = {"role": "actor", "form": "dual", "kl_coef": 0.1, "gamma_step": 0.9, "lambda_step": 0.8}
+    credit |= {"gamma_token": 1.0, "lambda_token": 0.5, "next_value": None}
+    episode = invented_episode(turns=turns, player="training", credit=credit, seed="episode 4, turns 1–3")
+    values, kls = [[0.1 * k, 0.2 * k + 0.05] for k in range(turns)], [[0.01, 0.02]] * turns
+    following, advantage = 0.0, 0.0
+    for k in reversed(range(turns)):
+        story, row = episode["story"][k], []
+        for j in (1, 0):
+            gamma, decay = (0.9, 0.9 * 0.8) if j else (1.0, 0.5)
+            delta = -0.1 * kls[k][j] + (story["reward"] if j else 0.0) + gamma * following - values[k][j]
+            advantage, following = delta + decay * advantage, values[k][j]
+            row.insert(0, advantage + values[k][j])
+        story["tokens"] = {
+            "text": ["go", " left"],
+            "values": values[k],
+            "returns": row,
+            "kl": kls[k],
+            "advantages": [1, -1],
+        }
+    return episode
+
+
+def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path) -> None:
+    episode = credited()
+    write_once(view_options(write_run(tmp_path, [episode], "training", "update 2")))
+    browser.open(tmp_path / "episodes.html", "#episode=1&turn=1")
+    browser.wait(f"document.querySelector('{CURRENT} .token') && true")
+    assert browser.evaluate("document.querySelector('#colour').value") == "advantages", "tokens are coloured at once"
+    browser.click(f"{CURRENT} .token")
+    rows = dict(row.rsplit("\t", 1) for row in browser.texts(".credit tr"))
+    tokens = episode["story"][0]["tokens"]
+    assert float(rows["= advantage"].replace("−", "-")) == pytest.approx(
+        tokens["returns"][0] - tokens["values"][0], abs=1e-4
+    )
+    assert {"from turn 2", "from turn 3", "from later tokens of this turn"} <= set(rows)
+    assert "something of this batch" not in browser.text("#credit")
+    assert browser.evaluate("document.querySelectorAll('.credit-strip rect').length") == 4
+    browser.press("ArrowRight")
+    assert "reward of the turn" in browser.text(".credit")
+
+
+def test_without_discounts_or_values_the_account_says_so(browser: Browser, tmp_path: Path) -> None:
+    bare, single = credited(), credited()
+    del bare["credit"]
+    for turn in single["story"]:
+        del turn["tokens"]["values"]
+    write_once(view_options(write_run(tmp_path, [bare, single], "training", "update 2")))
+    for number, sentence in ((1, "does not hold the discounts"), (2, "no critic's value")):
+        browser.open(tmp_path / "episodes.html", f"#episode={number}")
+        browser.wait(f"document.querySelector('{CURRENT} .token') && true")
+        browser.click(f"{CURRENT} .token")
+        assert sentence in browser.text("#credit")
+
+
+def test_a_comparison_opens_where_only_one_won_and_marks_the_first_difference(browser: Browser, tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", [invented_episode(k, success=k == 2) for k in (1, 2, 3)])
+    other = invented_episode(3)
+    other["story"][1] |= {"executed_action": "right", "response": "ACTION: right"}
+    b = write_run(tmp_path / "b", [invented_episode(1), invented_episode(2), other])
+    write_once(view_options(a, b))
+    browser.open(a / "compare.html")
+    assert "seed 2" in browser.texts(".row")[2], "both won: last"
+    browser.open(a / "compare.html", "#episode=3")
+    browser.wait("document.querySelector('#divergence') && true")
+    browser.click("#divergence")
+    browser.wait(f"document.querySelector('{CURRENT} h3')?.innerText === 'Turn 2'")
+    assert browser.evaluate(f"document.querySelector('{CURRENT}').classList.contains('parting')")
+
+
+def test_a_comparison_of_two_runs_is_about_their_last_update(browser: Browser, tmp_path: Path) -> None:
+    for name, last in (("a", 0), ("b", 1)):
+        for update, wins in ((0, 0), (20, last)):
+            episodes = [invented_episode(k, success=bool(wins), progression=float(wins)) for k in range(3)]
+            write_run(tmp_path / name, episodes, setting=f"update {update}")
+        write_rows(tmp_path / name, collapsing(10))
+    write_once(view_options(tmp_path / "a", tmp_path / "b"))
+    browser.open(tmp_path / "a" / "compare.html")
+    assert "Win rate at update 20, B − A: +100.0 ± 0.0 points, over 3 pairs" in browser.text(".difference")
+    assert browser.text(".runs").count("10 updates") == 2 and browser.complaints == []
+
+
+def test_part_of_a_goal_is_no_cross_and_a_return_has_no_minus_zero(browser: Browser, tmp_path: Path) -> None:
+    episode = invented_episode(
+        1_000_000_123, 9, success=False, progression=0.25, stop="time_limit", **{"return": -0.001}
+    )
+    episode["story"][2] |= {"metrics": {"achievements": 1}, "progression": 0.25}
+    write_once(view_options(write_run(tmp_path, [episode])))
+    browser.open(tmp_path / "episodes.html", "#episode=1&turn=3")
+    browser.wait(f"document.querySelector('{CURRENT} .filled') && true")
+    row = browser.text(".row")
+    assert "25" in row and "✗" not in row and "return 0.00" in row and "time limit" in row and "…0123" in row
+    assert "achievements 1" in browser.text("#numbers") and "progression 25 %" in browser.text("#numbers")
+    assert browser.evaluate("document.querySelectorAll('.worlds .curve').length") == 1
+    assert "Whole prompt (2 messages)" in browser.text(CURRENT)
+    assert "25.0 % progression" in browser.text("#strip")
+
+
+def test_enter_goes_through_the_hits_of_a_search(browser: Browser, tmp_path: Path) -> None:
+    episodes = [invented_episode(k, 12) for k in range(3)]
+    for episode, step in ((episodes[1], 4), (episodes[1], 9), (episodes[2], 7)):
+        episode["story"][step]["response"] = "ACTION: open the chest"
+    write_once(view_options(write_run(tmp_path, episodes)))
+    browser.open(tmp_path / "episodes.html")
+    browser.press("/")
+    browser.type("the chest")
+    browser.wait("document.querySelector('#count').innerText.startsWith('2 of 3')")
+    for place in ("episode=2&turn=5", "episode=2&turn=10", "episode=3&turn=8"):
+        browser.press("Enter")
+        browser.wait(f"location.hash.includes('{place}')")
+
+
+def test_hostile_names_and_numbers_are_only_text(browser: Browser, tmp_path: Path) -> None:
+    rows = [{"update": k, HOSTILE: float(k), "actor/ref_kl": 9.0, "train/actor_trains": 1.0} for k in range(1, 8)]
+    run = write_rows(tmp_path / "<img src=x>", rows, keys={HOSTILE: HOSTILE}, flags={"lr": [HOSTILE]})
+    (run / "about.json").write_text(json.dumps({"command": HOSTILE, "verdict": {"sentence": HOSTILE}}))
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write("[]\n")
+    write_once(view_options(run))
+    browser.open(run / "episodes.html")
+    browser.evaluate("document.querySelector('.more-settings').open = true")
+    shown = browser.text("#main")
+    assert "</script><script>" in shown and "␛[31mred" in shown and "⟨U+202E⟩back" in shown and "line 8" in shown
+    assert browser.evaluate("document.title") == "<img src=x>" and browser.evaluate("document.images.length") == 0
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_run_is_readable_in_both_themes_and_on_a_narrow_screen(browser: Browser, page: Path, theme: str) -> None:
+    browser.prefer(theme)
+    browser.open(page)
+    browser.evaluate("document.querySelector('.more-settings').open = true")
+    assert browser.evaluate(Path(__file__).with_name("contrast.js").read_text(encoding="utf-8")) == []
+    browser.resize(390, 800)
+    browser.open(page)
+    shown = "[...document.querySelectorAll('.side, main')].filter((e) => e.offsetParent).map((e) => e.tagName).join()"
+    assert browser.evaluate(shown) == "MAIN" and browser.evaluate("document.documentElement.scrollWidth") <= 390
+    assert (
+        browser.evaluate("document.querySelector('main').scrollWidth - document.querySelector('main').clientWidth") <= 0
+    )
+    browser.click("#back")
+    assert browser.evaluate(shown) == "NAV"
+    browser.click("#overview-button")
+    assert browser.evaluate(shown) == "MAIN"
+
+
+def test_a_followed_run_shows_each_new_update(browser: Browser, tmp_path: Path) -> None:
+    run = write_rows(tmp_path, collapsing(10))
+    book = Book(view_options(run))
+    book.update()
+    book.write(run / "episodes.html", follow=0.5)
+    browser.open(run / "episodes.html")
+    assert "running 10 updates" in browser.text(".state").replace("\n", " ")
+    write_rows(tmp_path, collapsing(20))
+    book.update()
+    book.write(run / "episodes.html", follow=0.5)
+    browser.wait("document.querySelector('.state')?.innerText.includes('20 updates')")

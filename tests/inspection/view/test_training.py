@@ -1,0 +1,145 @@
+"""What the page knows of a run's training: metrics, alarms, settings; damaged files and slime's events included."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspection.train import page_of
+from inspection.view.build import Book, page_path
+from inspection.view.training import expand_runs, names_of, read_training
+from tests.fixtures.played_episodes import invented_episode, write_run
+from tests.inspection.view.options import view_options
+from tests.inspection.view.test_view import blocks, view
+
+
+def write_rows(run: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
+    """Write metrics as `slime-verlog train` does, and its settings if some are given."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if settings:
+        (run / "settings.json").write_text(json.dumps(settings))
+    return run
+
+
+def training(run: Path) -> dict[str, Any]:
+    found = read_training(run, run.name)
+    assert found is not None
+    return found
+
+
+def test_rows_of_updates_and_evaluations_become_columns(tmp_path: Path) -> None:
+    rows = [{"update": 0, "eval/success": 0.25}, {"update": 1, "turn/reward": 0.5}, {"update": 1, "eval/success": 0.75}]
+    columns = training(write_rows(tmp_path, rows))["columns"]
+    assert columns == {"update": [0, 1], "eval/success": [0.25, 0.75], "turn/reward": [None, 0.5]}
+
+
+def test_a_half_written_row_waits_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    run = write_rows(tmp_path, [{"update": 1, "actor/grad_norm": 1.0}, {"update": 2, "actor/grad_norm": float("nan")}])
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('no row\n{"update": 3, "actor/gr')
+    (run / "summary.json").write_text("{")
+    found = training(run)
+    assert found["columns"]["update"] == [1, 2] and found["columns"]["actor/grad_norm"] == [1, None]
+    problems = " ".join(found["problems"])
+    assert "line 3, is not a row of metrics" in problems
+    assert "actor/grad_norm is not a finite number in 1 updates, first in update 2" in problems
+    assert "summary.json cannot be read" in problems
+
+
+def test_alarms_are_found_again_from_the_rows(tmp_path: Path) -> None:
+    rows = [{"update": k, "actor/ref_kl": 0.1 * k, "train/actor_trains": 1.0} for k in range(1, 15)]
+    (alarm,) = training(write_rows(tmp_path, rows))["alarms"]
+    assert (alarm["metric"], alarm["update"]) == ("actor/ref_kl", 10) and "healthy is 0.5 or less" in alarm["sentence"]
+
+
+def test_settings_are_those_that_differ_from_the_defaults(tmp_path: Path) -> None:
+    keys = {"memory": {"kind": "window", "n": 3}, "gamma_step": 0.99, "env": {"max_steps": 9}}
+    run = write_rows(tmp_path, [{"update": 1}], keys=keys, flags={"lr": 1e-4, "eps_clip": 0.2})
+    assert training(run)["settings"] == {"memory.n": [3, 1], "env.max_steps": [9, None], "lr": [1e-4, 3e-4]}
+
+
+def test_a_long_run_keeps_every_evaluation_and_at_most_some_rows(tmp_path: Path) -> None:
+    rows = [{"update": k, "turn/reward": 1.0, **({"eval/success": 1.0} if k == 777 else {})} for k in range(2000)]
+    columns = training(write_rows(tmp_path, rows))["columns"]
+    assert 777 in columns["update"] and len(columns["update"]) <= 401
+
+
+def test_a_run_of_slime_is_read_from_its_events(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="slime's metrics are TensorBoard's")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for kind in ("rollout", "actor"):
+        with SummaryWriter(str(tmp_path / "tensorboard" / kind)) as board:
+            for rollout in range(3):
+                if kind == "rollout":
+                    board.add_scalar("turn/reward", rollout, rollout)
+                    board.add_scalar("eval/goto/success", rollout / 4, rollout)
+                for step in (2 * rollout, 2 * rollout + 1) if kind == "actor" else ():
+                    board.add_scalar("train/ppo_kl", step / 10, step)
+    (tmp_path / "config.yaml").write_text("n_env: 7\n")
+    found = training(tmp_path)
+    assert found["columns"]["update"] == [0, 1, 2, 3]
+    assert found["columns"]["turn/reward"][1:] == [0, 1, 2] and found["columns"]["eval/goto/success"] == [
+        0,
+        None,
+        0.25,
+        0.5,
+    ]
+    assert found["columns"]["actor/ppo_kl"][1:] == [0.1, 0.3, 0.5] and found["settings"]["n_env"][0] == 7
+
+
+def test_a_folder_of_runs_is_expanded_and_told_apart(tmp_path: Path) -> None:
+    for variant in ("a", "b"):
+        write_rows(tmp_path / variant / "seed_0", [{"update": 1, "turn/reward": 1.0}])
+    runs = expand_runs([tmp_path])
+    assert names_of(runs) == ["a/seed_0", "b/seed_0"] and expand_runs(runs) == runs
+    assert view(tmp_path) == 0
+    head = blocks(tmp_path / "episodes.html")["head"][0]
+    assert [study["name"] for study in head["studies"]] == ["a/seed_0", "b/seed_0"] and head["episodes"] == []
+
+
+def test_three_runs_share_a_page_and_episodes_name_theirs(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, [invented_episode(1)]) for name in "abc"]
+    assert view(*runs) == 0
+    head = blocks(tmp_path / "runs.html")["head"][0]
+    assert [row["study"] for row in head["episodes"]] == ["a", "b", "c"] and len(head["runs"]) == 1
+
+
+def test_a_run_without_episodes_yet_is_followed_into_them(tmp_path: Path) -> None:
+    run = write_rows(tmp_path / "run", [{"update": 0, "eval/success": 0.5}])
+    options = view_options(run)
+    book, path = Book(options), page_path(options)
+    book.update()
+    write_run(run, [invented_episode(1)], setting="update 20")
+    (run / "training.jsonl").write_text(
+        json.dumps(invented_episode(2) | {"setting": "update 3", "player": "training"}) + "\n"
+    )
+    assert book.update() == 2
+    book.write(path)
+    rows = blocks(path)["head"][0]["episodes"]
+    assert [(row["update"], row["player"]) for row in rows] == [(20, "policy"), (3, "training")]
+    assert book.update() == 0
+
+
+def test_a_run_that_never_ended_has_the_time_of_its_last_row(tmp_path: Path) -> None:
+    run = write_rows(tmp_path, [{"update": 1}])
+    os.utime(run / "metrics.jsonl", (1000, 2000))
+    about = training(run)["about"]
+    assert about == {"started": 2000, "written": 2000}
+
+
+def test_a_page_beside_a_training_is_finished_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, page = write_rows(tmp_path / "run", [{"update": 1, "turn/reward": 0.5}]), tmp_path / "run" / "episodes.html"
+    with page_of(run):
+        end = time.monotonic() + 60
+        while not page.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert blocks(page)["head"][0]["follow"] > 0
+        write_rows(run, [{"update": k, "turn/reward": 0.5} for k in (1, 2)])
+    head = blocks(page)["head"][0]
+    assert head["follow"] == 0 and head["studies"][0]["columns"]["update"] == [1, 2]
+    assert str(page) in capsys.readouterr().out
