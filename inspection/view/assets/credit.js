@@ -18,8 +18,9 @@ function chainOf(episode) {
     const turn = turns[token.t];
     token.isLast = !next || next.t !== token.t;
     token.reward = token.isLast ? turn.reward || 0 : 0;
-    token.gamma = token.isLast ? credit.gamma_step : credit.gamma_token;
-    token.decay = token.gamma * (token.isLast ? credit.lambda_step : turn.lambda_token ?? credit.lambda_token);
+    const isStep = token.isLast && !turn.summary; // after notes, the environment did not move
+    token.gamma = isStep ? credit.gamma_step : credit.gamma_token;
+    token.decay = token.gamma * (isStep ? credit.lambda_step : turn.lambda_token ?? credit.lambda_token);
     token.after = token.isLast && turn.end === "terminated" ? 0 : next ? next.value : credit.next_value ?? 0;
     token.delta = token.kl + token.reward + token.gamma * token.after - token.value;
   });

@@ -119,8 +119,11 @@ def test_several_runs_share_axes_and_show_where_their_settings_differ(browser: B
     assert browser.complaints == []
 
 
-def credited(turns: int = 3) -> dict[str, Any]:
-    """A training episode of two tokens per turn with known values; its advantages are dual-discount GAE's."""
+def credited(turns: int = 3, notes: int | None = None) -> dict[str, Any]:
+    """A training episode of two tokens per turn with known values; its advantages are dual-discount GAE's.
+
+    In turn `notes`, the model wrote its notes.
+    """
     credit = {"role": "actor", "form": "dual", "kl_coef": 0.1, "gamma_step": 0.9, "lambda_step": 0.8}
     credit |= {"gamma_token": 1.0, "lambda_token": 0.5, "next_value": None}
     episode = invented_episode(turns=turns, player="training", credit=credit, seed="episode 4, turns 1–3")
@@ -129,7 +132,7 @@ def credited(turns: int = 3) -> dict[str, Any]:
     for k in reversed(range(turns)):
         story, row = episode["story"][k], []
         for j in (1, 0):
-            gamma, decay = (0.9, 0.9 * 0.8) if j else (1.0, 0.5)
+            gamma, decay = (0.9, 0.9 * 0.8) if j and k != notes else (1.0, 0.5)
             delta = -0.1 * kls[k][j] + (story["reward"] if j else 0.0) + gamma * following - values[k][j]
             advantage, following = delta + decay * advantage, values[k][j]
             row.insert(0, advantage + values[k][j])
@@ -140,11 +143,14 @@ def credited(turns: int = 3) -> dict[str, Any]:
             "kl": kls[k],
             "advantages": [1, -1],
         }
+    if notes is not None:
+        episode["story"][notes]["summary"] = {}
     return episode
 
 
-def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path) -> None:
-    episode = credited()
+@pytest.mark.parametrize("notes", [None, 1])
+def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path, notes: int | None) -> None:
+    episode = credited(notes=notes)
     write_once(view_options(write_run(tmp_path, [episode], "training", "update 2")))
     browser.open(tmp_path / "episodes.html", "#episode=1&turn=1")
     browser.wait(f"document.querySelector('{CURRENT} .token') && true")
