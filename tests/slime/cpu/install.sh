@@ -6,9 +6,9 @@ folder=${1:?usage: install.sh FOLDER}
 "${PYTHON:-python3.11}" -m venv "$folder"
 pip=("$folder/bin/python" -m pip install -q --disable-pip-version-check)
 "${pip[@]}" torch==2.13.0
-# Megatron refuses NumPy 2, and slime calls wandb.util.generate_id, which wandb 0.29 dropped.
+# Megatron refuses NumPy 2, and slime calls wandb.util.generate_id, which wandb 0.28.2 lacks.
 "${pip[@]}" "numpy<2" transformers==5.23.0 "ray>=2.50" aiohttp httpx requests pyyaml omegaconf safetensors accelerate \
-  sglang-router==0.3.2 tensorboard "wandb<0.29" psutil pillow tqdm pybase64 pylatexenc packaging six triton fastapi uvicorn \
+  sglang-router==0.3.2 tensorboard "wandb<=0.28.0" psutil pillow tqdm pybase64 pylatexenc packaging six triton fastapi uvicorn \
   gymnasium minigrid==3.2.0 crafter==1.8.3 einops
 "${pip[@]}" --no-deps miles_rl==0.0.2 mbridge==0.15.1  # v0.3.0 converts checkpoints with mbridge
 echo "export SLIME_CPU_PYTHON=$(cd "$folder" && pwd)/bin/python"
