@@ -164,7 +164,7 @@ def test_requests_that_wait_count_and_the_one_that_is_answered_does_not(agent: A
         (request(model="m" * 500_000), 404, "there is no model 'mmm"),
         (request(stop=["x"] * 65), 400, "stop may hold at most 64 texts, got 65"),
         (request([picture(1024, 1024)] * 3), 400, "may have 2097152 pixels together"),
-        (request([picture(40, 30, "eps")]), 400, "cannot identify image file"),
+        (request([picture(40, 30, "eps")]), 400, "cannot identify image"),
         (request([{"type": "image_url", "image_url": {"url": "data:,a"}}]), 400, "cannot be read"),
     ],
 )
