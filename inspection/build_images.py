@@ -54,7 +54,7 @@ def build_images_of(task: "TaskSpec") -> list[str]:
         began = time.monotonic()
         try:
             build_image(recipe_of(folder), settings, lambda text: print(f"  {text}", flush=True))
-        except (SlimeVerlogError, UnsupportedLine) as error:
+        except (SlimeVerlogError, UnsupportedLine, OSError) as error:
             failed.append(folder.name)
             print(f"{folder.name}: not built: {str(error).removeprefix(f'{folder.name}: ')}", flush=True)
         else:

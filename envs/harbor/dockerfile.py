@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from envs.harbor.instructions import Instruction, UnsupportedLine, expand, read_instructions
+from envs.harbor.instructions import Instruction, UnsupportedLine, read_instructions
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -94,7 +94,7 @@ def read_exported(text: str) -> Image:
 
 
 def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images: Sequence[str]) -> None:
-    name = (step.flags()[1].split() or [""])[0]
+    name = (step.arguments.split() or [""])[0]
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images):
         return
     short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
@@ -108,7 +108,7 @@ def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images:
 
 def _copy(step: Instruction, image: Image) -> Copy:
     paths = step.words(image.variables)
-    if len(paths) < 2 or step.heredocs or set(step.flags()[0]) - {"chown"}:
+    if len(paths) < 2 or step.heredocs or dict(step.flags).keys() - {"chown"}:
         raise UnsupportedLine(f"{step.line} needs an image build")
     *sources, target = paths
     return Copy(tuple(sources), absolute(step, target, image.folder), is_folder(paths), step.line)
@@ -135,9 +135,9 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
 
 
 def _read_env(step: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
-    name, _, value = step.rest.partition(" ")
+    name = "".join(step.rest.split()[:1])
     if "=" not in name:  # the old form, ENV NAME the whole rest
-        return {name: expand(step.line, value.strip(), variables)}
+        return {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
     pairs = (word.partition("=") for word in step.words(variables))
     return {name: value for name, _, value in pairs}
 
