@@ -9,12 +9,9 @@ was built.
 """
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Any
 
 from inspection import target
-
-if TYPE_CHECKING:
-    from envs.mixture import TaskSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-def build_images_of(task: "TaskSpec") -> list[str]:
+def build_images_of(task: Any) -> list[str]:
     """Build the images of a Harbor task, or of all tasks of `*`; print a line for each; return those that failed."""
     import time
 

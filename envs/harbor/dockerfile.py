@@ -4,6 +4,7 @@
 takes only what the export does not hold: working directory, variables and user.
 """
 
+import contextlib
 import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 
 @dataclass(frozen=True)
 class Copy:
-    """One `COPY`: sources relative to the `environment` folder, and an absolute target."""
+    """One `COPY` or `ADD`: its sources as written, and an absolute target."""
 
     sources: tuple[str, ...]
     target: str
@@ -69,7 +70,9 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
                 raise UnsupportedLine(f"{step.line} starts a second build stage")
             _check_base(step, has_tool, base_images)
         elif step.name == "COPY":
-            image = replace(image, copies=(*image.copies, _copy(step, image)))
+            if step.heredocs or dict(step.flags).keys() - {"chown"}:
+                raise UnsupportedLine(f"{step.line} needs an image build")
+            image = replace(image, copies=(*image.copies, read_copy(step, image.folder, image.variables)))
         elif step.name in ("ENV", "WORKDIR", "USER"):
             image = with_setting(step, image, image.variables)
         elif step.name not in WITHOUT_EFFECT:
@@ -86,10 +89,8 @@ def read_exported(text: str) -> Image:
         if step.name == "FROM":
             image = Image(variables={"PATH": PATH})
         elif step.name in ("ENV", "WORKDIR", "USER"):
-            try:
+            with contextlib.suppress(UnsupportedLine):
                 image = with_setting(step, image, image.variables)
-            except UnsupportedLine:
-                continue
     return image
 
 
@@ -106,17 +107,17 @@ def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images:
         raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
 
 
-def _copy(step: Instruction, image: Image) -> Copy:
-    paths = step.words(image.variables)
-    if len(paths) < 2 or step.heredocs or dict(step.flags).keys() - {"chown"}:
-        raise UnsupportedLine(f"{step.line} needs an image build")
-    *sources, target = paths
-    return Copy(tuple(sources), absolute(step, target, image.folder), is_folder(paths), step.line)
+def read_copy(step: Instruction, folder: str, variables: Mapping[str, str]) -> Copy:
+    """Read a COPY or ADD whose target may be relative to `folder`.
 
-
-def is_folder(paths: Sequence[str]) -> bool:
-    """Whether the words of a COPY say that its target, the last one, is a folder that receives the sources."""
-    return paths[-1].endswith(("/", "/.")) or paths[-1] == "." or len(paths) > 2
+    Raises:
+        UnsupportedLine: it has no source and target, or cannot be read.
+    """
+    *sources, target = step.words(variables) or [""]
+    if not sources:
+        raise UnsupportedLine(f"{step.line} needs a source and a target")
+    into = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
+    return Copy(tuple(sources), _absolute(step, target, folder), into, step.line)
 
 
 def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
@@ -130,7 +131,7 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
     value = " ".join(step.words(variables))
     if step.name == "USER":
         return replace(image, user=value.split(":")[0] or "root")
-    folder = absolute(step, value, image.folder)
+    folder = _absolute(step, value, image.folder)
     return replace(image, folder=folder, folders=(*image.folders, folder))
 
 
@@ -142,12 +143,7 @@ def _read_env(step: Instruction, variables: Mapping[str, str]) -> dict[str, str]
     return {name: value for name, _, value in pairs}
 
 
-def absolute(step: Instruction, path: str, folder: str) -> str:
-    """A path of the image, which may be relative to `folder`.
-
-    Raises:
-        UnsupportedLine: it has a `..`.
-    """
+def _absolute(step: Instruction, path: str, folder: str) -> str:
     whole = PurePosixPath(folder) / path
     if ".." in whole.parts:
         raise UnsupportedLine(f"{step.line} has a path with ..")

@@ -34,16 +34,12 @@ def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
     Raises:
         ConfigError: it has not been built, or only from other files.
     """
-    file = record_of(recipe, settings)
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{recipe.task}: env.images ({settings.image_store()}) has no image of the task as it is now; run: "
-            "slime-verlog build-images CONFIG"
-        ) from None
-    image = Image(folder=told["folder"], variables=told["variables"], user=told["user"])
-    return settings.image_store() / told["tree"], image
+    file, store = record_of(recipe, settings), settings.image_store()
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not told or not (store / told["tree"]).is_dir():
+        why = f"env.images ({store}) has no image of the task as it is now"
+        raise ConfigError(f"{recipe.task}: {why}; run: slime-verlog build-images CONFIG")
+    return store / told["tree"], Image(told["folder"], told["variables"], told["user"])
 
 
 def keep_image(recipe: Recipe, settings: HarborSettings, tree: Path, image: Image) -> None:

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import absolute, is_folder, with_setting
+from envs.harbor.dockerfile import Copy, read_copy, with_setting
 from envs.harbor.images.bases import UNFINISHED, Tree, fetch_base, unfinished
-from envs.harbor.images.layers import apply_changes, copy_with_links, inside, make_folder, put
+from envs.harbor.images.layers import apply_changes, inside, make_folder, put
 from envs.harbor.images.sandbox import run_in_image
 from envs.harbor.images.stages import IGNORED, read_arguments, read_dockerfile, run_command
 from envs.harbor.instructions import Instruction, UnsupportedLine, fill_in
@@ -119,7 +119,7 @@ class _Builder:
         if not layer.is_dir():
             layer.parent.mkdir(exist_ok=True)
             with unfinished(self.store) as work:
-                copy_with_links(now.tree.folder, work / "tree")
+                run_program("cp", "-a", "-l", "-T", "--", str(now.tree.folder), str(work / "tree"))  # with hard links
                 for _, change in now.pending:
                     change(work / "tree", work)
                 (work / "tree").rename(layer)
@@ -158,16 +158,15 @@ class _Builder:
 
     def _copy(self, step: Instruction, folder: str, variables: Mapping[str, str], number: int) -> tuple[str, Change]:
         """A COPY or ADD as a change."""
-        flags, paths = dict(step.flags), step.words(variables)
-        if len(paths) < 2:
-            raise UnsupportedLine(f"{step.line} needs a source and a target")
+        flags, copy = dict(step.flags), read_copy(step, folder, variables)
         texts = [(doc.mark, doc.text if doc.is_quoted else fill_in(doc.text, variables)) for doc in step.heredocs]
-        named = [path for path in paths[:-1] if not path.startswith("<<")]
+        named = [path for path in copy.sources if not path.startswith("<<")]
         other = self._base(flags["from"], number) if "from" in flags else None
         files = [found for path in named for found in self._sources(step, path, other)]
-        how = absolute(step, paths[-1], folder), is_folder(paths), flags.get("chmod", "")
         content = other.key if other is not None else digest_of(path for _, path in files)
-        return key_of(step.name, content, named, texts, how), partial(_copy_into, step, [*files, *texts], *how)
+        mode = flags.get("chmod", "")
+        key = key_of(step.name, content, named, texts, copy.target, copy.into, mode)
+        return key, partial(_copy_into, step, copy, [*files, *texts], mode)
 
     def _sources(self, step: Instruction, pattern: str, other: Tree | None) -> list[tuple[str, Path]]:
         """The files and folders that a source of COPY names, and their names; a link means what it leads to."""
@@ -184,13 +183,7 @@ class _Builder:
 
 
 def _copy_into(
-    step: Instruction,
-    contents: Sequence[tuple[str, Path | str]],
-    target: str,
-    into: bool,
-    mode: str,
-    tree: Path,
-    work: Path,
+    step: Instruction, copy: Copy, contents: Sequence[tuple[str, Path | str]], mode: str, tree: Path, work: Path
 ) -> None:
     """Put files and texts into a tree, by way of copies with their modes. ADD unpacks archives."""
     aside = work / "copied"
@@ -206,8 +199,8 @@ def _copy_into(
     if mode:
         run_program("chmod", "-R", mode, *(str(item) for _, item in items))
     hand_over(aside)
-    place = inside(tree, target)
-    into = into or len(items) > 1 or place.is_dir()
+    place = inside(tree, copy.target)
+    into = copy.into or len(items) > 1 or place.is_dir()
     for name, item in items:
         if item.is_dir() and not item.is_symlink():
             make_folder(place)

@@ -176,6 +176,10 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
         main(["build-images", str(config)])
     assert ended.value.code == 0
     assert play(tmp_path / "tasks", "cat /usr/lib/secret > answer.txt", **options)[1]["reward"] == 1.0
+    (layers := tmp_path / "images" / "layers").rename(tmp_path / "aside")
+    with pytest.raises(ConfigError, match="run: slime-verlog build-images"):
+        play(tmp_path / "tasks", **options)
+    (tmp_path / "aside").rename(layers)
     (task / "environment" / "Dockerfile").write_text(f"{dockerfile}RUN false\n")
     context_digest.cache_clear()
     with pytest.raises(ConfigError, match="run: slime-verlog build-images"):
