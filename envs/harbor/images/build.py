@@ -1,7 +1,6 @@
 """Builds one image: executes a Dockerfile's stages step by step, and keeps the tree after each RUN."""
 
 import fcntl
-import os
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -169,14 +168,17 @@ class _Builder:
         return key, partial(_copy_into, step, copy, [*files, *texts], mode)
 
     def _sources(self, step: Instruction, pattern: str, other: Tree | None) -> list[tuple[str, Path]]:
-        """The files and folders that a source of COPY names, and their names; a link means what it leads to."""
+        """The files and folders that a source of COPY names, and their names; a link means what it leads to.
+
+        No link is followed out of the folder or image, so nothing of this machine is read or changed.
+        """
         root = self.recipe.context if other is None else other.folder
         if other is None and (root / ".dockerignore").exists():
             raise UnsupportedLine("environment/.dockerignore is not supported")
-        direct = inside(root, pattern)
-        if os.path.lexists(direct):
-            return [(PurePosixPath(pattern).name, direct)]
-        found = [(path.name, path) for path in copy_sources(root, pattern)]
+        paths = [pattern]
+        if not inside(root, pattern).exists():
+            paths = [str(path.relative_to(root)) for path in copy_sources(root, pattern)]
+        found = [(PurePosixPath(path).name, file) for path in paths if (file := inside(root, path)).exists()]
         if not found:
             raise UnsupportedLine(f"{step.line} names no file of {'the image' if other else 'the folder environment'}")
         return found

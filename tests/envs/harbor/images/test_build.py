@@ -117,6 +117,29 @@ def test_add_unpacks_archives_and_links_of_an_image_stay_inside(build: Any, tmp_
     assert (tree / str(tmp_path).lstrip("/") / "made.tar.gz").is_file() and not (tmp_path / "made.tar.gz").exists()
 
 
+@pytest.mark.parametrize("line", ["COPY --chmod=777 link /x", "COPY --chmod=777 lin* /x/", "ADD link /x/"])
+def test_links_out_of_the_context_reach_nothing_of_this_machine(build: Any, tmp_path: Path, line: str) -> None:
+    with tarfile.open(tmp_path / "private.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("secret"), io.BytesIO())
+    (tmp_path / "private.tar").chmod(0o600)
+    context = tmp_path / "tasks" / "answer" / "environment"
+    context.mkdir(parents=True)
+    (context / "link").symlink_to(tmp_path / "private.tar")
+    with pytest.raises(UnsupportedLine, match="names no file of the folder environment"):
+        build(f"FROM tiny\n{line}\n")
+    assert (tmp_path / "private.tar").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_task_that_only_names_an_image_is_played_in_it(base: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    task = make_task(
+        tmp_path / "tasks", dockerfile=None, toml='[environment]\ndocker_image = "tiny"\nworkdir = "/app"\n'
+    )
+    options = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
+    build_image(recipe_of(task), HarborSettings(**options))
+    assert play(tmp_path / "tasks", "echo 42 > answer.txt", **options)[1]["reward"] == 1.0
+
+
 def test_links_are_copied_as_what_they_lead_to_under_their_own_names(build: Any, tmp_path: Path) -> None:
     context = tmp_path / "tasks" / "answer" / "environment"
     context.mkdir(parents=True)
