@@ -156,12 +156,14 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
 def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
     """Plot held-out scores over turns, one panel per length, which is the last part of a variant's name (`dual_400`).
 
-    Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1 for the expert.
+    Lengths without a run are left out. Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1
+    for the expert.
     """
     from matplotlib.figure import Figure
 
     names = [variant.rpartition("_") for variant in study.variants]
-    methods, lengths = (list(dict.fromkeys(parts)) for parts in zip(*((m, n) for m, _, n in names), strict=True))
+    methods, _, lengths = (list(dict.fromkeys(parts)) for parts in zip(*names, strict=True))
+    lengths = [length for length in lengths if any(run.variant.endswith(f"_{length}") for run in runs)] or lengths
     figure = Figure(figsize=(4 * len(lengths), 4), layout="constrained")
     axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)
     for axis, length in zip(axes[0], sorted(lengths, key=int), strict=True):
