@@ -270,8 +270,20 @@ class Episode:
         """Replace the next prompt by one that asks for notes, if that fits; returns whether it does."""
         asking = await self._next_prompt(None, notes=True)
         self.writes_notes = self.runtime.flags.fits(len(asking.token_ids), self.conversation.notes_tokens)
-        self.prompt = asking if self.writes_notes else await self._next_prompt(None)
-        return self.writes_notes
+        if self.writes_notes:
+            self.prompt = asking
+            return True
+        if not self.runtime.counters["notes_not_asked"]:
+            logger.warning(
+                "episode %d: the prompt that asks for notes has %d tokens and does not fit, so turns are forgotten "
+                "without notes: lower memory.budget, memory.every or memory.max_tokens, or raise "
+                "--rollout-max-context-len (and --rollout-max-prompt-len)",
+                self.spec.episode_id,
+                len(asking.token_ids),
+            )
+        self.runtime.counters["notes_not_asked"] += 1
+        self.prompt = await self._next_prompt(None)
+        return False
 
     def segment(self, turns: Sequence[Turn], stop: StopReason) -> Segment:
         """Return these turns, the last ones played, as a segment that ended because of `stop`.

@@ -39,12 +39,12 @@ class _PlayerLostError(Exception):
 class _Player:
     """A running player, and the calls that it has not answered."""
 
-    def __init__(self, report: Callable[[Report], None], ended: Callable[[], None]) -> None:
-        """`ended` is called when the connection to it is lost."""
+    def __init__(self, report: Callable[[Report], None], died: Callable[[], None]) -> None:
+        """`died` is called when the connection to it is lost without `end`."""
         self.lost = False
         self.link = Link(self._receive, self._end)
         self.launched: Launched | None = None
-        self._report, self._ended = report, ended
+        self._report, self._died = report, died
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
 
@@ -75,8 +75,10 @@ class _Player:
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(_PlayerLostError())
+        died = not self.lost
         self.end()
-        self._ended()
+        if died:
+            self._died()
 
     def end(self) -> None:
         """End the process."""
@@ -128,7 +130,6 @@ class PlayerProcesses:
         """`turns` at the latest deaths."""
         self._broken: Exception | None = None
         """Why no player can be started; the slots that still wait for one raise it, too."""
-        self._closed = False
 
     async def start(self) -> list[int]:
         """Start those that do not run yet; return the process ids, each on its node."""
@@ -146,7 +147,7 @@ class PlayerProcesses:
             raise
         return episode
 
-    async def evaluate(self, spec: EpisodeSpec, detailed: bool) -> Any:
+    async def evaluate(self, spec: EpisodeSpec) -> Any:
         """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
         place = min(self._places, key=lambda place: place.episodes)
         place.episodes += 1
@@ -154,7 +155,7 @@ class PlayerProcesses:
             while True:
                 player = await self.live(place)
                 try:
-                    result, played = await player.call("evaluate", spec, detailed)
+                    result, played = await player.call("evaluate", spec)
                 except _PlayerLostError:
                     continue
                 prompt, turns = NOTHING, []
@@ -189,11 +190,13 @@ class PlayerProcesses:
             player.launched = await launch(place.number)
             await player.launched.connect(player.link)
             node, place.pid = await player.call("start", self._args)
+            self._check_deaths(place)  # the run may have ended meanwhile
             logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)
         except _PlayerLostError:
             pass
         except BaseException as error:
-            self._broken = error if isinstance(error, Exception) else None
+            if isinstance(error, Exception):
+                self._broken = self._broken or error
             player.end()
             raise
         return player
@@ -204,8 +207,6 @@ class PlayerProcesses:
 
     def _died(self, place: _Place) -> None:
         place.clear()
-        if self._closed or self._broken is not None:
-            return
         self.faults["player_died"] += 1
         self._deaths.append(self.turns)
         while self._deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
@@ -223,8 +224,8 @@ class PlayerProcesses:
             )
 
     async def close(self) -> None:
-        """End all of them."""
-        self._closed = True
+        """End all of them; episodes that are still being opened start no other."""
+        self._broken = self._broken or PlayerError("the run has ended, and its rollout processes with it")
         for place in self._places:
             if place.player is not None:
                 place.player.end()
