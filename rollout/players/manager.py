@@ -12,7 +12,7 @@ import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollout.errors import EnvironmentFault, PlayerError
@@ -89,29 +89,19 @@ class _Player:
             self.launched = None
 
 
+@dataclass
 class _Place:
-    """One of the processes: the player that runs in it now, and what all players in it have used."""
+    """One of the processes: the player that runs in it now, and what its predecessors have used."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.episodes = 0
-        """Open episodes, including those that are being opened."""
-        self.player: _Player | None = None
-        self.pid = 0
-        self.lock = asyncio.Lock()
-        self._earlier, self._latest = UNUSED, UNUSED
-
-    @property
-    def usage(self) -> ProcessUsage:
-        return self._earlier.plus(self._latest)
-
-    def used(self, usage: ProcessUsage) -> None:
-        """Note what the player has used since it started."""
-        self._latest = usage
-
-    def clear(self) -> None:
-        """Make room for the player's successor, which counts from zero."""
-        self._earlier, self._latest = self.usage, UNUSED
+    number: int
+    episodes: int = 0
+    """Open episodes, including those that are being opened."""
+    player: _Player | None = None
+    pid: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    usage: ProcessUsage = UNUSED
+    """Of the player that runs; it counts from zero."""
+    earlier: ProcessUsage = UNUSED
 
 
 class PlayerProcesses:
@@ -168,7 +158,7 @@ class PlayerProcesses:
 
     def usage(self) -> list[ProcessUsage]:
         """What each of them has used so far, as of its latest reply."""
-        return [place.usage for place in self._places]
+        return [place.earlier.plus(place.usage) for place in self._places]
 
     async def live(self, place: _Place) -> _Player:
         """Return the place's player; starts one if there is none, or if it died.
@@ -203,10 +193,10 @@ class PlayerProcesses:
 
     def _take(self, place: _Place, report: Report) -> None:
         self.faults.update(report.faults)
-        place.used(report.usage)
+        place.usage = report.usage
 
     def _died(self, place: _Place) -> None:
-        place.clear()
+        place.earlier, place.usage = place.earlier.plus(place.usage), UNUSED
         self.faults["player_died"] += 1
         self._deaths.append(self.turns)
         while self._deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
