@@ -215,12 +215,8 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
         **{"rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, "num_critic_only_steps": 0},
         **{"save": None, "load": None, "debug_rollout_only": True},
         **{"n_env": slots, "env_backend": "inline", "env_workers": 1, "engine": {"timeout_s": 3600.0}},
-        **{
-            "rollout_processes": case.processes,
-            "rollout_interaction_env_path": COUNTING,
-            "tasks": ["count"],
-            "env": game,
-        },
+        **{"rollout_interaction_env_path": COUNTING, "tasks": ["count"], "env": game},
+        "rollout_processes": case.processes,
     }
     return Namespace(**{**values, **changes})
 

@@ -74,7 +74,7 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
         async def one(spec: EpisodeSpec) -> EpisodeResult:
             async with places:
                 if runtime.players is not None:
-                    result = await runtime.players.evaluate(spec, detailed=False)
+                    result = await runtime.players.evaluate(spec)
                 else:
                     result = await play_episode(runtime, spec)
                 progress.update()

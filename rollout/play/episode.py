@@ -46,6 +46,8 @@ class Episode:
         """Turns that the environment got; in the others, the model wrote its notes."""
         self.writes_notes = False
         """Whether `prompt` asks for notes."""
+        self.replayed = False
+        """Whether the turns are those of an earlier process, which has counted what happened in them."""
         self.max_turns = spec.env.max_turns
         """Turns of the environment after which the episode counts as truncated; None for no limit."""
         self.stop: StopReason | None = None
@@ -180,7 +182,7 @@ class Episode:
             reward=float(info["reward"]),
             terminated=info["terminated"],
             truncated=info["truncated"] and not info["terminated"],
-            action_span=_action_tokens(self.encoder, generation.token_ids, info.get("action_span")),
+            action_span=self.encoder.token_span(generation.token_ids, info.get("action_span")),
             progression=float(info["progression"]),
             metrics={name: float(value) for name, value in (info.get("metrics") or {}).items()},
             moves=info.get("moves", True),
@@ -247,7 +249,8 @@ class Episode:
         try:
             self.prompt = await self._next_prompt(turn.generation)
             fits = self.runtime.fits(self.prompt)
-            if not at_limit and self.stop is None and self._wants_notes(fits):
+            wants_notes = self.conversation.wants_notes(len(self.prompt.token_ids), fits)
+            if wants_notes and not at_limit and self.stop is None:
                 fits = await self._ask_for_notes() or fits
         except EncodingError as error:
             # For example an image that cannot be read. The episode ends, the batch goes on.
@@ -263,15 +266,28 @@ class Episode:
             await self._check_conversation()
         return replace(turn, truncated=True)
 
-    def _wants_notes(self, fits: bool) -> bool:
-        return self.conversation.wants_notes(len(self.prompt.token_ids), fits)
-
     async def _ask_for_notes(self) -> bool:
         """Replace the next prompt by one that asks for notes, if that fits; returns whether it does."""
         asking = await self._next_prompt(None, notes=True)
         self.writes_notes = self.runtime.flags.fits(len(asking.token_ids), self.conversation.notes_tokens)
-        self.prompt = asking if self.writes_notes else await self._next_prompt(None)
-        return self.writes_notes
+        if self.writes_notes:
+            self.prompt = asking
+            return True
+        self.prompt = await self._next_prompt(None)
+        if not self.replayed:
+            self._count(
+                "notes_not_asked",
+                f"the prompt that asks for notes has {len(asking.token_ids)} tokens and does not fit, so turns are "
+                "forgotten without notes: lower memory.budget, memory.every or memory.max_tokens, or raise "
+                "--rollout-max-context-len (and --rollout-max-prompt-len)",
+            )
+        return False
+
+    def _count(self, fault: str, words: object) -> None:
+        """Count the fault; log the first of its kind."""
+        if not self.runtime.counters[fault]:
+            logger.warning("%s, episode %d: %s", fault, self.spec.episode_id, words)
+        self.runtime.counters[fault] += 1
 
     def segment(self, turns: Sequence[Turn], stop: StopReason) -> Segment:
         """Return these turns, the last ones played, as a segment that ended because of `stop`.
@@ -292,9 +308,7 @@ class Episode:
         try:
             await asyncio.to_thread(self.encoder.check, self.conversation.messages, self.prompt.token_ids)
         except EncodingError as error:
-            if not self.runtime.counters["sanity_check_failed"]:
-                logger.warning("tokenization_sanity_check, episode %d: %s", self.spec.episode_id, error)
-            self.runtime.counters["sanity_check_failed"] += 1
+            self._count("sanity_check_failed", error)
 
     async def _next_prompt(self, generation: Generation | None, notes: bool = False) -> Prompt:
         shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
@@ -333,11 +347,3 @@ def _takes_long(observation: Observation) -> bool:
     parts = observation["text"]
     texts = (observation["obs_str"], parts["long_term_context"], parts["short_term_context"])
     return bool(observation.get("multi_modal_data")) or max(map(len, texts)) > LONG_CHARS
-
-
-def _action_tokens(
-    encoder: DeltaEncoder, token_ids: Sequence[int], span: tuple[int, int] | None
-) -> tuple[int, int] | None:
-    """[start, end) of the tokens that spell the action; None if the environment found no action."""
-    tokens = encoder.token_span(token_ids, span) if span is not None and span[0] < span[1] else None
-    return tokens if tokens is not None and tokens[0] < tokens[1] else None

@@ -77,19 +77,26 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
 
 
 async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) -> Episode:
-    """Start the episode again and give it the same responses; raises EnvironmentFault if it shows something else."""
+    """Start the episode again and give it the same responses; raises EnvironmentFault if it shows something else.
+
+    An episode without responses starts afresh: nothing of it was handed out.
+    """
     if runtime.players is not None:
         return await runtime.players.open(spec, replay)
     episode = await open_episode(runtime, spec)
+    if not replay.answers:
+        return episode
     try:
-        if replay.answers and not episode.reply.deterministic:
+        if not episode.reply.deterministic:
             raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
+        episode.replayed = True
         for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
             if episode.writes_notes is to_environment:
                 raise EnvironmentFault("the memory asks for notes at other turns than when the episode was played")
             await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
         if episode.digests != list(replay.digests) or episode.stop is not None:
             raise EnvironmentFault("the replayed episode differs from the original")
+        episode.replayed = False
     except BaseException:
         await episode.close()
         raise

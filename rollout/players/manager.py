@@ -12,7 +12,7 @@ import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollout.errors import EnvironmentFault, PlayerError
@@ -39,12 +39,12 @@ class _PlayerLostError(Exception):
 class _Player:
     """A running player, and the calls that it has not answered."""
 
-    def __init__(self, report: Callable[[Report], None], ended: Callable[[], None]) -> None:
-        """`ended` is called when the connection to it is lost."""
+    def __init__(self, report: Callable[[Report], None], died: Callable[[], None]) -> None:
+        """`died` is called when the connection to it is lost without `end`."""
         self.lost = False
         self.link = Link(self._receive, self._end)
         self.launched: Launched | None = None
-        self._report, self._ended = report, ended
+        self._report, self._died = report, died
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
 
@@ -75,8 +75,10 @@ class _Player:
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(_PlayerLostError())
+        died = not self.lost
         self.end()
-        self._ended()
+        if died:
+            self._died()
 
     def end(self) -> None:
         """End the process."""
@@ -87,29 +89,19 @@ class _Player:
             self.launched = None
 
 
+@dataclass
 class _Place:
-    """One of the processes: the player that runs in it now, and what all players in it have used."""
+    """One of the processes: the player that runs in it now, and what its predecessors have used."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.episodes = 0
-        """Open episodes, including those that are being opened."""
-        self.player: _Player | None = None
-        self.pid = 0
-        self.lock = asyncio.Lock()
-        self._earlier, self._latest = UNUSED, UNUSED
-
-    @property
-    def usage(self) -> ProcessUsage:
-        return self._earlier.plus(self._latest)
-
-    def used(self, usage: ProcessUsage) -> None:
-        """Note what the player has used since it started."""
-        self._latest = usage
-
-    def clear(self) -> None:
-        """Make room for the player's successor, which counts from zero."""
-        self._earlier, self._latest = self.usage, UNUSED
+    number: int
+    episodes: int = 0
+    """Open episodes, including those that are being opened."""
+    player: _Player | None = None
+    pid: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    usage: ProcessUsage = UNUSED
+    """Of the player that runs; it counts from zero."""
+    earlier: ProcessUsage = UNUSED
 
 
 class PlayerProcesses:
@@ -128,7 +120,6 @@ class PlayerProcesses:
         """`turns` at the latest deaths."""
         self._broken: Exception | None = None
         """Why no player can be started; the slots that still wait for one raise it, too."""
-        self._closed = False
 
     async def start(self) -> list[int]:
         """Start those that do not run yet; return the process ids, each on its node."""
@@ -146,7 +137,7 @@ class PlayerProcesses:
             raise
         return episode
 
-    async def evaluate(self, spec: EpisodeSpec, detailed: bool) -> Any:
+    async def evaluate(self, spec: EpisodeSpec) -> Any:
         """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
         place = min(self._places, key=lambda place: place.episodes)
         place.episodes += 1
@@ -154,7 +145,7 @@ class PlayerProcesses:
             while True:
                 player = await self.live(place)
                 try:
-                    result, played = await player.call("evaluate", spec, detailed)
+                    result, played = await player.call("evaluate", spec)
                 except _PlayerLostError:
                     continue
                 prompt, turns = NOTHING, []
@@ -167,7 +158,7 @@ class PlayerProcesses:
 
     def usage(self) -> list[ProcessUsage]:
         """What each of them has used so far, as of its latest reply."""
-        return [place.usage for place in self._places]
+        return [place.earlier.plus(place.usage) for place in self._places]
 
     async def live(self, place: _Place) -> _Player:
         """Return the place's player; starts one if there is none, or if it died.
@@ -189,23 +180,23 @@ class PlayerProcesses:
             player.launched = await launch(place.number)
             await player.launched.connect(player.link)
             node, place.pid = await player.call("start", self._args)
+            self._check_deaths(place)  # the run may have ended meanwhile
             logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)
         except _PlayerLostError:
             pass
         except BaseException as error:
-            self._broken = error if isinstance(error, Exception) else None
+            if isinstance(error, Exception):
+                self._broken = self._broken or error
             player.end()
             raise
         return player
 
     def _take(self, place: _Place, report: Report) -> None:
         self.faults.update(report.faults)
-        place.used(report.usage)
+        place.usage = report.usage
 
     def _died(self, place: _Place) -> None:
-        place.clear()
-        if self._closed or self._broken is not None:
-            return
+        place.earlier, place.usage = place.earlier.plus(place.usage), UNUSED
         self.faults["player_died"] += 1
         self._deaths.append(self.turns)
         while self._deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
@@ -223,8 +214,8 @@ class PlayerProcesses:
             )
 
     async def close(self) -> None:
-        """End all of them."""
-        self._closed = True
+        """End all of them; episodes that are still being opened start no other."""
+        self._broken = self._broken or PlayerError("the run has ended, and its rollout processes with it")
         for place in self._places:
             if place.player is not None:
                 place.player.end()

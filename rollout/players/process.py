@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rollout.errors import SlimeVerlogError
-from rollout.play.episode import Episode, open_episode
+from rollout.play.episode import Episode
 from rollout.play.runtime import Runtime, build_runtime
 from rollout.play.slots import replay_episode
 from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
@@ -121,11 +121,7 @@ class Player:
     async def open(self, key: int, spec: EpisodeSpec, replay: Replay) -> Progress:
         """Start the episode, or replay what was played of it."""
         await self.close(key)  # what is left of it if the manager gave up waiting
-        if replay.answers:
-            episode = await replay_episode(self.runtime, spec, replay)
-        else:
-            episode = await open_episode(self.runtime, spec)
-        self._episodes[key] = episode
+        self._episodes[key] = episode = await replay_episode(self.runtime, spec, replay)
         return Progress(_state(episode), prompt_change(NOTHING, episode.prompt), episode.digests)
 
     async def ask(self, key: int, params: Mapping[str, Any]) -> tuple[FinishReason, tuple[str, ...]]:
@@ -148,11 +144,11 @@ class Player:
         if (episode := self._episodes.pop(key, None)) is not None:
             await episode.close()
 
-    async def evaluate(self, spec: EpisodeSpec, detailed: bool) -> tuple[Any, list[Any]]:
+    async def evaluate(self, spec: EpisodeSpec) -> tuple[Any, list[Any]]:
         """Play a whole held-out episode; return its result without turns, and each turn with its prompt's change."""
         from rollout.evaluate import play_episode
 
-        result = await play_episode(self.runtime, spec, detailed=detailed)
+        result = await play_episode(self.runtime, spec)
         before = [NOTHING, *(turn.prompt for turn in result.turns)]
         changes = (prompt_change(old, turn.prompt) for old, turn in zip(before, result.turns, strict=False))
         packed = [(turn_values(turn), change) for turn, change in zip(result.turns, changes, strict=True)]

@@ -64,10 +64,11 @@ class Link(asyncio.Protocol):
         messages, self._outbox = self._outbox, []
         if self._transport is None:
             return
+        footer = self._footer()  # once: it may tell only what is new
         try:
-            body = dumps((messages, self._footer()))
+            body = dumps((messages, footer))
         except Exception:  # one of them cannot be pickled
-            body = dumps(([_portable(message) for message in messages], self._footer()))
+            body = dumps(([_portable(message) for message in messages], footer))
         self._transport.write(HEADER.pack(len(body)) + body)
 
     def abort(self) -> None:

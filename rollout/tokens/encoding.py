@@ -202,13 +202,13 @@ class DeltaEncoder:
         return self.decode(ids)
 
     def token_span(self, response_ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
-        """The tokens [start, end) that hold the characters [start, end) of the response's text."""
-        if span is None:
+        """Return the tokens [start, end) that hold the characters [start, end) of the response's text, if any do."""
+        if span is None or span[0] >= span[1]:
             return None
         chars, counts = self.text.chars_within(response_ids), range(len(response_ids) + 1)
         start, end = (bisect_right(counts, limit, key=chars) - 1 for limit in span)
-        covers = chars(end) < span[1] and end < len(response_ids)
-        return start, max(start, end + covers)
+        end += chars(end) < span[1] and end < len(response_ids)
+        return (start, end) if start < end else None
 
 
 def _image_encoder(

@@ -63,10 +63,6 @@ class Utilization:
         self.in_flight += change
 
     def snapshot(self) -> Usage:
-        """The totals up to now, for `since`."""
+        """The totals up to now; a period's are the difference between two snapshots."""
         self._count(0)
         return self._usage
-
-    def since(self, earlier: Usage) -> Usage:
-        """The difference between now and an earlier snapshot."""
-        return Usage(*(now - before for now, before in zip(self.snapshot(), earlier, strict=True)))

@@ -370,6 +370,24 @@ def test_budgets_that_cannot_work_are_refused(tmp_path: Path, memory: dict[str, 
         check_generate(args, load_settings(args))
 
 
+async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = {**NOTES, "every": 1, "keep": 0}
+    ((whole,), prompts) = await play(tmp_path, 0, 1, memory=memory, **one_slot(4))
+    lengths = [len(ids) for ids in prompts]
+    assert lengths[1] > max(lengths[0], lengths[2]) + 20, "the request for notes is longer than that for an action"
+    assert whole.metrics["rollout/faults/notes_not_asked"] == 0
+    limit = lengths[1] - 1
+    for number in range(2):  # a replay counts nothing again
+        keys = {**one_slot(4), "rollout_max_prompt_len": limit}
+        ((output,), prompts) = await play(tmp_path, number, number + 1, memory=memory, **keys)
+        assert not any(asked(chatml_tokenizer().decode(ids)) for ids in prompts)
+        assert output.metrics["rollout/faults/notes_not_asked"] == 4
+    warning, _ = [record.getMessage() for record in caplog.records if "asks for notes" in record.getMessage()]
+    assert "does not fit" in warning and "memory.budget" in warning
+
+
 def test_history_full_is_refused_with_notes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"only grows; memory.kind: notes replaces .* use history: window"):
         load_settings(rollout_args(tmp_path, memory=NOTES, history="full"))

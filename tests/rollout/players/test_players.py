@@ -13,6 +13,8 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
 from rollout.evaluate import evaluate
 from rollout.play.runtime import Runtime, close_runtimes, get_runtime
+from rollout.players import manager
+from rollout.players.launch import Launched, launch
 from rollout.players.manager import MAX_DEATHS, PlayerProcesses
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
@@ -24,6 +26,7 @@ from tests.rollout.test_continuous import Engine, no_gap_and_none_twice
 from tests.rollout.test_vlm_games import settings
 
 LONG = {"turn_quota": "per_env", "env": {"max_length": 40}}
+NOTES = {"memory": {"kind": "notes", "every": 2, "budget": 2000, "keep": 1, "max_tokens": 24}}
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +38,8 @@ def warm() -> Iterator[None]:
 class Run:
     """Batches of one run, whose players a test can kill while it plays."""
 
-    def __init__(self, folder: Path, engine: ScriptedEngine, **keys: Any) -> None:
-        self.args = rollout_args(folder, engine.port, **{**LONG, **keys})
+    def __init__(self, folder: Path, engine: ScriptedEngine | None = None, **keys: Any) -> None:
+        self.args = rollout_args(folder, 1 if engine is None else engine.port, **{**LONG, **keys})
         self.source = EpisodeSource(self.args)
 
     async def batch(self, number: int, collect: Any = fixed_turn.collect) -> Any:
@@ -63,12 +66,14 @@ def turns_of(outputs: list[Any]) -> list[tuple[int, int]]:
     return [(s.metadata["episode_id"], s.metadata["round_number"]) for s in samples]
 
 
-@pytest.mark.parametrize("history", ["window", "full"])
-async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(tmp_path: Path, history: str) -> None:
+@pytest.mark.parametrize("keys", [{"history": "window"}, {"history": "full"}, NOTES], ids=["window", "full", "notes"])
+async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
     runs: list[list[Any]] = []
     for processes in (1, 2):
         async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-            run = Run(tmp_path, engine, rollout_processes=processes, history=history)
+            run = Run(tmp_path, engine, rollout_processes=processes, **keys)
 
             def killing(number: int, run: Run = run, processes: int = processes) -> float:
                 if processes > 1 and number in (17, 41):
@@ -82,8 +87,39 @@ async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(tmp_
                 await close_runtimes()
     alone, killed = runs
     assert content(alone) == content(killed)
+    assert all(("summary/turns" in output.metrics) == (keys is NOTES) for output in killed)
     assert sum(output.metrics["rollout/faults/player_died"] for output in killed) == 2
     assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in killed)
+
+
+async def test_continuous_batches_with_notes_are_resumed_and_survive_a_kill(tmp_path: Path) -> None:
+    outputs: list[Any] = []
+    for number in range(3):  # with 4 slots and a batch of 7, some slots stop between notes and the next turn
+        async with Engine() as engine:
+            load = {"load": str(tmp_path / "save")} if number else {}
+            sizes = {"rollout_batch_size": 7, "global_batch_size": 7, "turn_quota": "global"}
+            run = Run(tmp_path, engine, rollout_processes=2, max_staleness=1, **NOTES, **sizes, **load)
+            if number:
+                run.source.load(number - 1)
+
+            def killing(request: int, run: Run = run) -> float:
+                if request == 5:
+                    asyncio.get_running_loop().create_task(run.kill(0))
+                return 0.005
+
+            engine.delay = killing
+            try:
+                outputs.append(await run.batch(number, continuous.collect))
+                run.source.save(number)
+            finally:
+                await close_runtimes()
+    assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in outputs)
+    assert all(output.metrics["rollout/faults/episodes_lost_at_resume"] == 0 for output in outputs)
+    no_gap_and_none_twice(turns_of(outputs))
+    assert len(turns_of(outputs)) == 21
+    samples = [s for output in outputs for group in output.samples for s in group if s.metadata["kind"] == "turn"]
+    notes = [s.metadata["round_number"] for s in samples if "summary" in s.metadata]
+    assert notes and all(number % 3 == 2 for number in notes)
 
 
 async def test_the_episodes_of_a_killed_player_that_cannot_be_replayed_fail_and_are_counted(tmp_path: Path) -> None:
@@ -155,14 +191,22 @@ async def test_a_run_is_resumed_with_another_number_of_processes(tmp_path: Path)
     assert whole[1][0].metrics["rollout/faults/episodes_lost_at_resume"] == 0
 
 
-async def test_an_evaluation_has_the_results_of_one_process(tmp_path: Path) -> None:
+async def test_an_evaluation_has_the_results_of_one_process_although_a_player_is_killed(tmp_path: Path) -> None:
     results = []
     for processes in (1, 2):
         async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
             evaluation = {"episodes": 6, "max_turns": 8}
             run = Run(tmp_path, engine, rollout_processes=processes, history="full", eval=evaluation)
+
+            def killing(number: int, run: Run = run, processes: int = processes) -> float:
+                if processes > 1 and number == 9:
+                    asyncio.get_running_loop().create_task(run.kill(1))
+                return 0.005
+
+            engine.delay = killing
             try:
                 output = await evaluate(run.args, run.source)
+                assert (await run.runtime()).fault_counts()["player_died"] == processes - 1
             finally:
                 await close_runtimes()
         results.append((output.metrics, [sample_bytes(s) for s in output.data["count"]["samples"]]))
@@ -202,6 +246,60 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
     assert output.metrics["rollout/engine_concurrency"] > 0 and output.metrics["turn/host_s"] > 0
     shares = [output.metrics[f"rollout/process/{number}/engine_concurrency"] for number in range(2)]
     assert output.metrics["rollout/engine_concurrency"] == pytest.approx(sum(shares))
+
+
+class Launches(list[Launched]):
+    """Counts the players that are started; after `stop_at` of them, `reached` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
+        self.reached = asyncio.Event()
+
+        async def launching(number: int) -> Launched:
+            self.append(await launch(number))
+            if len(self) == stop_at:
+                self.reached.set()
+            return self[-1]
+
+        monkeypatch.setattr(manager, "launch", launching)
+
+
+async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_player(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches(monkeypatch, stop_at=1)
+    run = Run(tmp_path, rollout_processes=2)
+    players = (await run.runtime()).players
+    assert isinstance(players, PlayerProcesses)
+    await players.live(players._places[0])
+    opening = [asyncio.create_task(players.open(run.source.episode(k))) for k in range(2)]
+    await asyncio.sleep(0)  # one in the player that runs, one in the player that is being started
+    await close_runtimes()
+    for task in opening:
+        with pytest.raises(PlayerError, match="the run has ended"):
+            await task
+    assert len(launches) == 2 and players.faults["player_died"] == 0
+    assert all(place.player is None or place.player.lost for place in players._places)
+
+
+async def test_a_start_that_is_cancelled_is_no_death_and_leaves_the_reason_why_players_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches(monkeypatch, stop_at=1)
+    run = Run(tmp_path, rollout_processes=2)
+    players = (await run.runtime()).players
+    assert isinstance(players, PlayerProcesses)
+    starting = asyncio.create_task(players.live(players._places[0]))
+    await launches.reached.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)  # connected, and building its runtime
+    players._broken = reason = ConfigError("no tokenizer")
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        await players.live(players._places[1])
+    await close_runtimes()
+    assert players._broken is reason and players.faults["player_died"] == 0
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,35 @@
 """Turns cross the connection in compact form and arrive as they were; prompts of a conversation share memory."""
 
+import asyncio
 import pickle
+import socket
 from array import array
 from typing import Any
 
 import torch
 
-from rollout.players.wire import NOTHING, changed_prompt, dumps, prompt_change, read_turn, turn_values
+from rollout.players.wire import NOTHING, Link, changed_prompt, dumps, prompt_change, read_turn, turn_values
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Span, Turn
 
 
 def over(value: Any) -> Any:
     return pickle.loads(dumps(value))
+
+
+async def test_what_an_end_reports_is_not_lost_with_a_message_that_cannot_be_pickled() -> None:
+    reports, frames = iter(["new", None]), asyncio.Queue[Any]()
+    sender = Link(lambda *_: None, lambda: None, lambda: next(reports))
+    receiver = Link(lambda *frame: frames.put_nowait(frame), lambda: None)
+    for link, end in zip((sender, receiver), socket.socketpair(), strict=True):
+        await asyncio.get_running_loop().create_connection(lambda link=link: link, sock=end)
+    sender.send((1, True, "fine"))
+    sender.send((2, True, lambda: None))
+    (fine, refused), report = await frames.get()
+    assert fine == (1, True, "fine") and refused[:2] == (2, False) and "cannot be pickled" in str(refused[2])
+    assert report == "new"
+    sender.abort()
+    receiver.abort()
 
 
 def test_a_turn_arrives_as_it_was_in_few_bytes() -> None:
