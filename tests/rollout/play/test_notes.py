@@ -227,7 +227,7 @@ async def test_episodes_of_text_players_show_record_and_export_notes(tmp_path: P
 
 async def test_other_memories_log_nothing_about_notes(tmp_path: Path) -> None:
     ((output,), _) = await play(tmp_path, 0, 1, memory={"n": 1})
-    assert not [name for name in output.metrics if "notes" in name]
+    assert not [name for name in output.metrics if "notes" in name and not name.startswith("rollout/faults/")]
     assert not [s for group in output.samples for s in group if "notes" in s.metadata]
 
 
