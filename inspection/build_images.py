@@ -9,12 +9,9 @@ was built.
 """
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Any
 
 from inspection import target
-
-if TYPE_CHECKING:
-    from envs.mixture import TaskSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-def build_images_of(task: "TaskSpec") -> list[str]:
+def build_images_of(task: Any) -> list[str]:
     """Build the images of a Harbor task, or of all tasks of `*`; print a line for each; return those that failed."""
     import time
 
@@ -54,7 +51,7 @@ def build_images_of(task: "TaskSpec") -> list[str]:
         began = time.monotonic()
         try:
             build_image(recipe_of(folder), settings, lambda text: print(f"  {text}", flush=True))
-        except (SlimeVerlogError, UnsupportedLine) as error:
+        except (SlimeVerlogError, UnsupportedLine, OSError) as error:
             failed.append(folder.name)
             print(f"{folder.name}: not built: {str(error).removeprefix(f'{folder.name}: ')}", flush=True)
         else:

@@ -62,8 +62,8 @@ class GymnasiumText(TextGame):
         super().__init__(settings)
         self.task, self.seed, self.deterministic = task, seed, settings.deterministic
         self.env = _make_readable(settings, task)
-        self._read = observation_reader(self.env, settings)
-        self.actions, self._values = _name_actions(self.env, settings)
+        self._read = observation_reader(self.env, settings.describe, settings.text_key)
+        self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
         self._aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
         self.default_action = _choose_default(self.env, settings, self.actions)
@@ -78,7 +78,8 @@ class GymnasiumText(TextGame):
         return self._frame(observation)
 
     def play(self, action: str) -> Frame:
-        value = self._values[action] if self._values else action
+        space = self.env.action_space
+        value = int(space.start) + [*self.actions].index(action) if isinstance(space, spaces.Discrete) else action
         observation, paid, terminated, truncated, info = self.env.step(value)
         reward = float(paid)
         progression = info.get("progression", info.get("is_success", terminated and reward > 0))
@@ -112,31 +113,27 @@ build_env = GymnasiumText.from_sample
 
 def _make_readable(settings: GymnasiumSettings, task: str) -> gymnasium.Env:
     """Make the environment; if its observations are no text, but it can print itself, make one that does."""
-    kwargs = dict(settings.kwargs)
-    if settings.task_kwarg:
-        kwargs[settings.task_kwarg] = task
+    kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
     if settings.vlm:
         kwargs.setdefault("render_mode", "rgb_array")
-    env = _make(settings.id or task, kwargs, settings)
+    env = _make(settings.id or task, kwargs, settings.max_steps)
     if "render_mode" in kwargs or settings.describe or not prints_text(env):
         return env
     env.close()
-    return _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings)
+    return _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
 
 
-def _make(name: str, kwargs: Mapping[str, Any], settings: GymnasiumSettings) -> gymnasium.Env:
+def _make(name: str, kwargs: Mapping[str, Any], max_steps: int | None) -> gymnasium.Env:
     """Make the environment; `max_steps` replaces the registered step limit."""
     if _is_import_path(name):
         env = load_attribute(name, "env.id")(**kwargs)
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(f"env.id: {name} made {env!r}, which is not a gymnasium environment")
-        return gymnasium.wrappers.TimeLimit(env, settings.max_steps) if settings.max_steps else env
+        return gymnasium.wrappers.TimeLimit(env, max_steps) if max_steps else env
     try:
-        return gymnasium.make(name, max_episode_steps=settings.max_steps, disable_env_checker=True, **kwargs)
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"env.id: {name} needs the package {error.name}; install it") from error
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise MissingDependencyError(f"env.id: {name}: {error}") from error
+        return gymnasium.make(name, max_episode_steps=max_steps, disable_env_checker=True, **kwargs)
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        raise MissingDependencyError(f"env.id: {name} needs a package that is not installed: {error}") from error
     except gymnasium.error.Error as error:
         raise ConfigError(f"env.id: gymnasium cannot make {name!r}: {error}") from error
 
@@ -149,19 +146,17 @@ def _is_import_path(name: str) -> bool:
     return bool(colon) or ("." in name and all(part.isidentifier() for part in name.split(".")))
 
 
-def _name_actions(
-    env: gymnasium.Env, settings: GymnasiumSettings
-) -> tuple[Mapping[str, str] | Sequence[str], dict[str, int]]:
-    """Return the action names and, for Discrete spaces, the number that each stands for."""
+def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[str, str] | Sequence[str]:
+    """Return the names of the actions: of all, in order, for Discrete spaces; of the allowed ones for Text."""
     space = env.action_space
     if isinstance(space, spaces.Text):
-        return settings.actions or (), {}
+        return settings.actions or ()
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
     names = settings.actions or _names_from(env, int(space.n)) or [str(space.start + i) for i in range(space.n)]
     if len(names) != space.n:
         raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
-    return names, {name: int(space.start) + place for place, name in enumerate(names)}
+    return names
 
 
 def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[str] | None:

@@ -1,18 +1,14 @@
 """Puts the observations of gymnasium environments into text: text entries, what `render` prints, or numbers."""
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.loading import load_attribute
-
-if TYPE_CHECKING:
-    from envs.gymnasium_text.env import GymnasiumSettings
 
 _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLORED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
@@ -23,19 +19,19 @@ def prints_text(env: gymnasium.Env) -> bool:
     return not _holds_text(env.observation_space) and "ansi" in (env.metadata.get("render_modes") or ())
 
 
-def observation_reader(env: gymnasium.Env, settings: "GymnasiumSettings") -> Callable[[Any], Any]:
-    """Return the function from an observation to its text.
+def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:
+    """Return the function from an observation to its text, for the settings `describe` and `text_key`.
 
     Raises:
         ConfigError: the observations have no text form, or `text_key` is needed or wrong.
     """
     space = env.observation_space
-    if settings.describe:
-        return load_attribute(settings.describe, "env.describe")
+    if describe:
+        return load_attribute(describe, "env.describe")
     if isinstance(space, spaces.Text):
         return lambda observation: observation
-    if settings.text_key is not None or _holds_text(space):
-        return _entry_reader(env, settings.text_key)
+    if text_key is not None or _holds_text(space):
+        return _entry_reader(env, text_key)
     if env.render_mode == "ansi":
         return lambda _: name_colors(str(env.render()))
     if not _holds_only_numbers(space):
@@ -78,8 +74,8 @@ def _entry_reader(env: gymnasium.Env, key: str | None) -> Callable[[Any], Any]:
     if key is None:
         raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
     if key not in space.spaces:
-        near = difflib.get_close_matches(key, space.spaces, n=1) or list(space.spaces)
-        raise ConfigError(f"env.text_key: observations have no entry {key!r}; they have {', '.join(near)}")
+        hint = did_you_mean(key, space.spaces, f"they have {', '.join(space.spaces)}")
+        raise ConfigError(f"env.text_key: observations have no entry {key!r}; {hint}")
     return lambda observation: observation[key]
 
 

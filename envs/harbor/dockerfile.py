@@ -4,13 +4,14 @@
 takes only what the export does not hold: working directory, variables and user.
 """
 
+import contextlib
 import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from envs.harbor.instructions import Instruction, UnsupportedLine, expand, read_instructions
+from envs.harbor.instructions import Instruction, UnsupportedLine, read_instructions
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -29,7 +30,7 @@ WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 
 @dataclass(frozen=True)
 class Copy:
-    """One `COPY`: sources relative to the `environment` folder, and an absolute target."""
+    """One `COPY` or `ADD`: its sources as written, and an absolute target."""
 
     sources: tuple[str, ...]
     target: str
@@ -69,7 +70,9 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
                 raise UnsupportedLine(f"{step.line} starts a second build stage")
             _check_base(step, has_tool, base_images)
         elif step.name == "COPY":
-            image = replace(image, copies=(*image.copies, _copy(step, image)))
+            if step.heredocs or dict(step.flags).keys() - {"chown"}:
+                raise UnsupportedLine(f"{step.line} needs an image build")
+            image = replace(image, copies=(*image.copies, read_copy(step, image.folder, image.variables)))
         elif step.name in ("ENV", "WORKDIR", "USER"):
             image = with_setting(step, image, image.variables)
         elif step.name not in WITHOUT_EFFECT:
@@ -86,15 +89,13 @@ def read_exported(text: str) -> Image:
         if step.name == "FROM":
             image = Image(variables={"PATH": PATH})
         elif step.name in ("ENV", "WORKDIR", "USER"):
-            try:
+            with contextlib.suppress(UnsupportedLine):
                 image = with_setting(step, image, image.variables)
-            except UnsupportedLine:
-                continue
     return image
 
 
 def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images: Sequence[str]) -> None:
-    name = (step.flags()[1].split() or [""])[0]
+    name = (step.arguments.split() or [""])[0]
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images):
         return
     short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
@@ -106,17 +107,17 @@ def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images:
         raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
 
 
-def _copy(step: Instruction, image: Image) -> Copy:
-    paths = step.words(image.variables)
-    if len(paths) < 2 or step.heredocs or set(step.flags()[0]) - {"chown"}:
-        raise UnsupportedLine(f"{step.line} needs an image build")
-    *sources, target = paths
-    return Copy(tuple(sources), absolute(step, target, image.folder), is_folder(paths), step.line)
+def read_copy(step: Instruction, folder: str, variables: Mapping[str, str]) -> Copy:
+    """Read a COPY or ADD whose target may be relative to `folder`.
 
-
-def is_folder(paths: Sequence[str]) -> bool:
-    """Whether the words of a COPY say that its target, the last one, is a folder that receives the sources."""
-    return paths[-1].endswith(("/", "/.")) or paths[-1] == "." or len(paths) > 2
+    Raises:
+        UnsupportedLine: it has no source and target, or cannot be read.
+    """
+    *sources, target = step.words(variables) or [""]
+    if not sources:
+        raise UnsupportedLine(f"{step.line} needs a source and a target")
+    into = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
+    return Copy(tuple(sources), _absolute(step, target, folder), into, step.line)
 
 
 def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
@@ -130,24 +131,19 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
     value = " ".join(step.words(variables))
     if step.name == "USER":
         return replace(image, user=value.split(":")[0] or "root")
-    folder = absolute(step, value, image.folder)
+    folder = _absolute(step, value, image.folder)
     return replace(image, folder=folder, folders=(*image.folders, folder))
 
 
 def _read_env(step: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
-    name, _, value = step.rest.partition(" ")
+    name = "".join(step.rest.split()[:1])
     if "=" not in name:  # the old form, ENV NAME the whole rest
-        return {name: expand(step.line, value.strip(), variables)}
+        return {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
     pairs = (word.partition("=") for word in step.words(variables))
     return {name: value for name, _, value in pairs}
 
 
-def absolute(step: Instruction, path: str, folder: str) -> str:
-    """A path of the image, which may be relative to `folder`.
-
-    Raises:
-        UnsupportedLine: it has a `..`.
-    """
+def _absolute(step: Instruction, path: str, folder: str) -> str:
     whole = PurePosixPath(folder) / path
     if ".." in whole.parts:
         raise UnsupportedLine(f"{step.line} has a path with ..")

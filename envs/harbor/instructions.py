@@ -6,7 +6,7 @@ Written here because `dockerfile-parse`, the library on PyPI, does not know here
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
 _VARIABLE = r"\$\{(?P<name>\w+)(?::(?P<mode>[-+])(?P<word>[^}]*))?\}|\$(?P<plain>\w+)"
@@ -15,6 +15,8 @@ _PIECE = re.compile(
     re.DOTALL,
 )
 _QUOTED_PIECE = re.compile(rf"""\\(?P<escaped>["\\$])|{_VARIABLE}|(?P<other>.)""", re.DOTALL)
+_LITERAL = ("space", "single", "escaped", "other")
+_FLAGS = re.compile(r"^(--[\w-]+(=\S*)?\s*)+")
 _ODD = re.compile(r"\$\{(?!\w+(?::[-+][^}]*)?\})")
 
 
@@ -48,85 +50,79 @@ class Instruction:
         where = f"line {self.number} of environment/Dockerfile" if self.number else "env.build_command"
         return f"{where} ({self.name} {shown})"
 
-    def flags(self) -> tuple[Mapping[str, str], str]:
-        """The leading `--name=value` flags, and the other arguments."""
-        found, rest = dict[str, str](), self.rest
-        while flag := re.match(r"--([\w-]+)(?:=(\S*))?\s*", rest):
-            found[flag[1]] = flag[2] or ""
-            rest = rest[flag.end() :]
-        return found, rest
+    @property
+    def flags(self) -> list[tuple[str, str]]:
+        """The leading flags `--name=value`; a name may come several times."""
+        return re.findall(r"--([\w-]+)(?:=(\S*))?", self.rest.removesuffix(self.arguments))
+
+    @property
+    def arguments(self) -> str:
+        """What follows the flags."""
+        return _FLAGS.sub("", self.rest)
 
     def listed(self) -> list[str] | None:
-        """The arguments after the flags if they are a JSON list, as in `CMD ["ls"]`."""
-        rest = self.flags()[1]
+        """The arguments if they are a JSON list, as in `CMD ["ls"]`."""
         try:
-            found = json.loads(rest) if rest.startswith("[") else None
+            found = json.loads(self.arguments) if self.arguments.startswith("[") else None
         except ValueError:
             return None
         is_list = isinstance(found, list) and all(isinstance(word, str) for word in found)
         return found if is_list else None
 
     def words(self, variables: Mapping[str, str]) -> list[str]:
-        """The arguments after the flags, without quotes and with variables filled in.
+        """The arguments, without quotes and with variables filled in.
 
         Raises:
             UnsupportedLine: a quote without its end, or a substitution that docker does not know either.
         """
         listed = self.listed()
         if listed is not None:
-            return [expand(self.line, word, variables) for word in listed]
-        rest, found, word = self.flags()[1], list[str](), None
-        for piece in _PIECE.finditer(_checked(self.line, rest)):
-            if piece["space"] is None:
-                word = (word or "") + _value(self.line, piece, variables)
+            return [self.expand(word, variables) for word in listed]
+        found, word = list[str](), None
+        for space, text in self._pieces(f"{self.arguments} ", variables):
+            if not space:
+                word = (word or "") + text
             elif word is not None:
                 found.append(word)
                 word = None
-        return found if word is None else [*found, word]
+        return found
 
+    def expand(self, text: str, variables: Mapping[str, str]) -> str:
+        """Read `text` as one word. Raises as `words`."""
+        return "".join(space or piece for space, piece in self._pieces(text, variables))
 
-def expand(line: str, text: str, variables: Mapping[str, str]) -> str:
-    """Read `text` as one word.
-
-    Raises:
-        UnsupportedLine: see `Instruction.words`.
-    """
-    pieces = _PIECE.finditer(_checked(line, text))
-    return "".join(piece["space"] or _value(line, piece, variables) for piece in pieces)
+    def _pieces(self, text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Split a text into white space (first entry), and what stands between (second)."""
+        if _ODD.search(text):
+            raise UnsupportedLine(f"{self.line} uses a substitution that is not supported")
+        for piece in _PIECE.finditer(text):
+            if piece["other"] in ("'", '"'):
+                raise UnsupportedLine(f"{self.line} has a quote without its end")
+            double = piece["double"]
+            yield piece["space"] or "", _value(piece, variables) if double is None else fill_in(double, variables)
 
 
 def fill_in(text: str, variables: Mapping[str, str]) -> str:
     """Replace variables and `\\$` as in double quotes; unknown ones become empty, as in docker."""
-    return _QUOTED_PIECE.sub(lambda piece: _plain_value(piece, variables), text)
+    return _QUOTED_PIECE.sub(lambda piece: _value(piece, variables), text)
 
 
-def _checked(line: str, text: str) -> str:
-    if _ODD.search(text):
-        raise UnsupportedLine(f"{line} uses a substitution that is not supported")
-    return text
-
-
-def _value(line: str, piece: re.Match[str], variables: Mapping[str, str]) -> str:
-    if piece["other"] in ("'", '"'):
-        raise UnsupportedLine(f"{line} has a quote without its end")
-    if piece["single"] is not None:
-        return piece["single"]
-    return _plain_value(piece, variables) if piece["double"] is None else fill_in(piece["double"], variables)
-
-
-def _plain_value(piece: re.Match[str], variables: Mapping[str, str]) -> str:
-    literal = piece["escaped"] or piece["other"]
-    if literal is not None:
-        return literal
+def _value(piece: re.Match[str], variables: Mapping[str, str]) -> str:
+    literals = [text for name, text in piece.groupdict().items() if name in _LITERAL and text is not None]
+    if literals:
+        return literals[0]
     value = variables.get(piece["name"] or piece["plain"], "")
-    if piece["mode"]:
-        is_set = bool(value)
-        return fill_in(piece["word"], variables) if is_set == (piece["mode"] == "+") else value * (piece["mode"] == "-")
-    return value
+    if piece["mode"] and bool(value) == (piece["mode"] == "+"):
+        return fill_in(piece["word"], variables)
+    return "" if piece["mode"] == "+" else value
 
 
 def read_instructions(text: str) -> Iterator[Instruction]:
-    """Split a Dockerfile; continued lines are joined, comments dropped, and heredocs kept apart."""
+    """Split a Dockerfile; continued lines are joined, comments dropped, and heredocs kept apart.
+
+    Raises:
+        UnsupportedLine: a heredoc has no end.
+    """
     lines = iter(enumerate(text.splitlines(), 1))
     number, pending = 0, ""
     for count, raw in lines:
@@ -143,16 +139,17 @@ def read_instructions(text: str) -> Iterator[Instruction]:
 
 
 def _instruction(number: int, text: str, lines: Iterator[tuple[int, str]]) -> Instruction:
-    name, rest = re.fullmatch(r"(\S+)\s*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    name, heredocs = name.upper(), list[Heredoc]()
-    for found in _HEREDOC.finditer(rest) if name in ("ADD", "COPY", "RUN") else ():
+    name, *rest = text.split(None, 1)
+    step, heredocs = Instruction(number, name.upper(), "".join(rest)), list[Heredoc]()
+    for found in _HEREDOC.finditer(step.rest) if step.name in ("ADD", "COPY", "RUN") else ():
         if mark := found["mark"]:
-            is_indented = found[0].lstrip("0123456789").startswith("<<-")
-            body = list[str]()
+            is_indented, body = found[0].lstrip("0123456789").startswith("<<-"), list[str]()
             for _, raw in lines:
-                raw = raw.lstrip("\t") if is_indented else raw
-                if raw == mark:
+                line = raw.lstrip("\t") if is_indented else raw
+                if line == mark:
                     break
-                body.append(f"{raw}\n")
+                body.append(f"{line}\n")
+            else:
+                raise UnsupportedLine(f"{step.line} has a heredoc without its end, {mark}")
             heredocs.append(Heredoc(mark, "".join(body), bool(found[1])))
-    return Instruction(number, name, rest, tuple(heredocs))
+    return replace(step, heredocs=tuple(heredocs))

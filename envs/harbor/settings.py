@@ -1,10 +1,9 @@
 """The settings of Harbor tasks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from pydantic import model_validator
 
@@ -43,8 +42,6 @@ class HarborSettings(ShellSettings):
     """Seconds that the build of one image may take. `memory_mb` holds as well."""
     build_mb: int = Field(default=8192, ge=1)
     """Files that one RUN may write, in MB."""
-    build_processes: int = Field(default=1024, ge=1)
-    """Processes and threads that a RUN may have at once."""
     base_images: tuple[str, ...] = ()
     """Patterns of further base images whose programs this machine has, such as `ghcr.io/acme/ubuntu:*`. Official
     images such as `ubuntu` and `python` are known."""
@@ -81,9 +78,9 @@ class HarborSettings(ShellSettings):
     """Size that the files of an episode may reach, in MB; less if the task's `storage_mb` is less."""
 
     @model_validator(mode="after")
-    def _check(self) -> HarborSettings:
+    def _check(self) -> Self:
         if any(
-            not place.startswith("/") or ".." in place.split("/") or place.strip("/") == "" for place in self.writable
+            not place.startswith("/") or ".." in place.split("/") or not place.strip("/") for place in self.writable
         ):
             raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
         if self.images is not None and self.rootfs is not None:

@@ -34,23 +34,19 @@ def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
     Raises:
         ConfigError: it has not been built, or only from other files.
     """
-    file = record_of(recipe, settings)
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{recipe.task}: env.images ({settings.image_store()}) has no image of the task as it is now; run: "
-            "slime-verlog build-images CONFIG"
-        ) from None
-    image = Image(folder=told["folder"], variables=told["variables"], user=told["user"])
-    return settings.image_store() / "layers" / told["layer"], image
+    file, store = record_of(recipe, settings), settings.image_store()
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not told or not (store / told["tree"]).is_dir():
+        why = f"env.images ({store}) has no image of the task as it is now"
+        raise ConfigError(f"{recipe.task}: {why}; run: slime-verlog build-images CONFIG")
+    return store / told["tree"], Image(told["folder"], told["variables"], told["user"])
 
 
-def keep_image(recipe: Recipe, settings: HarborSettings, layer: str, image: Image) -> None:
-    """Write the record of a task's image, whose files are `layers/LAYER`."""
-    file = record_of(recipe, settings)
+def keep_image(recipe: Recipe, settings: HarborSettings, tree: Path, image: Image) -> None:
+    """Write the record of a task's image, whose files lie in the folder `tree` of the store."""
+    file, place = record_of(recipe, settings), str(tree.relative_to(settings.image_store()))
     file.parent.mkdir(exist_ok=True)
-    told = {"layer": layer, "folder": image.folder, "variables": dict(image.variables), "user": image.user}
+    told = {"tree": place, "folder": image.folder, "variables": dict(image.variables), "user": image.user}
     fresh = file.with_suffix(".new")
     fresh.write_text(json.dumps(told), encoding="utf-8")
     fresh.replace(file)
@@ -58,8 +54,9 @@ def keep_image(recipe: Recipe, settings: HarborSettings, layer: str, image: Imag
 
 def record_of(recipe: Recipe, settings: HarborSettings) -> Path:
     """The file with a task's record; its name changes with all that the image depends on."""
-    given = (sorted(settings.base_sources.items()), sorted(settings.build_args.items()))
-    key = key_of(recipe.text, context_digest(recipe.context), given, settings.build_command)
+    sources = [*settings.base_sources.items()]  # the first that fits counts
+    given = (sources, sorted(settings.build_args.items()), settings.build_command)
+    key = key_of(recipe.text, context_digest(recipe.context), given)
     return settings.image_store() / "tasks" / f"{recipe.task}-{key}.json"
 
 

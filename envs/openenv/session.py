@@ -328,3 +328,20 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         cause, found = error, f"its {SCHEMA_PATH} has no schemas ({error})"
     raise EnvironmentFault(f"{url} is not an OpenEnv server: {found}; correct env.url") from cause
+
+
+def count_sessions(settings: OpenEnvSettings, most: int) -> int:
+    """Open sessions on all servers until they are full, at most `most`; return how many they gave at once.
+
+    Raises:
+        EnvironmentFault: a server cannot be reached or does not answer.
+    """
+    count = 0
+    with contextlib.ExitStack() as opened:
+        for url in settings.urls:
+            while count < most:
+                session = opened.enter_context(contextlib.closing(Session(url, settings)))
+                if not session.is_admitted():
+                    break
+                count += 1
+    return count

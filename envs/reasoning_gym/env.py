@@ -45,8 +45,7 @@ class ReasoningGym(TextGame):
         super().__init__(settings)
         self.task, self.max_steps = task, settings.max_steps or settings.answer_retries + 1
         self._random = OwnRandomness(seed)
-        library = import_extra("reasoning_gym.factory", "reasoning-gym", "reasoning-gym")
-        import_extra("reasoning_gym", "reasoning-gym", "reasoning-gym")  # registers the generators
+        library = import_extra("reasoning_gym", "reasoning-gym", "reasoning-gym").factory
         with self._random.in_place():
             self._dataset = _make(library, task, seed, settings)
         self.entry: dict[str, Any] = {}
@@ -61,19 +60,17 @@ class ReasoningGym(TextGame):
         return candidate or None
 
     def play(self, action: str) -> Frame:
-        failed = 0.0
+        score, metrics = 0.0, {"verifier_failed": 0.0}
         with self._random.in_place():
             try:
                 score = float(self._dataset.score_answer(action, self.entry))
             except Exception:  # several verifiers fail at an answer of another form, such as a word for a number
-                score, failed = 0.0, 1.0
+                metrics["verifier_failed"] = 1.0
         self._answers += 1
         right = score >= 1.0
         last = right or self._answers >= self.max_steps
         text = "Your answer is right." if right else f"Your answer is not right. Its score is {score:.2f} of 1."
-        progression = min(max(score, 0.0), 1.0)
-        metrics = {"verifier_failed": failed}
-        return Frame(text, reward=score * last, terminated=last, progression=progression, metrics=metrics)
+        return Frame(text, "", score * last, last, progression=min(max(score, 0.0), 1.0), metrics=metrics)
 
 
 SETTINGS = ReasoningGymSettings
@@ -90,25 +87,19 @@ def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSetti
     if task not in library.DATASETS:
         hint = did_you_mean(task, library.DATASETS, f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}", n=1)
         raise ConfigError(f"reasoning-gym has no generator {task!r}; {hint}")
-    given = {**settings.options, "seed": seed, "size": 1}
     kind, config_kind = library.DATASETS[task]
     known = [field.name for field in dataclasses.fields(config_kind)]
     for name in settings.options:
         if name not in known or name in ("seed", "size"):
             raise ConfigError(f"env.options: {task} has no option {name!r}; it has {', '.join(known)}")
+    if settings.level is not None and task not in library.CURRICULA:
+        raise ConfigError(f"env.level: reasoning-gym has no levels for {task}; set env.options instead")
     try:
         config = config_kind()
         if settings.level is not None:
-            if task not in library.CURRICULA:
-                raise ConfigError(f"env.level: reasoning-gym has no levels for {task}; set env.options instead")
             curriculum = library.CURRICULA[task]()
             curriculum.set_global_level(settings.level)
             config = curriculum.generate_configuration()
-        config = dataclasses.replace(config, **given)
-        if hasattr(config, "validate"):
-            config.validate()
-        return kind(config=config)
+        return kind(config=dataclasses.replace(config, **settings.options, seed=seed, size=1))
     except (AssertionError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"env.options: reasoning-gym's {task} refuses {dict(settings.options)}: {error}") from error

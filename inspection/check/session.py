@@ -109,7 +109,7 @@ def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
     """Whether OpenEnv servers have a session for every slot."""
     if task.env_path != "envs.openenv":
         return
-    from envs.openenv.capacity import count_sessions
+    from envs.openenv.session import count_sessions
     from envs.openenv.settings import OpenEnvSettings
 
     slots = target.settings.n_env

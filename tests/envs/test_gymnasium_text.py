@@ -139,7 +139,7 @@ def test_close_reaches_the_environment_once() -> None:
         ({"id": "builtins.dict"}, "which is not a gymnasium environment"),
         ({"id": CORRIDOR, "kwargs": {"shape": "array"}}, "set env.describe"),
         ({"id": CORRIDOR, "kwargs": {"shape": "two_texts"}}, "which of sound, view is the text"),
-        ({"id": CORRIDOR, "kwargs": {"shape": "dict"}, "text_key": "veiw"}, "no entry 'veiw'; they have view"),
+        ({"id": CORRIDOR, "kwargs": {"shape": "dict"}, "text_key": "veiw"}, "no entry 'veiw'; did you mean view"),
         ({"id": CORRIDOR, "actions": ["a", "b"]}, "names 2 actions, but .* has 3"),
         ({"id": CORRIDOR, "default_action": "fly"}, "'fly' is not one of the actions"),
         ({"id": ECHO, "default_action": "NO"}, "does not fit the action space"),

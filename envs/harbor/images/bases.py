@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from envs.harbor.settings import HarborSettings
 from envs.harbor.store import key_of
 from envs.swe.sandbox.workspace import copy_files, hand_over, remove_tree, run_program
 
-_SECONDS = 3600.0
+UNFINISHED = "building-"
+"""How the names of folders begin that a build moves into place, or removes, at its end."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,17 @@ class Tree:
     key: str
     image: Image
     shell: tuple[str, ...] = ("/bin/sh", "-c")
+
+
+@contextmanager
+def unfinished(store: Path) -> Iterator[Path]:
+    """Make an empty folder in the store; it is removed at the end unless it was moved into place."""
+    folder = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=store))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
 
 
 def source_of(name: str, settings: HarborSettings) -> str:
@@ -47,7 +61,8 @@ def source_of(name: str, settings: HarborSettings) -> str:
 
 
 def full_name(name: str) -> str:
-    """An image's name with its registry and tag, as docker completes it."""
+    """An image's name with its registry and tag, as docker completes it. Beside a digest, a tag means nothing."""
+    name = re.sub(r":[^/:@]+@", "@", name)
     first, slash, _ = name.partition("/")
     if not slash or not re.search(r"[.:]|^localhost$", first):
         name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"
@@ -62,72 +77,59 @@ def fetch_base(name: str, settings: HarborSettings, store: Path) -> Tree:
         MissingDependencyError: skopeo or umoci is not installed.
     """
     if name == "scratch":
-        return _scratch(store)
+        (store / "bases" / name).mkdir(parents=True, exist_ok=True)
+        return Tree(store / "bases" / name, name, Image(variables={"PATH": PATH}))
     source = source_of(name, settings)
-    at = store / "bases" / key_of(source, _stamp(source))
-    if not (at / "config.json").is_file():
+    key = key_of(source, _stamp(source))
+    at = store / "bases" / key
+    if not at.is_dir():
         at.parent.mkdir(exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix="building-", dir=store))
-        made.chmod(0o755)
-        try:
-            _unpack(source, made)
-            remove_tree(at)
+        with unfinished(store) as made:
+            found = {"source": source, "digest": key, "config": {}, **_unpack(source, made)}
+            (made / "config.json").write_text(json.dumps(found), encoding="utf-8")
             made.rename(at)
-        finally:
-            remove_tree(made)
-    told = json.loads((at / "config.json").read_text(encoding="utf-8"))
-    return _tree(at / "tree", told["digest"], told["config"])
+    found = json.loads((at / "config.json").read_text(encoding="utf-8"))
+    config = found["config"]
+    image = Image(
+        folder=config.get("WorkingDir") or "/",
+        variables={"PATH": PATH, **dict(entry.split("=", 1) for entry in config.get("Env") or ())},
+        user=(config.get("User") or "root").split(":")[0],
+    )
+    return Tree(at / "tree", found["digest"], image, tuple(config.get("Shell") or Tree.shell))
 
 
-def _scratch(store: Path) -> Tree:
-    folder = store / "bases" / "scratch"
-    folder.mkdir(parents=True, exist_ok=True)
-    return Tree(folder, "scratch", Image(variables={"PATH": PATH}))
-
-
-def _tree(folder: Path, digest: str, config: dict[str, Any]) -> Tree:
-    variables = {"PATH": PATH, **dict(entry.split("=", 1) for entry in config.get("Env") or ())}
-    user = (config.get("User") or "root").split(":")[0]
-    image = Image(folder=config.get("WorkingDir") or "/", variables=variables, user=user)
-    return Tree(folder, digest, image, tuple(config.get("Shell") or ("/bin/sh", "-c")))
-
-
-def _unpack(source: str, made: Path) -> None:
-    """Unpack an image into `made / "tree"`, and write down its settings."""
+def _unpack(source: str, made: Path) -> dict[str, Any]:
+    """Unpack an image into `made / "tree"`; return its digest and settings, if the source has them."""
     layout, tree = made / "layout", made / "tree"
+    found = {}
     if Path(source).is_dir():
         copy_files(Path(source), tree)
-        told = {"source": source, "digest": key_of(source, _stamp(source)), "config": {}}
     else:
-        _tool("skopeo", "copy", "--quiet", "--insecure-policy", source, f"oci:{layout}:base", subject=source)
+        copy = ["--command-timeout", "1h", "copy", "--quiet", "--insecure-policy"]
+        _fetch(source, "skopeo", *copy, source, f"oci:{layout}:base")
         manifest = _blob(layout, json.loads((layout / "index.json").read_text(encoding="utf-8"))["manifests"][0])
-        config = _blob(layout, manifest["config"]).get("config") or {}
         rootless = [] if os.geteuid() == 0 else ["--rootless"]
-        _tool("umoci", "raw", "unpack", *rootless, "--image", f"{layout}:base", str(tree), subject=source)
+        _fetch(source, "umoci", "raw", "unpack", *rootless, "--image", f"{layout}:base", str(tree))
+        found = {"digest": manifest["config"]["digest"], "config": _blob(layout, manifest["config"]).get("config", {})}
         remove_tree(layout)
-        told = {"source": source, "digest": manifest["config"]["digest"], "config": config}
     run_program("chmod", "-R", "u+rwX", str(tree))
     hand_over(tree)
-    (made / "config.json").write_text(json.dumps(told), encoding="utf-8")
+    return found
 
 
 def _blob(layout: Path, descriptor: dict[str, Any]) -> dict[str, Any]:
     return json.loads((layout / "blobs" / descriptor["digest"].replace(":", "/")).read_text(encoding="utf-8"))
 
 
-def _tool(program: str, *arguments: str, subject: str) -> None:
+def _fetch(source: str, program: str, *arguments: str) -> None:
     if shutil.which(program) is None:
         raise MissingDependencyError(
             f"images are built with {program}, which is not on PATH; install it with: apt-get install -y {program}"
         )
-    try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        why = f"{program} took more than {_SECONDS:g} s for {subject}; copy the image to a local OCI layout"
-        raise ConfigError(why) from None
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise ConfigError(f"{program} cannot fetch {subject}: {lines[-1]}; check env.base_sources")
+        raise ConfigError(f"{program} cannot fetch {source}: {lines[-1]}; check env.base_sources")
 
 
 def _stamp(source: str) -> object:
@@ -135,12 +137,10 @@ def _stamp(source: str) -> object:
     transport, _, rest = source.partition(":")
     if transport == "docker":
         return None
-    if Path(source).is_dir():
-        return Path(source).stat().st_mtime_ns
-    for path in (Path(rest), Path(rest.rpartition(":")[0])):
-        file = path / "index.json" if path.is_dir() else path
-        if rest and file.is_file():
-            status = file.stat()
-            return status.st_mtime_ns, status.st_size
+    for place in (source, rest, rest.rpartition(":")[0]):
+        index = Path(place, "index.json")  # of an OCI layout
+        file = index if index.is_file() else Path(place)
+        if place and file.exists():
+            return file.stat().st_mtime_ns, file.stat().st_size
     forms = "docker://NAME, oci:FOLDER:TAG, oci-archive:FILE, docker-archive:FILE, or the folder of an exported image"
     raise ConfigError(f"env.base_sources: {source} names no image; write {forms}")

@@ -9,15 +9,10 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.instructions import UnsupportedLine
-from envs.swe.sandbox.workspace import give_to_agent, remove_tree, run_program
+from envs.swe.sandbox.workspace import give_to_agent, remove_tree
 
 _MAX_LINKS = 40
 """As many as Linux follows."""
-
-
-def copy_with_links(source: Path, target: Path) -> None:
-    """Copy a tree's folders, with hard links to its files."""
-    run_program("cp", "-a", "-l", "-T", "--", str(source), str(target))
 
 
 def inside(tree: Path, path: str) -> Path:

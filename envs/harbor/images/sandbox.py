@@ -46,18 +46,17 @@ def run_in_image(
 
 def _machine_layer(tree: Path, work: Path) -> list[str]:
     """The outermost sandbox: this machine's programs, the network, and the folders of the build."""
-    is_root = os.geteuid() == 0
+    as_agent, own_user = (WITHOUT_ROOT, ()) if os.geteuid() == 0 else ((), ("--unshare-user",))
     spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
     layer = [find_bwrap(), *spaces, "--die-with-parent", "--new-session"]
     layer += [OUTER_FILTER] if seccomp_filter(inside=False) else []
-    layer += [] if is_root else ["--unshare-user"]
-    layer += [*system_mounts(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
+    layer += [*own_user, *system_mounts(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
     layer += ["--ro-bind", str(work / "apt.conf"), _APT]
     for name in _NETWORK_FILES:
         layer += ["--ro-bind-try", name, name]
     layer += ["--dir", "/build", "--ro-bind", str(tree), "/build/tree", "--bind", str(work), "/build/work"]
     layer += ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin:/usr/sbin:/sbin"]
-    return [*layer, *(WITHOUT_ROOT if is_root else ())]
+    return [*layer, *as_agent]
 
 
 def _image_layer(tree: Path, folder: str, variables: Mapping[str, str]) -> list[str]:

@@ -1,70 +1,58 @@
 """Reads a Dockerfile as stages, and refuses lines that cannot be executed before anything is pulled."""
 
-import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from envs.harbor.dockerfile import WITHOUT_EFFECT
-from envs.harbor.instructions import Instruction, UnsupportedLine, expand, read_instructions
+from envs.harbor.instructions import Instruction, UnsupportedLine, read_instructions
 
 IGNORED = (*WITHOUT_EFFECT, "ENTRYPOINT", "HEALTHCHECK", "VOLUME")
 """Instructions without a meaning here: no process outlives a command, and no port or volume leads outside."""
-_EXECUTED = ("ADD", "ARG", "COPY", "ENV", "FROM", "RUN", "SHELL", "USER", "WORKDIR")
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "ADD": ("chmod", "chown", "link"),
     "COPY": ("chmod", "chown", "from", "link"),
     "FROM": ("platform",),
     "RUN": ("mount",),
+    **dict.fromkeys(("ARG", "ENV", "SHELL", "USER", "WORKDIR"), ()),
 }
+"""The instructions that are executed, and their flags."""
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One `FROM` and what follows it."""
+    """One `FROM` and what follows it; `name` is empty if it has none."""
 
-    number: int
     name: str
     base: str
-    start: Instruction
-    steps: tuple[Instruction, ...] = ()
+    steps: list[Instruction] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Dockerfile:
-    """A whole Dockerfile. `arguments` are the values of `ARG` before the first `FROM`, and docker's own."""
-
-    stages: tuple[Stage, ...]
-    arguments: Mapping[str, str] = field(default_factory=dict)
-
-    def stage(self, name: str, before: int) -> Stage | None:
-        """The stage that a later one means by a name or a number; None if it means an image."""
-        named = (s for s in reversed(self.stages[:before]) if name.lower() in (s.name, str(s.number)))
-        return next(named, None)
-
-
-def read_dockerfile(text: str, build_args: Mapping[str, str]) -> Dockerfile:
-    """Read a Dockerfile.
+def read_dockerfile(text: str, build_args: Mapping[str, str]) -> tuple[list[Stage], Mapping[str, str]]:
+    """Read a Dockerfile: its stages, and the values of `ARG` before the first `FROM`, with docker's own.
 
     Raises:
         UnsupportedLine: a line that cannot be executed; the text says why.
     """
-    arguments, stages = _platform(), list[Stage]()
+    machine = _MACHINES.get(platform.machine(), platform.machine())
+    known = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
+    arguments = {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in known.items()}
+    stages = list[Stage]()
     for step in read_instructions(text):
         _check(step)
         if step.name == "FROM":
-            stages.append(_stage(step, len(stages), arguments))
+            stages.append(_stage(step, arguments))
         elif stages:
-            stages[-1] = replace(stages[-1], steps=(*stages[-1].steps, step))
+            stages[-1].steps.append(step)
         elif step.name == "ARG":
             arguments |= read_arguments(step, arguments, {}, build_args)
         else:
             raise UnsupportedLine(f"{step.line} stands before the first FROM")
     if not stages:
         raise UnsupportedLine("environment/Dockerfile has no FROM")
-    return Dockerfile(tuple(stages), arguments)
+    return stages, arguments
 
 
 def read_arguments(
@@ -86,26 +74,21 @@ def run_command(step: Instruction, shell: Sequence[str]) -> list[str]:
     listed = step.listed()
     if listed is not None:
         return listed
-    text = step.flags()[1]
-    if len(step.heredocs) == 1 and re.fullmatch(r"<<-?['\"]?\w+['\"]?", text):
+    if len(step.heredocs) == 1 and re.fullmatch(r"<<-?['\"]?\w+['\"]?", step.arguments):
         return [*shell, step.heredocs[0].text]
-    return [*shell, "\n".join([text, *(f"{doc.text}{doc.mark}" for doc in step.heredocs)])]
-
-
-def read_shell(step: Instruction) -> tuple[str, ...]:
-    """The words of a SHELL."""
-    return tuple(json.loads(step.rest))
+    return [*shell, "\n".join([step.arguments, *(f"{doc.text}{doc.mark}" for doc in step.heredocs)])]
 
 
 def _check(step: Instruction) -> None:
-    if step.name not in (*_EXECUTED, *IGNORED):
+    if step.name in IGNORED:
+        return
+    if step.name not in _FLAGS:
         raise UnsupportedLine(f"{step.line} is not supported")
-    given, rest = step.flags() if step.name in _EXECUTED else ({}, "")
-    for flag, value in given.items():
+    for flag, value in step.flags:
         is_cache = flag == "mount" and re.search(r"\btype=cache\b", value)  # without its cache, it only takes longer
-        if flag not in _FLAGS.get(step.name, ()) or (flag == "mount" and not is_cache):
+        if flag not in _FLAGS[step.name] or (flag == "mount" and not is_cache):
             raise UnsupportedLine(f"{step.line} uses --{flag}{f'={value}' * bool(value)}, which is not supported")
-    if step.name == "ADD" and re.search(r"(^|\s|\")(https?://|git@)", rest):
+    if step.name == "ADD" and re.search(r"(^|\s|\")(https?://|git@)", step.arguments):
         raise UnsupportedLine(f"{step.line} downloads a file; use RUN with curl or git in its place")
     if step.name == "SHELL" and not step.listed():
         raise UnsupportedLine(f"{step.line} needs a JSON list")
@@ -113,14 +96,8 @@ def _check(step: Instruction) -> None:
         raise UnsupportedLine(f"{step.line} has a heredoc with an interpreter of its own, which is not supported")
 
 
-def _stage(step: Instruction, number: int, arguments: Mapping[str, str]) -> Stage:
-    words = [expand(step.line, word, arguments) for word in step.flags()[1].split()]
+def _stage(step: Instruction, arguments: Mapping[str, str]) -> Stage:
+    words = step.words(arguments)
     if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
         raise UnsupportedLine(f"{step.line} is not FROM IMAGE or FROM IMAGE AS NAME")
-    return Stage(number, words[-1].lower() if len(words) == 3 else "", words[0], step)
-
-
-def _platform() -> dict[str, str]:
-    machine = _MACHINES.get(platform.machine(), platform.machine())
-    known = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
-    return {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in known.items()}
+    return Stage(words[2].lower() if len(words) == 3 else "", words[0])

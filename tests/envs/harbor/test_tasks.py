@@ -144,12 +144,19 @@ A = "b c"
 def test_a_dockerfile_is_read_as_docker_reads_it() -> None:
     image = read_image(
         '# syntax=x\nFROM --platform=linux/amd64 docker.io/library/python:3.11 AS base\nENV A=1 B="two words"\n'
-        'ENV OLD the rest\nWORKDIR /srv\nWORKDIR app-$A\nCOPY --chown=1:1 a "b c" ./in/\nCOPY ["d", "/data"]\n'
+        "ENV OLD the rest\nENV TAB\tthe rest\nWORKDIR /srv\nWORKDIR app-$A\n"
+        'COPY --chown=1:1 a "b c" ./in/\nCOPY ["d", "/data"]\n'
         'USER someone:group\nCMD ["bash"]\nLABEL x="y"\n',
         lambda tool: tool == "python3",
     )
     assert (image.folder, image.user) == ("/srv/app-1", "someone")
-    assert {**image.variables, "PATH": ""} == {"PATH": "", "A": "1", "B": "two words", "OLD": "the rest"}
+    assert {**image.variables, "PATH": ""} == {
+        "PATH": "",
+        "A": "1",
+        "B": "two words",
+        "OLD": "the rest",
+        "TAB": "the rest",
+    }
     first, second = image.copies
     assert (first.sources, first.target, first.into) == (("a", "b c"), "/srv/app-1/in", True)
     assert (second.sources, second.target, second.into) == (("d",), "/data", False)

@@ -17,7 +17,7 @@ from envs.errors import ConfigError
 from envs.harbor.images.build import build_image
 from envs.harbor.instructions import UnsupportedLine
 from envs.harbor.settings import HarborSettings
-from envs.harbor.store import context_digest, find_image
+from envs.harbor.store import context_digest, find_image, record_of
 from envs.harbor.task import recipe_of
 from inspection.command import main
 from tests.envs.harbor.task_folders import make_image, make_task, play
@@ -117,6 +117,38 @@ def test_add_unpacks_archives_and_links_of_an_image_stay_inside(build: Any, tmp_
     assert (tree / str(tmp_path).lstrip("/") / "made.tar.gz").is_file() and not (tmp_path / "made.tar.gz").exists()
 
 
+@pytest.mark.parametrize("line", ["COPY --chmod=777 link /x", "COPY --chmod=777 lin* /x/", "ADD link /x/"])
+def test_links_out_of_the_context_reach_nothing_of_this_machine(build: Any, tmp_path: Path, line: str) -> None:
+    with tarfile.open(tmp_path / "private.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("secret"), io.BytesIO())
+    (tmp_path / "private.tar").chmod(0o600)
+    context = tmp_path / "tasks" / "answer" / "environment"
+    context.mkdir(parents=True)
+    (context / "link").symlink_to(tmp_path / "private.tar")
+    with pytest.raises(UnsupportedLine, match="names no file of the folder environment"):
+        build(f"FROM tiny\n{line}\n")
+    assert (tmp_path / "private.tar").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_task_that_only_names_an_image_is_played_in_it(base: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    task = make_task(
+        tmp_path / "tasks", dockerfile=None, toml='[environment]\ndocker_image = "tiny"\nworkdir = "/app"\n'
+    )
+    options = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
+    build_image(recipe_of(task), HarborSettings(**options))
+    assert play(tmp_path / "tasks", "echo 42 > answer.txt", **options)[1]["reward"] == 1.0
+
+
+def test_links_are_copied_as_what_they_lead_to_under_their_own_names(build: Any, tmp_path: Path) -> None:
+    context = tmp_path / "tasks" / "answer" / "environment"
+    context.mkdir(parents=True)
+    (context / "short").symlink_to("data.txt")
+    tree, _, _ = build("FROM tiny\nCOPY --from=tiny /bin/sh /opt/\nCOPY short /opt/\n", {"data.txt": "1"})
+    assert sorted(os.listdir(tree / "opt")) == ["sh", "short"] and not (tree / "opt/sh").is_symlink()
+    assert (tree / "opt/short").read_text() == "1" and not (tree / "opt/short").is_symlink()
+
+
 @pytest.mark.parametrize(
     ("line", "options", "sentence"),
     [
@@ -167,6 +199,10 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
         main(["build-images", str(config)])
     assert ended.value.code == 0
     assert play(tmp_path / "tasks", "cat /usr/lib/secret > answer.txt", **options)[1]["reward"] == 1.0
+    (layers := tmp_path / "images" / "layers").rename(tmp_path / "aside")
+    with pytest.raises(ConfigError, match="run: slime-verlog build-images"):
+        play(tmp_path / "tasks", **options)
+    (tmp_path / "aside").rename(layers)
     (task / "environment" / "Dockerfile").write_text(f"{dockerfile}RUN false\n")
     context_digest.cache_clear()
     with pytest.raises(ConfigError, match="run: slime-verlog build-images"):
@@ -174,6 +210,36 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
     with pytest.raises(SystemExit) as ended:
         main(["build-images", str(config)])
     assert ended.value.code == 1
+
+
+def test_the_order_of_base_sources_belongs_to_the_image_because_the_first_that_fits_counts(tmp_path: Path) -> None:
+    recipe = recipe_of(make_task(tmp_path))
+    one, two = {"a": "oci:/a", "*": "oci:/b"}, {"*": "oci:/b", "a": "oci:/a"}
+    keys = [record_of(recipe, HarborSettings(images="x", base_sources=sources)) for sources in (one, two, dict(one))]
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_images_that_cannot_be_built_are_named_and_the_others_are_built(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    for name, path in (("a-leaves", "../x"), ("b-fits", "x")):
+        make_task(tmp_path / "tasks", name, dockerfile="FROM tiny\nADD made.tar /opt/\n")
+        with tarfile.open(tmp_path / "tasks" / name / "environment" / "made.tar", "w") as archive:
+            archive.addfile(tarfile.TarInfo(path), io.BytesIO())
+    (tmp_path / "file").touch()
+    config = tmp_path / "tasks.yaml"
+    for images, told in (
+        ("images", ("a-leaves: not built: line 2 of", "b-fits: ready after")),
+        ("file/images", ("a-leaves: not built: [Errno 20] Not a directory", "b-fits: not built: ")),
+    ):
+        sources = {"tiny": str(base)}
+        env = {"folders": [str(tmp_path / "tasks")], "images": str(tmp_path / images), "base_sources": sources}
+        config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["*"]}))
+        with pytest.raises(SystemExit) as ended:
+            main(["build-images", str(config)])
+        printed = capsys.readouterr().out
+        assert ended.value.code == 1 and all(sentence in printed for sentence in told)
 
 
 def test_an_oci_layout_is_unpacked_with_its_settings(build: Any, base: Path, tmp_path: Path) -> None:

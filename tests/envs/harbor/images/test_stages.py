@@ -47,9 +47,9 @@ def test_commands_of_run_are_given_to_the_shell_or_run_as_listed() -> None:
 
 
 def test_arguments_come_from_the_build_their_default_or_before_from() -> None:
-    found = read_dockerfile("ARG V=1\nARG W=$V.2\nFROM a:$W AS one\nFROM ONE\nFROM b\n", {"V": "7"})
-    assert [stage.base for stage in found.stages] == ["a:7.2", "ONE", "b"]
-    assert found.stage("ONE", 1) == found.stage("0", 2) == found.stages[0] and found.stage("b", 2) is None
+    stages, outer = read_dockerfile("ARG V=1\nARG W=$V.2\nFROM a:$W AS one\nFROM ONE\nFROM b\n", {"V": "7"})
+    assert [(stage.name, stage.base) for stage in stages] == [("one", "a:7.2"), ("", "ONE"), ("", "b")]
+    assert (outer["V"], outer["W"], outer["TARGETOS"]) == ("7", "7.2", "linux")
     step = Instruction(1, "ARG", "A B=2 C D")
     assert read_arguments(step, {}, {"C": "3"}, {"A": "1"}) == {"A": "1", "B": "2", "C": "3"}
     assert fill_in("$A\\$B", {"A": "1"}) == "1$B"
@@ -60,6 +60,11 @@ def test_arguments_come_from_the_build_their_default_or_before_from() -> None:
     [
         ("FROM a\nONBUILD RUN x\n", r"line 2 of environment/Dockerfile \(ONBUILD RUN x\) is not supported"),
         ("FROM a\nRUN --mount=type=secret,id=x y\n", "uses --mount=type=secret,id=x, which is not supported"),
+        (
+            "FROM a\nRUN --mount=type=bind,target=/x --mount=type=cache,target=/y z\n",
+            "uses --mount=type=bind,target=/x",
+        ),
+        ("FROM a\nCOPY <<E /x\ntext\n", r"line 2 of .* \(COPY <<E /x\) has a heredoc without its end, E"),
         ("FROM a\nRUN --network=none y\n", "uses --network=none"),
         ("FROM a\nADD https://example.org/x /x\n", "downloads a file; use RUN with curl"),
         ("FROM a\nRUN <<E\n#!/usr/bin/python3\nE\n", "a heredoc with an interpreter of its own"),
@@ -81,6 +86,7 @@ def test_lines_that_cannot_be_executed_are_named(text: str, sentence: str) -> No
         ("acme/x:1", "docker.io/acme/x:1"),
         ("localhost:5000/x", "localhost:5000/x:latest"),
         ("ghcr.io/a/b@sha256:12", "ghcr.io/a/b@sha256:12"),
+        ("ubuntu:22.04@sha256:12", "docker.io/library/ubuntu@sha256:12"),
     ],
 )
 def test_names_of_images_are_completed_as_docker_completes_them(name: str, full: str) -> None:
