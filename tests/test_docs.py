@@ -10,9 +10,11 @@ import yaml
 
 from embedded.studies.study import Study
 from embedded.warmstart.demonstrations import demonstrate
+from envs.harbor.settings import HarborSettings
 from envs.loading import build_env_from
-from rollout.bridge.settings import RolloutSettings, load_settings
+from rollout.bridge.settings import RolloutSettings, check_keys, load_settings
 from rollout.play.metrics import FAULTS
+from rollout.tasks import read_tasks
 from rollout.turn import StopReason
 from slime_verlog import read_settings
 
@@ -171,3 +173,13 @@ def test_every_message_in_troubleshooting_is_one_that_the_code_prints() -> None:
     code = re.sub(r'"\s*\n\s*f?"|\\\n', "", code)  # joins the lines of one message
     missing = [part for message in quoted for part in re.split(r"\s*…\s*", message) if part not in code]
     assert not missing
+
+
+def test_every_yaml_of_the_page_about_harbor_tasks_can_be_read_as_printed() -> None:
+    text = (REPOSITORY / "docs" / "harbor.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        tasks = read_tasks(check_keys(yaml.safe_load(block)))
+        assert [task.env_path for task in tasks] == ["envs.harbor"]
+        read_settings(HarborSettings, tasks[0].options, "env.")

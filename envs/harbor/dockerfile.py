@@ -128,6 +128,8 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
     """
     if step.name == "ENV":
         return replace(image, variables={**image.variables, **_read_env(step, variables)})
+    if not step.arguments:
+        raise UnsupportedLine(f"{step.line} has no argument")
     value = " ".join(step.words(variables))
     if step.name == "USER":
         return replace(image, user=value.split(":")[0] or "root")

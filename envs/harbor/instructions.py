@@ -48,7 +48,7 @@ class Instruction:
         shown = " ".join(self.rest.split())
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         where = f"line {self.number} of environment/Dockerfile" if self.number else "env.build_command"
-        return f"{where} ({self.name} {shown})"
+        return f"{where} ({f'{self.name} {shown}'.strip()})"
 
     @property
     def flags(self) -> list[tuple[str, str]]:

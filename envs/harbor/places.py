@@ -129,7 +129,7 @@ def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
     target = _inside(tree, places, copy.target, copy.line)
     sources = [path for pattern in copy.sources for path in copy_sources(context, pattern)]
     if not sources:
-        raise UnsupportedLine(f"{copy.line} names no file of the folder environment")
+        raise no_source(copy.line, copy.sources)
     into = copy.into or len(sources) > 1 or target.is_dir()
     for source in sources:
         if source.is_dir() and not source.is_symlink():
@@ -138,6 +138,22 @@ def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
         else:
             (target if into else target.parent).mkdir(parents=True, exist_ok=True)
             copy_files(source, target / source.name if into else target)
+
+
+def refuse_dockerignore(line: str, context: Path) -> None:
+    """Refuse a COPY whose folder has a `.dockerignore`.
+
+    Raises:
+        UnsupportedLine: it has one.
+    """
+    if (context / ".dockerignore").exists():
+        raise UnsupportedLine(f"{line} would obey environment/.dockerignore, which is not supported")
+
+
+def no_source(line: str, patterns: Iterable[str]) -> UnsupportedLine:
+    """Make the error about a COPY that finds nothing in the folder `environment`."""
+    leaves = any(PurePosixPath(os.path.normpath(path.lstrip("/"))).parts[:1] == ("..",) for path in patterns)
+    return UnsupportedLine(f"{line} {'leaves' if leaves else 'names no file of'} the folder environment")
 
 
 def copy_sources(context: Path, pattern: str) -> list[Path]:

@@ -1,5 +1,6 @@
 """The settings of Harbor tasks."""
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,6 +84,12 @@ class HarborSettings(ShellSettings):
             not place.startswith("/") or ".." in place.split("/") or not place.strip("/") for place in self.writable
         ):
             raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
+        for source in self.base_sources.values():
+            for name in re.findall(r"\{.*?\}", source):
+                if name != "{image}":
+                    raise ConfigError(
+                        f"env.base_sources: {source} has an unknown placeholder {name}; only {{image}} is replaced"
+                    )
         if self.images is not None and self.rootfs is not None:
             raise ConfigError("env.images and env.rootfs both say where images are; remove one of them")
         if self.test_command is not None and not self.test_command.strip():

@@ -14,7 +14,7 @@ from pathlib import Path
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import Image, read_exported, read_image
 from envs.harbor.instructions import UnsupportedLine
-from envs.harbor.places import find_places, home_of
+from envs.harbor.places import find_places, home_of, refuse_dockerignore
 from envs.harbor.settings import EXPORT, HarborSettings
 from envs.harbor.store import Recipe, find_image
 from envs.harbor.tables import EXCLUDE, Table, check_keys
@@ -201,8 +201,8 @@ def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> t
         raise environment.refusal("docker_image", built, "names an image that must be pulled", EXPORT)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
     image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
-    if image.copies and (recipe.context / ".dockerignore").exists():
-        raise UnsupportedLine("environment/.dockerignore is not supported")
+    if image.copies:
+        refuse_dockerignore(image.copies[0].line, recipe.context)
     return None, image
 
 

@@ -34,8 +34,8 @@ def run(options: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from inspection.check.findings import Status
-    from inspection.check.session import ALL_ROWS, as_json, check_task, print_prompt, rows_of, sum_of
+    from inspection.check.findings import Finding, Status
+    from inspection.check.session import ALL_ROWS, TaskReport, as_json, check_task, print_prompt, rows_of, sum_of
 
     target.check_numbers(options, {"seed": 0, "max_turns": 1})
     chosen = target.read_target(options.target, options.task, options.set)
@@ -44,8 +44,10 @@ def run(options: argparse.Namespace) -> int:
     reports = []
     bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
     for task in bar:
-        _build_images(task)
-        report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
+        if failed := _build_images(task):
+            report = TaskReport(task.name, seed, [Finding("images", Status.ERROR, f"not built: {', '.join(failed)}")])
+        else:
+            report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
         reports.append(report)
         if not options.json:
             with bar.external_write_mode():
@@ -57,8 +59,8 @@ def run(options: argparse.Namespace) -> int:
     return int(any(report.count(Status.ERROR) for report in reports))
 
 
-def _build_images(task: Any) -> None:
-    """Build the images of Harbor tasks that need it. Where that fails, building the environment says so."""
+def _build_images(task: Any) -> list[str]:
+    """Build the images of Harbor tasks that need it; say why where that fails, and return those tasks."""
     if task.env_path == "envs.harbor" and task.options.get("images"):
         import contextlib
         import sys
@@ -66,7 +68,8 @@ def _build_images(task: Any) -> None:
         from inspection.build_images import build_images_of
 
         with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
-            build_images_of(task)
+            return build_images_of(task)
+    return []
 
 
 def _tokenizing(folder: str, settings: Any) -> tuple[Callable[..., Any], Callable[[str], int]]:

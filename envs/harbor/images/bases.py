@@ -142,5 +142,9 @@ def _stamp(source: str) -> object:
         file = index if index.is_file() else Path(place)
         if place and file.exists():
             return file.stat().st_mtime_ns, file.stat().st_size
+    if transport in ("oci", "oci-archive", "docker-archive") or "/" in transport:
+        kind = "file" if transport.endswith("-archive") else "folder"
+        place = source if "/" in transport else rest.rpartition(":")[0] or rest
+        raise ConfigError(f"env.base_sources: {source}: the {kind} {place} does not exist")
     forms = "docker://NAME, oci:FOLDER:TAG, oci-archive:FILE, docker-archive:FILE, or the folder of an exported image"
     raise ConfigError(f"env.base_sources: {source} names no image; write {forms}")

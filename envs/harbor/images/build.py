@@ -15,7 +15,7 @@ from envs.harbor.images.layers import apply_changes, inside, make_folder, put
 from envs.harbor.images.sandbox import run_in_image
 from envs.harbor.images.stages import IGNORED, read_arguments, read_dockerfile, run_command
 from envs.harbor.instructions import Instruction, UnsupportedLine, fill_in
-from envs.harbor.places import copy_sources, home_of
+from envs.harbor.places import copy_sources, home_of, no_source, refuse_dockerignore
 from envs.harbor.settings import HarborSettings
 from envs.harbor.store import Recipe, digest_of, keep_image, key_of
 from envs.swe.sandbox.supervise import Limits
@@ -72,7 +72,10 @@ class _Builder:
         """The image: the last stage, and `build_command` on top of it."""
         if self.settings.build_command:
             self.stages[-1].steps.append(Instruction(0, "RUN", self.settings.build_command))
-        return self._stage(len(self.stages) - 1)
+        tree = self._stage(len(self.stages) - 1)
+        if not any(inside(tree.folder, path).exists() for path in ("bin/bash", "usr/bin/bash")):
+            raise ConfigError("the image has no /bin/bash, which commands are run with; check its base image")
+        return tree
 
     def _stage(self, number: int) -> Tree:
         """A stage after its last step. Stages that nothing needs are not built."""
@@ -85,11 +88,14 @@ class _Builder:
         return self.done[number]
 
     def _base(self, name: str, before: int) -> Tree:
-        """What a stage means by this name: an earlier stage, by name or number, or an image."""
-        for number in reversed(range(before)):
-            if name.lower() in (self.stages[number].name, str(number)):
-                return self._stage(number)
-        return fetch_base(name, self.settings, self.store)
+        """What a stage means by this name: an earlier stage, or an image."""
+        number = self._number(name, before)
+        return fetch_base(name, self.settings, self.store) if number is None else self._stage(number)
+
+    def _number(self, name: str, before: int) -> int | None:
+        """The earlier stage of this name or number."""
+        named = (n for n in reversed(range(before)) if name.lower() in (self.stages[n].name, str(n)))
+        return next(named, None)
 
     def _execute(self, step: Instruction, now: _Progress, number: int) -> None:
         image = now.tree.image
@@ -134,6 +140,9 @@ class _Builder:
             began, run = time.monotonic(), work / "run"
             run.mkdir(mode=0o711)
             make_folder(inside(tree, folder))
+            shell = base.shell[0]
+            if step.listed() is None and shell.startswith("/") and not inside(tree, shell).exists():
+                raise UnsupportedLine(f"{step.line} cannot run: the base image has no {shell}")
             limits = Limits(
                 seconds=max(self.stop_at - began, 0.0),
                 memory_mb=settings.memory_mb,
@@ -160,8 +169,14 @@ class _Builder:
         flags, copy = dict(step.flags), read_copy(step, folder, variables)
         texts = [(doc.mark, doc.text if doc.is_quoted else fill_in(doc.text, variables)) for doc in step.heredocs]
         named = [path for path in copy.sources if not path.startswith("<<")]
-        other = self._base(flags["from"], number) if "from" in flags else None
-        files = [found for path in named for found in self._sources(step, path, other)]
+        source = flags.get("from")
+        try:
+            other = None if source is None else self._base(source, number)
+            files = [found for path in named for found in self._sources(step, path, other)]
+        except (ConfigError, UnsupportedLine) as error:
+            if source is None or self._number(source, number) is not None:
+                raise
+            raise type(error)(f"there is no stage {source!r}; taken as an image: {error}") from error
         content = other.key if other is not None else digest_of(path for _, path in files)
         mode = flags.get("chmod", "")
         key = key_of(step.name, content, named, texts, copy.target, copy.into, mode)
@@ -173,14 +188,16 @@ class _Builder:
         No link is followed out of the folder or image, so nothing of this machine is read or changed.
         """
         root = self.recipe.context if other is None else other.folder
-        if other is None and (root / ".dockerignore").exists():
-            raise UnsupportedLine("environment/.dockerignore is not supported")
+        if other is None:
+            refuse_dockerignore(step.line, root)
         paths = [pattern]
         if not inside(root, pattern).exists():
             paths = [str(path.relative_to(root)) for path in copy_sources(root, pattern)]
         found = [(PurePosixPath(path).name, file) for path in paths if (file := inside(root, path)).exists()]
+        if not found and other is None:
+            raise no_source(step.line, [pattern])
         if not found:
-            raise UnsupportedLine(f"{step.line} names no file of {'the image' if other else 'the folder environment'}")
+            raise UnsupportedLine(f"{step.line} names no file of the image")
         return found
 
 

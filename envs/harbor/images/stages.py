@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from envs.errors import did_you_mean
 from envs.harbor.dockerfile import WITHOUT_EFFECT
 from envs.harbor.instructions import Instruction, UnsupportedLine, read_instructions
 
@@ -82,6 +83,10 @@ def run_command(step: Instruction, shell: Sequence[str]) -> list[str]:
 def _check(step: Instruction) -> None:
     if step.name in IGNORED:
         return
+    known = (*_FLAGS, *IGNORED, "ONBUILD")
+    if step.name not in known:
+        hint = did_you_mean(step.name, known, n=1)
+        raise UnsupportedLine(f"{step.line} is not a Dockerfile instruction{f'; {hint}' * bool(hint)}")
     if step.name not in _FLAGS:
         raise UnsupportedLine(f"{step.line} is not supported")
     for flag, value in step.flags:

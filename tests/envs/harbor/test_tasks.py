@@ -96,7 +96,7 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(
         ({"files": {"environment/docker-compose.yaml": ""}}, "environment/docker-compose.yaml starts several contain"),
         (
             {"files": {"environment/.dockerignore": ""}, "dockerfile": DOCKERFILE + "COPY . .\n"},
-            "environment/.dockerignore is not supported",
+            "line 3 of environment/Dockerfile (COPY . .) would obey environment/.dockerignore, which is not supported",
         ),
     ],
 )

@@ -14,12 +14,14 @@ import pytest
 import yaml
 
 from envs.errors import ConfigError
+from envs.harbor.images.bases import fetch_base
 from envs.harbor.images.build import build_image
 from envs.harbor.instructions import UnsupportedLine
 from envs.harbor.settings import HarborSettings
 from envs.harbor.store import context_digest, find_image, record_of
 from envs.harbor.task import recipe_of
 from inspection.command import main
+from slime_verlog import read_settings
 from tests.envs.harbor.task_folders import make_image, make_task, play
 from tests.envs.swe.tiny_repository import needs_sandbox
 
@@ -43,7 +45,8 @@ def build(base: Path, tmp_path: Path) -> Iterator[Any]:
         inside = {f"environment/{path}": text for path, text in (files or {}).items()}
         task = make_task(tmp_path / "tasks", dockerfile=dockerfile, files=inside)
         context_digest.cache_clear()
-        sources = {"tiny": str(base), "*": f"{tmp_path}/nothing"}
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        sources = {"tiny": str(base), "empty": f"{tmp_path}/empty", "*": f"{tmp_path}/nothing"}
         settings = HarborSettings(images=str(tmp_path / "images"), base_sources=sources, **options)
         said: list[str] = []
         build_image(recipe_of(task), settings, said.append)
@@ -173,10 +176,14 @@ def test_commands_that_fail_or_break_a_limit_are_named(
 @pytest.mark.parametrize(
     ("lines", "error", "sentence"),
     [
-        ("FROM other\n", ConfigError, r"env.base_sources: .*/nothing names no image"),
+        ("FROM other\n", ConfigError, r"env.base_sources: /\S+/nothing: the folder /\S+/nothing does not exist"),
+        ("FROM empty\nRUN ls\n", UnsupportedLine, r"\(RUN ls\) cannot run: the base image has no /bin/sh"),
+        ("FROM empty\nWORKDIR /app\n", ConfigError, "the image has no /bin/bash, which commands are run with"),
+        ("FROM tiny\nWORKDIR\n", UnsupportedLine, r"line 2 of environment/Dockerfile \(WORKDIR\) has no argument"),
+        ("FROM tiny\nCOPY --from=builder /x /x\n", ConfigError, "there is no stage 'builder'; taken as an image: env"),
         ("FROM tiny\nCOPY missing /x\n", UnsupportedLine, "names no file of the folder environment"),
-        ("FROM tiny\nCOPY ../../secret /x\n", UnsupportedLine, "names no file of the folder environment"),
-        ("FROM tiny\nCOPY --from=tiny /missing /x\n", UnsupportedLine, "names no file of the image"),
+        ("FROM tiny\nCOPY ../../secret /x\n", UnsupportedLine, r"\(COPY ../../secret /x\) leaves the folder env"),
+        ("FROM tiny\nCOPY --from=tiny /y /x\n", UnsupportedLine, "no stage 'tiny'; .* names no file of the image"),
         ("FROM tiny\nCOPY Dockerfile /bin/cat/x\n", UnsupportedLine, "is a file, and a folder is needed there"),
     ],
 )
@@ -210,6 +217,41 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
     with pytest.raises(SystemExit) as ended:
         main(["build-images", str(config)])
     assert ended.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("oci:/x/nothing:v1", "env.base_sources: oci:/x/nothing:v1: the folder /x/nothing does not exist"),
+        ("docker-archive:/x/a.tar", "env.base_sources: docker-archive:/x/a.tar: the file /x/a.tar does not exist"),
+        ("x/nothing", "env.base_sources: x/nothing: the folder x/nothing does not exist"),
+        ("ubuntu:24.04", "env.base_sources: ubuntu:24.04 names no image; write docker://NAME, oci:FOLDER:TAG"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(tmp_path: Path, source: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        fetch_base("a", HarborSettings(base_sources={"*": source}), tmp_path)
+
+
+def test_a_misspelled_placeholder_is_named() -> None:
+    with pytest.raises(ConfigError, match="docker://{imgae} has an unknown placeholder {imgae}; only {image} is "):
+        read_settings(HarborSettings, {"base_sources": {"*": "docker://{imgae}"}}, "env.")
+
+
+def test_check_says_once_that_an_image_cannot_be_built_and_other_commands_name_the_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_task(tmp_path / "tasks")
+    config = tmp_path / "tasks.yaml"
+    env = {"folders": [str(tmp_path / "tasks")], "images": str(tmp_path / "images")}
+    config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["answer"]}))
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(config)])
+    printed = capsys.readouterr()
+    assert ended.value.code == 1 and "not built: answer" in printed.out
+    assert "answer: not built: env.base_sources does not say" in printed.err and "build-images" not in printed.err
+    with pytest.raises(SystemExit, match=f"run: slime-verlog build-images {config}$"):
+        main(["evaluate", str(config), "--player", "random", "--out", str(tmp_path / "out")])
 
 
 def test_the_order_of_base_sources_belongs_to_the_image_because_the_first_that_fits_counts(tmp_path: Path) -> None:

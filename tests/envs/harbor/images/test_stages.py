@@ -59,6 +59,8 @@ def test_arguments_come_from_the_build_their_default_or_before_from() -> None:
     ("text", "sentence"),
     [
         ("FROM a\nONBUILD RUN x\n", r"line 2 of environment/Dockerfile \(ONBUILD RUN x\) is not supported"),
+        ("FROM a\nRUNN ls\n", r"\(RUNN ls\) is not a Dockerfile instruction; did you mean RUN\?"),
+        ("FROM a\nNOTHING\n", r"\(NOTHING\) is not a Dockerfile instruction$"),
         ("FROM a\nRUN --mount=type=secret,id=x y\n", "uses --mount=type=secret,id=x, which is not supported"),
         (
             "FROM a\nRUN --mount=type=bind,target=/x --mount=type=cache,target=/y z\n",
