@@ -150,6 +150,7 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
         "chunk": chunk,
         "place": place,
         **({"fault": str(episode["fault"])[:_FAULT_CHARACTERS]} if episode.get("fault") else {}),
+        **({"notes": notes} if (notes := len(episode["story"]) - len(played)) else {}),
         **({"tokens": 1} if any(turn.get("tokens") for turn in episode["story"]) else {}),
     }
 
