@@ -219,8 +219,7 @@ class _Run:
                 f"in {self.folder}/"
             ) from None
         except Exception as error:
-            stopped = " ".join(str(error).split()) or type(error).__name__
-            self._write_about({**about, **machine, **began, "stopped": stopped})
+            self._write_about({**about, **machine, **began, "stopped": str(error) or type(error).__name__})
             raise
         summary = report.write()
         shutil.rmtree(self.checkpoints, ignore_errors=True)

@@ -256,7 +256,8 @@ def test_a_failed_held_out_episode_is_named_and_fails_the_command(
 def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recall = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 8}, "tasks": ["recall"]}
+    env = {"max_steps": 8, "ask_every": 4}
+    recall = {"rollout_interaction_env_path": "envs.recall", "env": env, "tasks": ["recall"]}
     out, config = tmp_path / "out", write(tmp_path, **recall, memory={"kind": "notes", "budget": 1, "max_tokens": 8})
     with pytest.raises(SystemExit, match="error: ") as caught:
         train(config, out, "--updates", "2")
