@@ -70,7 +70,7 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
         "alarms": alarms,
         "state": state,
         "healthy": trained and not alarms and not problems and not str(state).startswith("stopped"),
-        "waiting": _waiting(run, rows) if state == "running" and not trained else None,
+        "waiting": _waiting(run, rows, settings) if state == "running" and not trained else None,
         "settings": _changed_settings(keys or _yaml_keys(run, problems), flags or {}),
         "planned": (flags or {}).get("num_rollout"),
         "about": {"started": started, "written": files[-1].stat().st_mtime, **about},
@@ -82,20 +82,21 @@ def _state(run: Path, about: Mapping[str, Any]) -> str | None:
     """Whether the run goes on or how it ended; None if its folder does not tell."""
     if is_claimed(run):
         return "running"
+    if about.get("stopped"):
+        return f"stopped: {about['stopped']}"
     if about.get("interrupted"):
         return "interrupted"
     if about.get("verdict"):
         return "finished"
-    if about.get("stopped"):
-        return f"stopped: {about['stopped']}"
     return "stopped: its process ended and left no reason" if (run / ABOUT).exists() else None
 
 
-def _waiting(run: Path, rows: Rows) -> str:
+def _waiting(run: Path, rows: Rows, settings: Mapping[str, Any]) -> str:
     """Say what a run does before an update has trained the policy."""
     if any(row.get("rollout/turns") for row in rows.values()):
         return "only the critic trains so far; no update of the policy yet"
-    if not rows and not (run / "policy_before" / "imitation.json").exists():
+    imitates = isinstance(settings.get("warm"), dict)  # otherwise a path: PPO starts from that model
+    if imitates and not rows and not (run / "policy_before" / "imitation.json").exists():
         return "imitating demonstrations; no update yet"
     return "evaluating the policy or pretraining the critic; no update yet" if not rows else "no update yet"
 

@@ -68,7 +68,7 @@ def test_alarms_of_missing_rows_come_from_the_summary(tmp_path: Path) -> None:
 
 
 def test_the_state_is_what_the_run_recorded_or_whether_its_folder_is_claimed(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"keys": {}, "flags": {}}
+    settings: dict[str, Any] = {"keys": {}, "flags": {}, "warm": {"episodes": 40}}
     with claimed(tmp_path, settings):
         write_rows(tmp_path, [])
         (tmp_path / "about.json").write_text("{}")
