@@ -67,14 +67,14 @@ function chart({ title, series, limit, marks, choose, isWide, note, span, unit =
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", tabindex: 0, "aria-label": chartWords(title, series, unit) },
     limit ? band(limit, [low, high], y, width) : null, axes({ low, high, first, last, x, y, width, height, unit }),
     (marks || []).map((u) => svg("path", { class: "alarm-mark", d: `M${x(u)} ${EDGE.top}v${inner.height}` })),
-    series.map((s, i) => line(s, i, x, y, limit)), pointer);
+    series.map((s, i) => line(s, s.place ?? i, x, y, limit)), pointer);
   const value = h("span", { class: "value" }, latestWords(series));
   listenToChart(drawing, { known, x, y, pointer, value, series, width, height: inner.height, unit, choose });
   return h("figure", { class: isWide ? "chart wide" : "chart" },
     h("figcaption", null, h("b", null, title), value, (series.length > 1 || series[0].name) && (isWide || unit !== "update") ? legend(series) : null, note ? h("span", { class: "muted small" }, note) : null), drawing);
 }
 
-const legend = (series) => h("span", { class: "legend" }, series.map((s, i) => h("span", null, h("span", { class: `key key-${i % 6}` }), s.name)));
+const legend = (series) => h("span", { class: "legend" }, series.map((s, i) => h("span", null, h("span", { class: `key key-${(s.place ?? i) % 6}` }), s.name)));
 
 function latestWords(series) {
   const latest = series.map((s) => s.points.findLast((p) => p.y !== null)).filter(Boolean);

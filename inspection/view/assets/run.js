@@ -148,7 +148,8 @@ function warnings(study, isNamed) {
 const healthyWords = ([low, high]) => `healthy ${low === null ? `≤ ${short(high)}` : high === null ? `≥ ${short(low)}` : `${short(low)}–${short(high)}`}`;
 
 function curves(studies) {
-  const isSeveral = studies.length > 1 || page.head.runs.length > 1;
+  const isSeveral = studies.length > 1;
+  const seriesOf = (study, points) => ({ name: isSeveral || page.head.runs.length > 1 ? study.name : "", place: study.run, points });
   const results = studies.map(evaluations);
   const marks = isSeveral ? [] : studies[0].alarms.map((alarm) => alarm.update);
   const updates = studies.flatMap((s) => s.columns.update);
@@ -157,10 +158,10 @@ function curves(studies) {
     const limit = studies[0].limits[key];
     const own = isSeveral ? [] : studies[0].alarms.filter((alarm) => alarm.metric === key).map((alarm) => alarm.update);
     return chart({ title, limit, span, note: limit && healthyWords(limit), choose: openUpdate, marks: own,
-      series: studies.map((s) => ({ name: isSeveral ? s.name : "", points: pointsOf(s, key) })) });
+      series: studies.map((s) => seriesOf(s, pointsOf(s, key))) });
   };
   const top = chart({ title: results[0].title, isWide: true, span, choose: openUpdate, marks,
-    series: results.map((r, i) => ({ name: isSeveral ? studies[i].name : "", points: r.points })) });
+    series: results.map((r, i) => seriesOf(studies[i], r.points)) });
   const charts = h("div", { class: "charts" }, CURVES.map(([title, key]) => make(title, key)));
   const shown = new Set(CURVES.map(([, key]) => key));
   const others = [...new Set(studies.flatMap((s) => Object.keys(s.columns)))].filter((key) => key !== "update" && !shown.has(key)).sort(collate);
@@ -218,11 +219,11 @@ function origin(about) {
 }
 
 function runsTable(studies) {
-  const rows = studies.map((study, i) => {
+  const rows = studies.map((study) => {
     const { points } = evaluations(study);
     const [a, b] = [points[0], points.at(-1)];
     const text = (p) => (p ? pointWords(p) : "–");
-    return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${i % 6}` }), runBadge(study), study.name), h("td", null, text(a)), h("td", null, text(b)),
+    return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${study.run % 6}` }), runBadge(study), study.name), h("td", null, text(a)), h("td", null, text(b)),
       h("td", null, text(points.reduce((best, p) => (!best || p.y > best.y ? p : best), null))), h("td", null, String(study.alarms.length)), h("td", null, [stateWords(study)[0].split(":")[0], ...stateWords(study).slice(1, 4)].join(", ")));
   });
   const heads = ["Run", "First", "Last", "Best", "Alarms", "State"];

@@ -122,6 +122,7 @@ def test_two_runs_without_a_common_seed_are_not_paired(browser: Browser, tmp_pat
     assert "No task and seed in common, so no episodes are paired." in browser.text("#main")
     assert browser.text("#count").startswith("5 episodes")
     assert browser.text(".state").startswith("B") and browser.text(".chart.wide .legend") == "b"
+    assert browser.evaluate("document.querySelectorAll('.chart.wide .series-1, .chart.wide .key-1').length") == 2
 
 
 def test_the_header_does_not_pool_updates(browser: Browser, page: Path) -> None:
