@@ -81,13 +81,14 @@ class Book:
         return [{**study, "run": number} for number, study in enumerate(found) if study]
 
     def _find_problems(self) -> list[str]:
-        """What the page does not show: records that were cut, and evaluations beside training runs."""
+        """What the page does not show: records that were cut, and evaluations beside or below training runs."""
         files = sorted({file for _, source in self._counts for file in find_files(source)})
         found = [sentence for sentence in map(cut_record, files) if sentence]
-        for folder in set(self._options.runs) - set(self._runs):
-            if others := left_out(folder, self._runs):
-                names = ", ".join(str(path.relative_to(folder)) for path in others)
-                found.append(f"{len(others)} folders with episodes in {folder} are left out, view each alone: {names}.")
+        shown = {*self._runs, *(file.parent for file in files)}
+        for folder in self._options.runs:
+            if others := [str(path.relative_to(folder)) for path in left_out(folder, shown)]:
+                words = "1 evaluation, view it" if len(others) == 1 else f"{len(others)} evaluations, view each"
+                found.append(f"{folder} also holds {words} alone: {', '.join(others)}.")
         return found
 
     def summary(self, path: Path) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,10 @@ def files_of(run: Path, *, metrics: bool = True) -> list[Path]:
     return [*found, *(path for path in others if path.is_file())]
 
 
-def left_out(folder: Path, runs: Sequence[Path]) -> list[Path]:
-    """Return the folders with episodes below `folder` that a page about these training runs in it does not show."""
+def left_out(folder: Path, shown: Container[Path]) -> list[Path]:
+    """Return the folders with episodes in and below `folder`, without those that are shown."""
     found = {path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}episodes*.jsonl")}
-    return sorted(found - set(runs))
+    return sorted(path for path in found if path not in shown)
 
 
 def cut_record(path: Path) -> str | None:

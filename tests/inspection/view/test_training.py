@@ -134,12 +134,14 @@ def test_evaluations_beside_training_runs_are_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rows(tmp_path / "seed_0", [{"update": 1, "turn/reward": 1.0}])
-    for name in ("evaluation", "seed_0/evaluation"):
+    for name in ("seed_0", "evaluation", "seed_0/evaluation"):
         write_run(tmp_path / name, [invented_episode(1)])
     assert view(tmp_path) == 0
-    sentence = f"2 folders with episodes in {tmp_path} are left out, view each alone: evaluation, seed_0/evaluation."
+    sentence = f"{tmp_path} also holds 2 evaluations, view each alone: evaluation, seed_0/evaluation."
     assert f"note: {sentence}" in capsys.readouterr().out
     assert blocks(tmp_path / "episodes.html")["head"][0]["problems"] == [sentence]
+    assert view(tmp_path / "seed_0") == 0
+    assert "seed_0 also holds 1 evaluation, view it alone: evaluation." in capsys.readouterr().out
 
 
 def test_three_runs_share_a_page_and_episodes_name_theirs(tmp_path: Path) -> None:
