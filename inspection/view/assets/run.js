@@ -96,8 +96,9 @@ const runBadge = (study) => (page.head.runs.length > 1 ? h("b", { class: `run ru
 /** The held-out episodes that failed, by update. */
 function failures(study) {
   const isOwn = (row) => row.player !== TRAINING && row.update !== undefined && (page.head.runs.length < 2 || (row.run || 0) === study.run) && (!row.study || row.study === study.name);
-  const groups = Map.groupBy(page.head.episodes.filter(isOwn), (row) => row.update);
-  return [...groups].map(([update, rows]) => ({ update, rows, failed: rows.filter((row) => outcome(row) === "failed") })).filter(({ failed }) => failed.length)
+  const own = page.head.episodes.filter(isOwn);
+  return [...new Set(own.map((row) => row.update))].map((update) => own.filter((row) => row.update === update))
+    .map((rows) => ({ update: rows[0].update, rows, failed: rows.filter((row) => outcome(row) === "failed") })).filter(({ failed }) => failed.length)
     .map(({ update, rows, failed }) => ({ update, sentence: `${count(failed.length)} of ${plural(rows.length, "held-out episode")} failed and count as 0; the first: ${(failed[0].fault || "no reason is recorded").trim().split("\n")[0]}` }));
 }
 
