@@ -202,7 +202,7 @@ class _Run:
         machine["slime_verlog"] = version("slime-verlog")
         report = RunReport(self.folder, {**about, **machine}, self.policy)
         began = {"command": shlex.join(["slime-verlog", *sys.argv[1:]]), "started": round(time.time(), 1)}
-        write_text(self.folder / ABOUT, json.dumps({**about, **machine, **began}, indent=1) + "\n")
+        self._write_about({**about, **machine, **began})
         try:
             self._train(settings, report)
         except KeyboardInterrupt:
@@ -218,9 +218,15 @@ class _Run:
                 f"interrupted after {updates} updates; {kept}, and the same command with --resume continues the run "
                 f"in {self.folder}/"
             ) from None
+        except Exception as error:
+            self._write_about({**about, **machine, **began, "stopped": str(error) or type(error).__name__})
+            raise
         summary = report.write()
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         return summary
+
+    def _write_about(self, about: Mapping[str, Any]) -> None:
+        write_text(self.folder / ABOUT, json.dumps(about, indent=1) + "\n")
 
     def _train(self, settings: RolloutSettings, report: RunReport) -> None:
         import yaml

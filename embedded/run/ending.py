@@ -24,6 +24,27 @@ def describe(rate: Mapping[str, float]) -> str:
     return f"win rate {rate['mean']:.3f} ± {rate['se']:.3f} over {rate['n']:.0f} seeds"
 
 
+def describe_played(episodes: Sequence[Mapping[str, Any]]) -> str:
+    """Put the win rate of held-out episodes in words, and how many of them failed."""
+    failed = sum(episode["fault"] is not None for episode in episodes)
+    words = [describe(win_rate(episodes))] if failed < len(episodes) else []
+    words += [f"{failed} of {len(episodes)} held-out episodes failed and count as 0"] if failed else []
+    return "; ".join(words)
+
+
+def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Compute the share of successful episodes, its binomial standard error, and the number of episodes."""
+    return share(episode["success"] for episode in episodes)
+
+
+def share(values: Iterable[float]) -> dict[str, float]:
+    """Compute the mean of zeros and ones, its binomial standard error, and their number."""
+    found = list(values)
+    n = len(found)
+    rate = sum(found) / n if n else 0.0
+    return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4) if n else 0.0, "n": n}
+
+
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
     """Format the last lines of a run: results, warnings, and the commands that continue from here."""
     lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
@@ -36,7 +57,7 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
         lines.append(f"next: {next_step(summary)}")
     if summary["failed_episodes"]:
         lines.append(
-            f"error: {summary['failed_episodes']} held-out episodes lost their environment and count as 0; the first: "
+            f"error: {summary['failed_episodes']} held-out episodes failed and count as 0; the first: "
             f"{summary['first_failure']}"
         )
     if summary["note"]:
@@ -78,7 +99,7 @@ def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]
     results = [{(e["task_name"], e["seed"]): float(e[key]) for e in episodes} for episodes in (before, after)]
     pairs = [(results[0][seed], result) for seed, result in results[1].items() if seed in results[0]]
     change = spread(second - first for first, second in pairs)
-    means = [spread(pair[k] for pair in pairs) for k in (0, 1)]
+    means = [(share if key == "success" else spread)(pair[k] for pair in pairs) for k in (0, 1)]
     low, high = (change["mean"] + sign * 2 * change["se"] for sign in (-1, 1))
     word = "improved" if low > 0 else "worse" if high < 0 else "no significant change"
     if len(pairs) < MIN_PAIRS:

@@ -7,16 +7,18 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
 EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
 ABOUT, TRAINING = "about.json", "training.jsonl"
-"""Command, start and versions; and a sample of each update's turns with what the trainer computed for their tokens."""
+"""Command, start, versions and the error that ended the run; and a sample of each update's turns with what the trainer
+computed for their tokens."""
 FILES = (
     *(SETTINGS, CHECKPOINTS, EPISODES, METRICS, SUMMARY, ABOUT, TRAINING, "config.yaml", "critic", "curve.png"),
     *("policy_after", "policy_before", "policy_best", "tensorboard"),
@@ -77,11 +79,28 @@ def _locked(folder: Path) -> Iterator[None]:
     from slime_verlog import ConfigError
 
     with open(folder / SETTINGS, encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another process runs in {folder}; wait for it, or choose another --out") from error
+        if not (_lock(file, fcntl.LOCK_EX) or _lock(file, fcntl.LOCK_EX, after_s=0.2)):
+            raise ConfigError(f"another process runs in {folder}; wait for it, or choose another --out")
         yield
+
+
+def is_claimed(folder: Path) -> bool:
+    """Tell whether a process runs in the folder. Takes its lock for an instant, so `claimed` tries twice."""
+    try:
+        with open(folder / SETTINGS, encoding="utf-8") as file:
+            return not _lock(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _lock(file: IO[str], kind: int, after_s: float = 0.0) -> bool:
+    """Lock the file until it is closed; returns False if another process holds it."""
+    time.sleep(after_s)
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:

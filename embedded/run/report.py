@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from embedded.engine.decoder import write_policy
 from embedded.run.alarms import Alarms
-from embedded.run.ending import describe, judge, setting_of, spread
+from embedded.run.ending import describe_played, judge, setting_of, spread, win_rate
 from embedded.run.folder import (
     CHECKPOINTS,
     EPISODES,
@@ -130,7 +130,7 @@ class RunReport:
                 record = {**about, **{key: episode[key] for key in RECORD_KEYS}}
                 file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
-        tqdm.write(f"held-out episodes after {rollout_id} updates: {describe(win_rate(episodes))}")
+        tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
 
     def write(self, *, interrupted: bool = False) -> dict[str, Any]:
         """Write all files and return the summary; before the first evaluation, there is only the summary."""
@@ -176,13 +176,6 @@ class RunReport:
         }
 
 
-def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Compute the share of successful episodes, its binomial standard error, and the number of episodes."""
-    n = len(episodes)
-    rate = mean(e["success"] for e in episodes)
-    return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4), "n": n}
-
-
 def plot_curve(
     path: Path, history: Sequence[Mapping[str, float]], evaluations: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> None:
@@ -200,7 +193,8 @@ def plot_curve(
     if not won:
         rates = {update: spread(e["return"] for e in episodes) for update, episodes in sorted(evaluations.items())}
     means, errors = ([rate[key] for rate in rates.values()] for key in ("mean", "se"))
-    top.errorbar(list(rates), means, yerr=errors, fmt="o-", color="tab:red", capsize=4)
+    above = [min(error, 1 - rate) if won else error for rate, error in zip(means, errors, strict=True)]
+    top.errorbar(list(rates), means, yerr=[errors, above], fmt="o-", color="tab:red", capsize=4)
     top.set(ylabel=f"{'win rate' if won else 'return'}, held-out seeds ± SE", title="Embedded policy")
     if won:
         top.set_ylim(0, 1.02)

@@ -19,7 +19,7 @@ from inspection.records import FILE
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
 from inspection.view.replay import write_gif
-from inspection.view.sources import episode_sources, files_of, read_run
+from inspection.view.sources import cut_record, episode_sources, files_of, find_files, left_out, read_run
 from inspection.view.training import expand_runs, names_of, read_training
 from inspection.view.worlds import Worlds
 from slime_verlog import ConfigError
@@ -39,6 +39,7 @@ class Book:
         self._options, self._runs = options, expand_runs(options.runs)
         self._packer, self._worlds = Packer(), Worlds(options.worlds)
         self._counts: Counter[tuple[int, Path]] = Counter()
+        self._problems: list[str] = []
 
     def update(self) -> int:
         """Read the runs and add their new episodes; return how many there are."""
@@ -46,10 +47,11 @@ class Book:
         for number, run in enumerate(self._runs):
             for source in episode_sources(run, with_training=len(self._runs) == 1):
                 self._add(source, number)
+        self._problems = self._find_problems()
         return self._counts.total() - before
 
     def _add(self, source: Path, number: int) -> None:
-        known, most = self._counts[number, source], self._options.most
+        known, most = self._counts.setdefault((number, source), 0), self._options.most
         name = names_of(self._runs)[number] if len(self._runs) > PAIR else None
         left = None if most is None else max(0, most - known)
         episodes = itertools.islice(_read(source, self._options, known), left)
@@ -63,7 +65,8 @@ class Book:
         several = len(self._runs) > PAIR
         head = {
             "runs": [", ".join(map(str, self._options.runs))] if several else [str(run) for run in self._runs],
-            "studies": [found for found in map(read_training, self._runs, names_of(self._runs)) if found],
+            "studies": self._studies(),
+            "problems": self._problems,
             "written": datetime.now().astimezone().isoformat(timespec="seconds"),
             "follow": follow,
             "episodes": self._packer.rows,
@@ -73,12 +76,28 @@ class Book:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, build_page(title, head, self._packer.blocks(), self._worlds.images()))
 
+    def _studies(self) -> list[dict[str, Any]]:
+        found = map(read_training, self._runs, names_of(self._runs))
+        return [{**study, "run": number} for number, study in enumerate(found) if study]
+
+    def _find_problems(self) -> list[str]:
+        """What the page does not show: records that were cut, and evaluations beside or below training runs."""
+        files = sorted({file for _, source in self._counts for file in find_files(source)})
+        found = [sentence for sentence in map(cut_record, files) if sentence]
+        shown = {*self._runs, *(file.parent for file in files)}
+        for folder in self._options.runs:
+            if others := [str(path.relative_to(folder)) for path in left_out(folder, shown)]:
+                words = "1 evaluation, view it" if len(others) == 1 else f"{len(others)} evaluations, view each"
+                found.append(f"{folder} also holds {words} alone: {', '.join(others)}.")
+        return found
+
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""
         episodes, worlds = self._counts.total(), self._worlds
         drawn = f", {worlds.drawn} with their world" if worlds.drawn else ""
         wrong = f"; {worlds.differing} could not be drawn, the page says why" if worlds.differing else ""
-        return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {episodes} episodes{drawn}{wrong}"
+        said = "".join(f"\nnote: {sentence}" for sentence in self._problems)
+        return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {episodes} episodes{drawn}{wrong}{said}"
 
 
 def write_once(options: Namespace) -> int:

@@ -132,6 +132,7 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
     valid = episode.get("valid_action_ratio")
     if valid is None and played and played[0].get("valid") is not None:
         valid = sum(bool(turn["valid"]) for turn in played) / len(played)
+    notes = len(episode["story"]) - len(played)
     success, setting = episode.get("success"), _text(episode.get("setting"), "-")
     update = _UPDATE.search(setting)
     return {
@@ -150,6 +151,7 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
         "chunk": chunk,
         "place": place,
         **({"fault": str(episode["fault"])[:_FAULT_CHARACTERS]} if episode.get("fault") else {}),
+        **({"answers": len(episode["story"]), "notes": notes} if notes else {}),
         **({"tokens": 1} if any(turn.get("tokens") for turn in episode["story"]) else {}),
     }
 

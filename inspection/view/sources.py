@@ -1,10 +1,12 @@
 """Finds and reads the episodes of a run: `episodes.jsonl`, a folder with such files, or slime's dumps."""
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
-from embedded.run.folder import SUMMARY, TRAINING
+from embedded.run.folder import ABOUT, SUMMARY, TRAINING
 from inspection.records import FILE, read_episodes
 from inspection.view.training import metric_files
 from slime_verlog import ConfigError
@@ -16,6 +18,8 @@ def find_files(run: Path) -> list[Path]:
     Raises:
         ConfigError: there is no such path, or nothing in it can be shown.
     """
+    if run.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{run} is a YAML; view takes a run's folder or its {FILE}")
     if run.is_file():
         return [run]
     if "{rollout_id}" in run.name:
@@ -57,15 +61,38 @@ def files_of(run: Path, *, metrics: bool = True) -> list[Path]:
     found = [path for part in episode_sources(run, with_training=False) for path in find_files(part)]
     if not metrics:
         return found
-    others = [training, run / SUMMARY, *metric_files(run)]
+    others = [training, run / SUMMARY, run / ABOUT, *metric_files(run)]
     return [*found, *(path for path in others if path.is_file())]
+
+
+def left_out(folder: Path, shown: Container[Path]) -> list[Path]:
+    """Return the folders with episodes in and below `folder`, without those that are shown."""
+    found = {path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}episodes*.jsonl")}
+    return sorted(path for path in found if path not in shown)
+
+
+def cut_record(path: Path) -> str | None:
+    """Say that the file's last record is incomplete; None if all records are whole."""
+    last = b""
+    with open(path, "rb") as file:
+        if path.suffix == ".jsonl" and file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.seek(0)
+                *_, last = file
+    try:
+        json.loads(last or b"{}")
+    except (ValueError, RecursionError):
+        return f"{path}: the last record is cut or still being written, and is left out."
+    return None
 
 
 def _require(found: list[Path], run: Path) -> list[Path]:
     if not found:
         raise ConfigError(
             f"{run} has no episodes: expected {FILE}, or .pt files from slime's --dump-details, "
-            "--save-debug-rollout-data or --save-debug-train-data"
+            "--save-debug-rollout-data or --save-debug-train-data; `slime-verlog train` and `slime-verlog evaluate` "
+            "make a run"
         )
     return found
 

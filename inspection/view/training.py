@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded.run.alarms import LIMITS, Alarms
-from embedded.run.folder import ABOUT, METRICS, SETTINGS, SUMMARY, leaves
+from embedded.run.folder import ABOUT, METRICS, SETTINGS, SUMMARY, is_claimed, leaves
 from inspection.view.page import number
 from slime_verlog import ConfigError, Settings, read_yaml_mapping
 
@@ -55,16 +55,22 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
         return None
     problems: list[str] = []
     rows = _json_rows(files[0], problems) if files[0].suffix == ".jsonl" else _tensorboard_rows(files, problems)
-    settings = _mapping(run / SETTINGS, problems)
+    settings = _mapping(run / SETTINGS, problems, "settings")
     keys, flags = (settings[key] if isinstance(settings.get(key), dict) else None for key in ("keys", "flags"))
-    about = _mapping(run / ABOUT, problems) | _mapping(run / SUMMARY, problems)
+    summary = _mapping(run / SUMMARY, problems, "results and the verdict")
+    about = _mapping(run / ABOUT, problems, "command and the versions") | summary
     started = about.get("started", min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()))
+    alarms, state = _alarms(rows, summary, problems), _state(run, about)
+    trained = any(row.get("train/actor_trains") for row in rows.values())
     return {
         "name": name,
         "folder": str(run),
         "columns": _columns(rows, problems),
         "limits": {limit.metric: [number(limit.lowest), number(limit.highest)] for limit in LIMITS},
-        "alarms": _alarms(rows),
+        "alarms": alarms,
+        "state": state,
+        "healthy": trained and not alarms and not problems and not str(state).startswith("stopped"),
+        "waiting": _waiting(run, rows, settings) if state == "running" and not trained else None,
         "settings": _changed_settings(keys or _yaml_keys(run, problems), flags or {}),
         "planned": (flags or {}).get("num_rollout"),
         "about": {"started": started, "written": files[-1].stat().st_mtime, **about},
@@ -72,10 +78,36 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     }
 
 
+def _state(run: Path, about: Mapping[str, Any]) -> str | None:
+    """Whether the run goes on or how it ended; None if its folder does not tell."""
+    if is_claimed(run):
+        return "running"
+    if about.get("stopped"):
+        return f"stopped: {about['stopped']}"
+    if about.get("interrupted"):
+        return "interrupted"
+    if about.get("verdict"):
+        return "finished"
+    return "stopped: its process ended and left no reason" if (run / ABOUT).exists() else None
+
+
+def _waiting(run: Path, rows: Rows, settings: Mapping[str, Any]) -> str:
+    """Say what a run does before an update has trained the policy."""
+    if any(row.get("rollout/turns") for row in rows.values()):
+        return "only the critic trains so far; no update of the policy yet"
+    imitates = isinstance(settings.get("warm"), dict)  # otherwise a path: PPO starts from that model
+    if imitates and not rows and not (run / "policy_before" / "imitation.json").exists():
+        return "imitating demonstrations; no update yet"
+    return "evaluating the policy or pretraining the critic; no update yet" if not rows else "no update yet"
+
+
 def _json_rows(path: Path, problems: list[str]) -> Rows:
-    """Rows of updates and evaluations, merged by update. A last line without its end is still being written."""
+    """Rows of updates and evaluations, merged by update."""
     rows: Rows = {}
-    for place, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    *lines, rest = path.read_bytes().split(b"\n")
+    if rest:
+        problems.append(f"{path.name}: the last row is cut or still being written, and is left out.")
+    for place, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             update = int(row.pop("update"))
@@ -130,24 +162,33 @@ def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:
     return {"update": kept, **{k: v for k, v in columns.items() if any(v) or not k.startswith(counts)}}
 
 
-def _alarms(rows: Rows) -> list[dict[str, Any]]:
+def _alarms(rows: Rows, summary: Mapping[str, Any], problems: list[str]) -> list[dict[str, Any]]:
+    """The alarms that the rows raise, and those that the run recorded although their rows are missing."""
     watch, found = Alarms(), []
     for update in sorted(rows):
         known = set(watch.raised)
         watch.watch(update, rows[update])
         found += [{"metric": m, "update": update, "sentence": watch.raised[m]} for m in watch.raised if m not in known]
+    last, updates = max(rows, default=0), summary.get("updates", 0)
+    if last < updates:
+        problems.append(f"The metrics end at update {last} of {updates}; later ones are missing.")
+        recorded = dict(summary.get("alarms") or {}).items()
+        found += [{"metric": m, "update": last, "sentence": text} for m, text in recorded if m not in watch.raised]
     return found
 
 
-def _mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+def _mapping(path: Path, problems: list[str], holds: str) -> dict[str, Any]:
+    """Read a file with a mapping; if it is damaged, a problem says that what it `holds` is missing."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+        problems.append(f"{path.name} is damaged, so the {holds} are missing.")
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        problems.append(f"{path.name} cannot be read: {error}.")
-        return {}
-    return found if isinstance(found, dict) else {}
+        pass
+    except (OSError, ValueError, RecursionError):
+        problems.append(f"{path.name} is cut or damaged, so the {holds} are missing.")
+    return {}
 
 
 def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import embedded.launch
 from embedded.warmstart.policy import PolicySize
 from inspection.command import main
 from inspection.records import read_episodes
+from inspection.view.training import read_training
 from tests.fixtures.warm_python import warm_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
@@ -248,5 +249,20 @@ def test_a_failed_held_out_episode_is_named_and_fails_the_command(
     config = write(tmp_path, rollout_interaction_env_path=path, env=env, max_env_retries_per_turn=0)
     assert train(config, tmp_path / "out", "--updates", "2") == 1
     text = capsys.readouterr().out
-    assert "error: 2 held-out episodes lost their environment and count as 0; the first: " in text
+    assert "error: 2 held-out episodes failed and count as 0; the first: " in text
     assert "the game broke" in text
+
+
+def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = {"max_steps": 8, "ask_every": 4}
+    recall = {"rollout_interaction_env_path": "envs.recall", "env": env, "tasks": ["recall"]}
+    out, config = tmp_path / "out", write(tmp_path, **recall, memory={"kind": "notes", "budget": 1, "max_tokens": 8})
+    with pytest.raises(SystemExit, match="error: ") as caught:
+        train(config, out, "--updates", "2")
+    assert "after 0 updates: 3 of 3 held-out episodes failed and count as 0\n" in capsys.readouterr().out
+    stopped = json.loads((out / "about.json").read_text())["stopped"]
+    assert str(caught.value) == f"error: {stopped}", stopped
+    training = read_training(out, "out")
+    assert training is not None and training["state"] == f"stopped: {stopped}" and not training["healthy"]

@@ -21,9 +21,18 @@ function short(x) {
 
 const isOutside = (y, limit) => Boolean(limit) && y !== null && ((limit[0] !== null && y < limit[0]) || (limit[1] !== null && y > limit[1]));
 
+/** The ends of a point's error bar; those of a share stay within 0 and 1. */
+const errorEnds = (p) => [p.y - (p.error || 0), p.y + (p.error || 0)].map((end) => (p.isShare ? Math.max(0, Math.min(1, end)) : end));
+
+/** A point in words; shares have three decimals, as on the console. */
+function pointWords(p) {
+  const text = (x) => (p.isShare ? fixed(x, 3) : short(x));
+  return `${text(p.y)}${p.error ? ` ± ${text(p.error / 2)}` : ""}`;
+}
+
 /** The smallest range of y that shows all points and their errors, and edges of the healthy range that are near. */
 function rangeOf(points, limit) {
-  const values = points.flatMap((p) => [p.y - (p.error || 0), p.y + (p.error || 0)]);
+  const values = points.flatMap(errorEnds);
   let [low, high] = [Math.min(...values), Math.max(...values)];
   const near = (high - low || Math.abs(high) || 1) * 0.6;
   for (const edge of limit || []) if (edge !== null && edge > low - near && edge < high + near) [low, high] = [Math.min(low, edge), Math.max(high, edge)];
@@ -58,25 +67,25 @@ function chart({ title, series, limit, marks, choose, isWide, note, span, unit =
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", tabindex: 0, "aria-label": chartWords(title, series, unit) },
     limit ? band(limit, [low, high], y, width) : null, axes({ low, high, first, last, x, y, width, height, unit }),
     (marks || []).map((u) => svg("path", { class: "alarm-mark", d: `M${x(u)} ${EDGE.top}v${inner.height}` })),
-    series.map((s, i) => line(s, i, x, y, limit)), pointer);
+    series.map((s, i) => line(s, s.place ?? i, x, y, limit)), pointer);
   const value = h("span", { class: "value" }, latestWords(series));
   listenToChart(drawing, { known, x, y, pointer, value, series, width, height: inner.height, unit, choose });
   return h("figure", { class: isWide ? "chart wide" : "chart" },
-    h("figcaption", null, h("b", null, title), value, series.length > 1 && (isWide || unit !== "update") ? legend(series) : null, note ? h("span", { class: "muted small" }, note) : null), drawing);
+    h("figcaption", null, h("b", null, title), value, (series.length > 1 || series[0].name) && (isWide || unit !== "update") ? legend(series) : null, note ? h("span", { class: "muted small" }, note) : null), drawing);
 }
 
-const legend = (series) => h("span", { class: "legend" }, series.map((s, i) => h("span", null, h("span", { class: `key key-${i % 6}` }), s.name)));
+const legend = (series) => h("span", { class: "legend" }, series.map((s, i) => h("span", null, h("span", { class: `key key-${(s.place ?? i) % 6}` }), s.name)));
 
 function latestWords(series) {
   const latest = series.map((s) => s.points.findLast((p) => p.y !== null)).filter(Boolean);
-  return latest.length === 1 ? `${short(latest[0].y)}${latest[0].error ? ` ± ${short(latest[0].error)}` : ""}` : "";
+  return latest.length === 1 ? pointWords(latest[0]) : "";
 }
 
 function chartWords(title, series, unit) {
   const parts = series.map((s) => {
     const known = s.points.filter((p) => p.y !== null);
     const [a, b] = [known[0], known.at(-1)];
-    return a ? `${s.name ? `${s.name}: ` : ""}${short(a.y)} at ${unit} ${a.x}, ${short(b.y)} at ${unit} ${b.x}` : "";
+    return a ? `${s.name ? `${s.name}: ` : ""}${pointWords(a)} at ${unit} ${a.x}, ${pointWords(b)} at ${unit} ${b.x}` : "";
   });
   return `${title}. ${parts.filter(Boolean).join("; ")}. Arrow keys move, Enter opens what is there.`;
 }
@@ -101,7 +110,7 @@ function axes({ low, high, first, last, x, y, width, height, unit }) {
 function line(s, i, x, y, limit) {
   const known = s.points.filter((p) => p.y !== null);
   const path = known.map((p, k) => `${k ? "L" : "M"}${x(p.x).toFixed(1)} ${y(p.y).toFixed(1)}`).join("");
-  const errors = known.filter((p) => p.error).map((p) => svg("path", { class: "error", d: `M${x(p.x)} ${y(p.y - p.error)}V${y(p.y + p.error)}` }));
+  const errors = known.filter((p) => p.error).map((p) => svg("path", { class: "error", d: `M${x(p.x)} ${errorEnds(p).map(y).join("V")}` }));
   const isDotted = known.length <= 60;
   const dots = known.filter((p) => isDotted || isOutside(p.y, limit)).map((p) =>
     svg("circle", { class: isOutside(p.y, limit) ? "dot-out" : "dot-in", cx: x(p.x).toFixed(1), cy: y(p.y).toFixed(1), r: 2.2 }));
@@ -116,7 +125,7 @@ function listenToChart(drawing, { known, x, y, pointer, value, series, width, he
     const u = updates[current];
     const here = series.map((s) => [s, s.points.find((p) => p.x === u && p.y !== null)]).filter(([, p]) => p);
     pointer.replaceChildren(svg("path", { d: `M${x(u)} ${EDGE.top}v${height}` }), ...here.map(([, p]) => svg("circle", { cx: x(p.x), cy: y(p.y), r: 4 })));
-    value.textContent = `${unit} ${u}: ${here.map(([s, p]) => `${s.name ? `${s.name} ` : ""}${short(p.y)}${p.error ? ` ± ${short(p.error)}` : ""}`).join(", ")}`;
+    value.textContent = `${unit} ${u}: ${here.map(([s, p]) => `${s.name ? `${s.name} ` : ""}${pointWords(p)}`).join(", ")}`;
   };
   const nearest = (event) => {
     const box = drawing.getBoundingClientRect();

@@ -74,6 +74,9 @@ function announce(text) {
 
 const mean = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) / values.length : null);
 
+/** The standard error of a share of n: binomial, as on the console; null for fewer than two. */
+const shareError = (p, n) => (p === null || n < 2 ? null : Math.sqrt((p * (1 - p)) / n));
+
 /** The standard error of a mean; null for fewer than two values. */
 function standardError(values) {
   if (values.length < 2) return null;

@@ -73,7 +73,7 @@ function episodeHead(entry, episodes) {
   const words = [setting !== "-" ? setting : null, player || null, seedText(seed, true)].filter(Boolean);
   const facts = episodes.map(({ row }) => h("p", { class: "facts" },
     page.head.runs.length > 1 ? h("b", { class: `run run-${row.run || 0}` }, "AB"[row.run || 0]) : null,
-    h("span", null, mark(row), ` ${partOf(row) === null ? outcome(row) : "progression"}`), h("span", null, plural(row.turns, "turn")), h("span", null, `return ${fixed(row.return)}`),
+    h("span", null, mark(row), ` ${partOf(row) === null ? outcome(row) : "progression"}`), h("span", null, turnsText(row)), h("span", null, `return ${fixed(row.return)}`),
     row.valid === null ? null : h("span", null, `${percent(row.valid)} valid`)));
   const move = (by, sign, name) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, click: () => list.step(by) }, icon(sign));
   const parting = divergence(episodes);

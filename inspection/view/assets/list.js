@@ -108,7 +108,7 @@ function applyFilters() {
 
 function renderCount() {
   const all = page.entries.length;
-  const word = page.head.runs.length > 1 ? "pair" : "episode";
+  const word = page.isPaired ? "pair" : "episode";
   const isPart = page.shown.length !== all;
   const text = isPart ? `${count(page.shown.length)} of ${plural(all, word)}` : plural(all, word);
   const clear = h("button", { type: "button", class: "link", click: clearAll }, "Clear");
@@ -175,9 +175,12 @@ function seedText(seed, isLong = false) {
   return isLong || seed < 1e7 ? `seed ${seed}` : `…${String(seed).slice(-4)}`;
 }
 
+/** The turns of an episode, and in how many of them the model wrote its notes. */
+const turnsText = (row) => (row.notes ? `${plural(row.answers, "turn")}, ${count(row.notes)} of them notes` : plural(row.turns, "turn"));
+
 function listRow(entry, place) {
   const row = firstRow(entry);
-  const facts = typeof row.seed === "string" && row.player === TRAINING ? [] : [plural(row.turns, "turn")];
+  const facts = typeof row.seed === "string" && row.player === TRAINING ? [] : [turnsText(row)];
   if (row.return !== null) facts.push(`return ${fixed(row.return)}`);
   if (row.valid !== null && row.valid < 1 && row.player !== TRAINING) facts.push(`${percent(row.valid)} valid`);
   const ended = { failed: "failed", terminated: "", time_limit: "time limit", max_turns: "turn limit" }[row.stop] ?? row.stop.replace("_", " ");

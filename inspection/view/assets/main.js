@@ -52,6 +52,7 @@ async function start() {
   $("back").append(icon("back"));
   page.head = JSON.parse(await unpack("head"));
   page.entries = makeEntries(page.head);
+  page.isPaired = page.entries.some((entry) => entry.rows[0] && entry.rows[1]);
   document.body.classList.toggle("pair", page.head.runs.length > 1);
   for (const entry of page.entries) for (const row of entry.rows) if (row) row.number = entry.number;
   readAddress();

@@ -35,17 +35,17 @@ function evaluations(study) {
     const squares = found.map((key, k) => {
       const known = columns[`${key}_se`]?.[i];
       const n = columns[key.replace(new RegExp(`/${what}$`), "/episodes")]?.[i];
-      const error = known ?? (what === "success" && n ? Math.sqrt((values[k] * (1 - values[k])) / n) : found.length > 1 ? 0 : returnError(study, x) || 0);
+      const error = known ?? (what === "success" && n ? shareError(values[k], n) : found.length > 1 ? 0 : returnError(study, x) || 0);
       return error ** 2;
     });
-    return { x, y: mean(values), error: (2 * Math.sqrt(squares.reduce((a, b) => a + b, 0))) / found.length };
+    return { x, y: mean(values), isShare: what === "success", error: (2 * Math.sqrt(squares.reduce((a, b) => a + b, 0))) / found.length };
   });
-  return { title: `${what === "success" ? "Held-out episodes won" : "Held-out return"}, ± 2 standard errors`, points: points.filter((p) => p.y !== null) };
+  return { title: `${what === "success" ? "Held-out episodes won" : "Held-out return"} ± standard error; bars show two`, points: points.filter((p) => p.y !== null) };
 }
 
 /** The standard error of the held-out return, from the page's episodes; the metrics have only its mean. */
 function returnError(study, update) {
-  const run = page.head.runs.length > 1 ? page.head.studies.indexOf(study) : 0;
+  const run = page.head.runs.length > 1 ? study.run : 0;
   const rows = page.head.episodes.filter((row) => row.update === update && row.player !== TRAINING && (row.run || 0) === run && (!row.study || row.study === study.name));
   return standardError(rows.map((row) => row.return).filter((x) => x !== null));
 }
@@ -76,7 +76,7 @@ function stateWords(study) {
   const { planned } = study;
   const of = planned && planned !== updates ? ` of ${count(planned)}` : "";
   const age = Date.parse(page.head.written) / 1000 - about.written;
-  const how = about.interrupted ? "interrupted" : about.verdict ? "finished" : page.head.follow ? "running" : age < 120 ? "running when this page was written" : `no end is recorded; the last row is ${duration(age)} older than this page`;
+  const how = study.state ? visible(study.state) : page.head.follow ? "running" : age < 120 ? "running when this page was written" : `no end is recorded; the last row is ${duration(age)} older than this page`;
   const took = about.wall_time_s ?? Math.max(lastOf(study, "seconds") || 0, about.written - about.started);
   const turns = lastOf(study, "turns");
   return [how, `${count(updates)}${of} updates`, turns ? `${count(turns)} turns` : null, `took ${duration(took)}`,
@@ -86,8 +86,20 @@ function stateWords(study) {
 function runState(study) {
   const { verdict } = study.about;
   const said = verdict && verdict.sentence ? String(verdict.sentence) : null;
-  return h("div", { class: "state" }, h("p", { class: "facts" }, stateWords(study).map((word, i) => h("span", { class: i ? "" : "how" }, word))),
+  return h("div", { class: "state" }, h("p", { class: "facts" }, runBadge(study), stateWords(study).map((word, i) => h("span", { class: i ? "" : "how" }, word))),
     said ? h("p", null, visible(said[0].toUpperCase() + said.slice(1)), ".") : null);
+}
+
+/** On a page about two runs of which one trained: which of them. */
+const runBadge = (study) => (page.head.runs.length > 1 ? h("b", { class: `run run-${study.run}` }, "AB"[study.run]) : null);
+
+/** The held-out episodes that failed, by update. */
+function failures(study) {
+  const isOwn = (row) => row.player !== TRAINING && row.update !== undefined && (page.head.runs.length < 2 || (row.run || 0) === study.run) && (!row.study || row.study === study.name);
+  const own = page.head.episodes.filter(isOwn);
+  return [...new Set(own.map((row) => row.update))].map((update) => own.filter((row) => row.update === update))
+    .map((rows) => ({ update: rows[0].update, rows, failed: rows.filter((row) => outcome(row) === "failed") })).filter(({ failed }) => failed.length)
+    .map(({ update, rows, failed }) => ({ update, sentence: `${count(failed.length)} of ${plural(rows.length, "held-out episode")} failed and count as 0; the first: ${(failed[0].fault || "no reason is recorded").trim().split("\n")[0]}` }));
 }
 
 /** The greatest lasting fall of the held-out result, and what else changed between its two evaluations. */
@@ -122,11 +134,14 @@ function collapse(study) {
 
 function warnings(study, isNamed) {
   const fallen = collapse(study);
-  const all = [...(fallen ? [fallen] : []), ...study.alarms];
+  const all = [...failures(study), ...(fallen ? [fallen] : []), ...study.alarms];
   const items = all.map((alarm) => h("li", null, h("button", { type: "button", class: "link", click: () => openUpdate(alarm.update) }, `update ${alarm.update}`), " ",
     visible(alarm.sentence)));
-  const problems = study.problems.map((text) => h("li", { class: "muted" }, visible(text)));
-  if (!items.length && !problems.length) return isNamed ? null : h("p", { class: "won" }, "No alarm: every watched metric stayed in its healthy range.");
+  const problems = [...(isNamed && study.state?.startsWith("stopped") ? [study.state] : []), ...study.problems].map((text) => h("li", { class: "muted" }, visible(text)));
+  if (!items.length && !problems.length) {
+    if (isNamed || !(study.healthy || study.waiting)) return null;
+    return study.healthy ? h("p", { class: "won" }, "No alarm: every watched metric stayed in its healthy range.") : h("p", { class: "muted" }, study.waiting);
+  }
   const found = h("ul", { class: "alarms" }, items, problems);
   return isNamed ? h("details", { class: "more-settings" }, h("summary", null, `${study.name}: ${plural(items.length + problems.length, "warning")}`), found) : found;
 }
@@ -135,6 +150,7 @@ const healthyWords = ([low, high]) => `healthy ${low === null ? `≤ ${short(hig
 
 function curves(studies) {
   const isSeveral = studies.length > 1;
+  const seriesOf = (study, points) => ({ name: isSeveral || page.head.runs.length > 1 ? study.name : "", place: study.run, points });
   const results = studies.map(evaluations);
   const marks = isSeveral ? [] : studies[0].alarms.map((alarm) => alarm.update);
   const updates = studies.flatMap((s) => s.columns.update);
@@ -143,10 +159,10 @@ function curves(studies) {
     const limit = studies[0].limits[key];
     const own = isSeveral ? [] : studies[0].alarms.filter((alarm) => alarm.metric === key).map((alarm) => alarm.update);
     return chart({ title, limit, span, note: limit && healthyWords(limit), choose: openUpdate, marks: own,
-      series: studies.map((s) => ({ name: isSeveral ? s.name : "", points: pointsOf(s, key) })) });
+      series: studies.map((s) => seriesOf(s, pointsOf(s, key))) });
   };
   const top = chart({ title: results[0].title, isWide: true, span, choose: openUpdate, marks,
-    series: results.map((r, i) => ({ name: isSeveral ? studies[i].name : "", points: r.points })) });
+    series: results.map((r, i) => seriesOf(studies[i], r.points)) });
   const charts = h("div", { class: "charts" }, CURVES.map(([title, key]) => make(title, key)));
   const shown = new Set(CURVES.map(([, key]) => key));
   const others = [...new Set(studies.flatMap((s) => Object.keys(s.columns)))].filter((key) => key !== "update" && !shown.has(key)).sort(collate);
@@ -204,12 +220,12 @@ function origin(about) {
 }
 
 function runsTable(studies) {
-  const rows = studies.map((study, i) => {
+  const rows = studies.map((study) => {
     const { points } = evaluations(study);
     const [a, b] = [points[0], points.at(-1)];
-    const text = (p) => (p ? `${short(p.y)} ± ${short(p.error / 2)}` : "–");
-    return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${i % 6}` }), study.name), h("td", null, text(a)), h("td", null, text(b)),
-      h("td", null, text(points.reduce((best, p) => (!best || p.y > best.y ? p : best), null))), h("td", null, String(study.alarms.length)), h("td", null, stateWords(study).slice(0, 4).join(", ")));
+    const text = (p) => (p ? pointWords(p) : "–");
+    return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${study.run % 6}` }), runBadge(study), study.name), h("td", null, text(a)), h("td", null, text(b)),
+      h("td", null, text(points.reduce((best, p) => (!best || p.y > best.y ? p : best), null))), h("td", null, String(study.alarms.length)), h("td", null, [stateWords(study)[0].split(":")[0], ...stateWords(study).slice(1, 4)].join(", ")));
   });
   const heads = ["Run", "First", "Last", "Best", "Alarms", "State"];
   return h("div", { class: "table" }, h("table", { class: "summary runs" }, h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col" }, x)))), h("tbody", null, rows)));

@@ -2,7 +2,7 @@
 
 const FILTERS = ["study", "task", "update", "setting", "player", "outcome", "stop", "valid"];
 const state = { episode: 0, turn: 1, q: "", sort: "", filters: {} };
-const page = { head: null, entries: [], shown: [], episodes: [], colour: null, restored: null };
+const page = { head: null, entries: [], isPaired: false, shown: [], episodes: [], colour: null, restored: null };
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));

@@ -3,10 +3,11 @@
 function statistics(rows) {
   const known = rows.filter((row) => row.success !== null).map((row) => (row.success ? 1 : 0));
   const numbers = (key) => rows.map((row) => row[key]).filter((x) => x !== null && x !== undefined);
+  const win = mean(known);
   return {
     n: rows.length,
-    win: mean(known),
-    winError: standardError(known),
+    win,
+    winError: shareError(win, known.length),
     return: mean(numbers("return")),
     returnError: standardError(numbers("return")),
     progression: mean(numbers("progression")),
@@ -45,19 +46,20 @@ function renderStrip() {
     const label = page.head.runs.length > 1 ? h("b", { class: `run run-${run}` }, "AB"[run]) : null;
     if (page.head.studies.length > 1 && page.head.runs.length < 2) return h("span", { class: "facts" }, h("span", null, `${page.head.studies.length} runs`), h("span", null, plural(page.shown.length, "episode")));
     const facts = [...(update === null ? [] : [`update ${update}`]), plural(s.n, "episode")];
-    if (s.win !== null && (s.win || !s.progression)) facts.push(`${withError(s.win, s.winError)} won`);
-    else if (s.progression !== null) facts.push(`${percent(s.progression, 1)} progression`);
+    if (s.win !== null && s.failed < s.n && (s.win || !s.progression)) facts.push(`${withError(s.win, s.winError)} won`);
+    else if (s.progression !== null && s.failed < s.n) facts.push(`${percent(s.progression, 1)} progression`);
     if (s.turns !== null) facts.push(`${s.turns.toFixed(1)} turns`);
     if (s.valid !== null) facts.push(`${percent(s.valid, 1)} valid`);
-    const failed = s.failed ? h("span", { class: "failed" }, `${s.failed} failed`) : null;
-    return h("span", { class: "facts" }, label, ...facts.map((fact) => h("span", null, fact)), failed);
+    return h("span", { class: "facts" }, label, ...facts.map((fact) => h("span", null, fact)), failedWords(s));
   });
   $("strip").replaceChildren(...parts);
 }
 
+const failedWords = (s) => (s.failed ? h("span", { class: "failed" }, `${count(s.failed)} of ${plural(s.n, "episode")} failed`) : null);
+
 const COLUMNS = [
   ["Episodes", (s) => count(s.n)],
-  ["Won ± standard error", (s) => winCell(s)],
+  ["Won ± standard error", (s) => (s.n && s.failed === s.n ? "–" : winCell(s))],
   ["Return", (s) => (s.return === null ? "–" : `${fixed(s.return)}${s.returnError === null ? "" : ` ± ${fixed(s.returnError)}`}`)],
   ["Progression", (s) => percent(s.progression, 1)],
   ["Turns", (s) => fixed(s.turns, 1)],
@@ -98,6 +100,7 @@ function renderOverview() {
   $("main").replaceChildren(h("section", { class: "overview", "aria-labelledby": "overview-title" },
     h("h2", { id: "overview-title" }, "Overview"),
     isPair ? pairLegend() : h("p", { class: "muted" }, page.head.runs[0]),
+    page.head.problems.length ? h("ul", { class: "alarms" }, page.head.problems.map((text) => h("li", { class: "muted" }, visible(text)))) : "",
     ...renderRun().filter(Boolean),
     page.head.studies.length ? h("h3", null, "Episodes") : "",
     page.shown.length ? h("div", { class: "table" }, table) : h("p", null, emptyText()),
@@ -109,6 +112,7 @@ const emptyText = () => (page.entries.length ? "No episode matches the filters."
 function pairLegend() {
   const lines = page.head.runs.map((name, run) => h("p", null, h("b", { class: `run run-${run}` }, "AB"[run]), " ", name));
   const pairs = page.shown.filter((entry) => entry.rows[0] && entry.rows[1]);
+  if (!page.isPaired) lines.push(h("p", { class: "difference" }, "No task and seed in common, so no episodes are paired."));
   const { update } = latest(pairs.map(firstRow));
   const both = pairs.filter((entry) => entry.rows.every((row) => row.success !== null) && (update === null || firstRow(entry).update === update));
   if (!both.length) return h("div", { class: "muted" }, lines);

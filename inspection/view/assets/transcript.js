@@ -96,9 +96,11 @@ function notesBefore(episode, index) {
 }
 
 /** Notes; words that the notes before already had are marked. */
-function keptBlock(text, before) {
+function keptBlocks(text, before) {
   const known = new Set(before.split(/\s+/));
-  return h("div", { class: "text" }, text.split(/(\s+)/).map((word) => h("span", { class: word.trim() && known.has(word) ? "kept" : "" }, visible(word))));
+  const legend = h("p", { class: "muted small" }, h("b", null, "Bold"), ": words copied from the notes before");
+  const block = h("div", { class: "text" }, text.split(/(\s+)/).map((word) => h("span", { class: word.trim() && known.has(word) ? "kept" : "" }, visible(word))));
+  return block.querySelector(".kept") ? [block, legend] : [block];
 }
 
 function answerBubble(episode, index, isRaw) {
@@ -108,8 +110,8 @@ function answerBubble(episode, index, isRaw) {
     blocks = [tokenBlock(turn.tokens, page.colour, episode.limit, (i) => showCredit(episode, index, i))];
   }
   const wrong = turn.valid === false;
-  const note = turn.summary ? "notes, which the environment did not get" : wrong ? `invalid, played: ${visible(String(turn.action ?? ""))}` : null;
-  if (turn.summary && !isRaw && !(page.colour && turn.tokens)) blocks = [keptBlock(turn.notes ?? turn.response, notesBefore(episode, index))];
+  const note = turn.summary ? "its notes; the environment does not see them" : wrong ? `invalid, played: ${visible(String(turn.action ?? ""))}` : null;
+  if (turn.summary && !isRaw && !(page.colour && turn.tokens)) blocks = keptBlocks(turn.notes ?? turn.response, notesBefore(episode, index));
   const notes = turn.notes && !turn.summary ? h("details", { class: "ending notes", open: "" }, h("summary", null, "notes after this turn"), textBlock(turn.notes)) : null;
   const result = bubble("assistant", note, blocks, notes);
   if (wrong) result.classList.add("invalid");

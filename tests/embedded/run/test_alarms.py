@@ -10,7 +10,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from embedded.arguments import EmbeddedFlags
 from embedded.run.alarms import LIMITS, PATIENCE, Alarms, warnings_of
-from embedded.run.ending import judge, next_step
+from embedded.run.ending import describe_played, judge, next_step
 from embedded.warmstart.demonstrations import Demonstration
 from embedded.warmstart.imitation import Imitation, statistics_of
 from slime_verlog import read_settings
@@ -111,6 +111,14 @@ def test_the_verdict_names_both_results_and_their_errors() -> None:
     sentence = judge(played(6, 128), played(6, 128))["sentence"]
     assert sentence.startswith("no significant change: win rate 0.047 ± 0.019 before, 0.047 ± 0.019 after; change +0.0")
     assert judge(played(0, 20), played(0, 20))["measure"] == "return"
+
+
+def test_failed_episodes_are_said_beside_the_win_rate_and_instead_of_it() -> None:
+    episodes = [{"success": k < 2, "fault": "no room" if k == 3 else None} for k in range(4)]
+    assert describe_played(episodes[:3]) == "win rate 0.667 ± 0.272 over 3 seeds"
+    partly = "win rate 0.500 ± 0.250 over 4 seeds; 1 of 4 held-out episodes failed and count as 0"
+    assert describe_played(episodes) == partly
+    assert describe_played(episodes[3:]) == "1 of 1 held-out episodes failed and count as 0"
 
 
 def test_the_next_step_begins_with_the_alarms() -> None:

@@ -62,7 +62,7 @@ def counts(browser: Browser) -> str:
 def test_the_page_opens_with_list_header_and_overview(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert counts(browser) == "11 episodes"
-    assert "1 failed" in browser.text("#strip") and "won" in browser.text("#strip")
+    assert "1 of 11 episodes failed" in browser.text("#strip") and "won" in browser.text("#strip")
     rows = browser.texts(".summary tbody tr")
     assert len(rows) == 4 and rows[0].startswith("babaisai/goto_win")
     assert len(browser.texts(".row")) == 11
@@ -180,6 +180,11 @@ def test_a_turn_that_wrote_notes_looks_different_and_marks_what_it_kept(browser:
     assert (
         browser.texts(f"{CURRENT} .bubble.summary .text") == ["red key"] and len(browser.texts(".bubble.summary")) == 2
     )
+    assert "Bold: words copied from the notes before" in browser.text(f"{CURRENT} .bubble.summary")
+    assert "3 turns, 2 of them notes" in browser.text(".episode-head") and "2 of them notes" in browser.text(".row")
+    assert browser.text(".now").startswith("Turn 2 of 3")
+    colour = "getComputedStyle(document.querySelector('.bubble.summary .role i')).color"
+    assert browser.evaluate(colour) == browser.evaluate("getComputedStyle(document.querySelector('.muted')).color")
 
 
 def test_the_world_plays_as_an_animation(browser: Browser, page: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from embedded.run.ending import describe, win_rate
 from inspection.view.build import Book, write_once
 from tests.fixtures.browser import Browser, chromium
 from tests.fixtures.played_episodes import invented_episode, write_run
@@ -71,7 +72,8 @@ def test_the_overview_says_when_it_collapsed_and_what_changed(browser: Browser, 
 
 def test_noise_is_no_collapse(browser: Browser, tmp_path: Path) -> None:
     returns = {0: -3.0, 20: 1.0, 40: 0.9, 60: 1.2}
-    write_rows(tmp_path, [{"update": k, "eval/return": x, "eval/success": 0.0} for k, x in returns.items()])
+    trained = {"eval/success": 0.0, "train/actor_trains": 1.0}
+    write_rows(tmp_path, [{"update": k, "eval/return": x, **trained} for k, x in returns.items()])
     for update, x in returns.items():
         played = [invented_episode(k, success=False, **{"return": x + k - 1}) for k in range(3)]
         write_run(tmp_path, played, setting=f"update {update}")
@@ -79,6 +81,48 @@ def test_noise_is_no_collapse(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path / "episodes.html")
     assert "No alarm" in browser.text("#main") and "Held-out return" in browser.text(".chart.wide")
     assert browser.evaluate("document.querySelectorAll('.chart.wide .error').length") == 4
+
+
+def test_a_stopped_run_shows_its_error_and_its_failed_episodes_and_no_green_line(
+    browser: Browser, tmp_path: Path
+) -> None:
+    write_rows(tmp_path, [{"update": 0, "eval/success": 0.0, "eval/episodes": 4.0}])
+    (tmp_path / "about.json").write_text(json.dumps({"stopped": "12 of 12 episodes failed; read the first"}))
+    failed = [invented_episode(k, success=False, progression=0.0, stop="failed", fault="no room") for k in range(4)]
+    write_run(tmp_path, failed, setting="update 0")
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html")
+    assert browser.text(".state").startswith("stopped: 12 of 12 episodes failed; read the first")
+    assert "4 of 4 held-out episodes failed and count as 0; the first: no room" in browser.text(".alarms")
+    assert "No alarm" not in browser.text("#main") and "won" not in browser.text("#strip")
+    assert "4 of 4 episodes failed" in browser.text("#strip") and browser.complaints == []
+
+
+def test_a_win_rate_has_one_standard_error_and_bars_within_0_and_1(browser: Browser, tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"update": 20, "eval/success": 0.875, "eval/episodes": 8.0, "train/actor_trains": 1.0}])
+    write_run(tmp_path, [invented_episode(k, success=k > 0) for k in range(8)], setting="update 20")
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html")
+    rate = win_rate([{"success": k > 0} for k in range(8)])
+    assert describe(rate).startswith("win rate 0.875 ± 0.117")
+    assert "87.5 ± 11.7 % won" in browser.text("#strip") and "87.5 ± 11.7 %" in browser.text(".summary .win")
+    assert browser.text(".chart.wide .value") == "0.875 ± 0.117"
+    top, bottom = browser.evaluate("document.querySelector('.error').getAttribute('d')").split(" ")[1].split("V")
+    middle = browser.evaluate("Number(document.querySelector('.dot-in').getAttribute('cy'))")
+    low, high = sorted(abs(float(end) - middle) for end in (top, bottom))
+    assert high / low == pytest.approx(2 * 0.11693 / 0.125, abs=0.01), "the upper bar ends at 1"
+
+
+def test_two_runs_without_a_common_seed_are_not_paired(browser: Browser, tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", [invented_episode(k) for k in (1, 2, 3)])
+    b = write_run(write_rows(tmp_path / "b", collapsing(10)), [invented_episode(k) for k in (7, 8)])
+    (b / "about.json").write_text(json.dumps({"verdict": {"sentence": "improved"}}))
+    write_once(view_options(a, b))
+    browser.open(a / "compare.html")
+    assert "No task and seed in common, so no episodes are paired." in browser.text("#main")
+    assert browser.text("#count").startswith("5 episodes")
+    assert browser.text(".state").startswith("B") and browser.text(".chart.wide .legend") == "b"
+    assert browser.evaluate("document.querySelectorAll('.chart.wide .series-1, .chart.wide .key-1').length") == 2
 
 
 def test_the_header_does_not_pool_updates(browser: Browser, page: Path) -> None:

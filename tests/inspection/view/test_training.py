@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from embedded.run.folder import claimed
 from inspection.train import page_of
 from inspection.view.build import Book, page_path
 from inspection.view.training import expand_runs, names_of, read_training
@@ -47,13 +48,40 @@ def test_a_half_written_row_waits_and_a_broken_one_is_named(tmp_path: Path) -> N
     problems = " ".join(found["problems"])
     assert "line 3, is not a row of metrics" in problems
     assert "actor/grad_norm is not a finite number in 1 updates, first in update 2" in problems
-    assert "summary.json cannot be read" in problems
+    assert "summary.json is cut or damaged, so the results and the verdict are missing." in problems
+    assert "metrics.jsonl: the last row is cut or still being written, and is left out." in problems
+    assert not found["healthy"]
 
 
 def test_alarms_are_found_again_from_the_rows(tmp_path: Path) -> None:
     rows = [{"update": k, "actor/ref_kl": 0.1 * k, "train/actor_trains": 1.0} for k in range(1, 15)]
     (alarm,) = training(write_rows(tmp_path, rows))["alarms"]
     assert (alarm["metric"], alarm["update"]) == ("actor/ref_kl", 10) and "healthy is 0.5 or less" in alarm["sentence"]
+
+
+def test_alarms_of_missing_rows_come_from_the_summary(tmp_path: Path) -> None:
+    run = write_rows(tmp_path, [{"update": 3, "train/actor_trains": 1.0}])
+    (run / "summary.json").write_text(json.dumps({"updates": 30, "alarms": {"actor/ref_kl": "too far"}}))
+    found = training(run)
+    assert found["alarms"] == [{"metric": "actor/ref_kl", "update": 3, "sentence": "too far"}]
+    assert found["problems"] == ["The metrics end at update 3 of 30; later ones are missing."]
+
+
+def test_the_state_is_what_the_run_recorded_or_whether_its_folder_is_claimed(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"keys": {}, "flags": {}, "warm": {"episodes": 40}}
+    with claimed(tmp_path, settings):
+        write_rows(tmp_path, [])
+        (tmp_path / "about.json").write_text("{}")
+        found = training(tmp_path)
+        assert (found["state"], found["waiting"]) == ("running", "imitating demonstrations; no update yet")
+        write_rows(tmp_path, [{"update": 1, "train/actor_trains": 1.0}])
+        assert training(tmp_path)["healthy"] and training(tmp_path)["waiting"] is None
+    assert training(tmp_path)["state"] == "stopped: its process ended and left no reason"
+    assert not training(tmp_path)["healthy"]
+    (tmp_path / "about.json").write_text(json.dumps({"stopped": "the game broke"}))
+    assert training(tmp_path)["state"] == "stopped: the game broke"
+    with claimed(tmp_path, settings):
+        assert training(tmp_path)["state"] == "running"
 
 
 def test_settings_are_those_that_differ_from_the_defaults(tmp_path: Path) -> None:
@@ -100,6 +128,20 @@ def test_a_folder_of_runs_is_expanded_and_told_apart(tmp_path: Path) -> None:
     assert view(tmp_path) == 0
     head = blocks(tmp_path / "episodes.html")["head"][0]
     assert [study["name"] for study in head["studies"]] == ["a/seed_0", "b/seed_0"] and head["episodes"] == []
+
+
+def test_evaluations_beside_training_runs_are_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path / "seed_0", [{"update": 1, "turn/reward": 1.0}])
+    for name in ("seed_0", "evaluation", "seed_0/evaluation"):
+        write_run(tmp_path / name, [invented_episode(1)])
+    assert view(tmp_path) == 0
+    sentence = f"{tmp_path} also holds 2 evaluations, view each alone: evaluation, seed_0/evaluation."
+    assert f"note: {sentence}" in capsys.readouterr().out
+    assert blocks(tmp_path / "episodes.html")["head"][0]["problems"] == [sentence]
+    assert view(tmp_path / "seed_0") == 0
+    assert "seed_0 also holds 1 evaluation, view it alone: evaluation." in capsys.readouterr().out
 
 
 def test_three_runs_share_a_page_and_episodes_name_theirs(tmp_path: Path) -> None:

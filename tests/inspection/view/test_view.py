@@ -70,12 +70,25 @@ def test_several_files_in_a_folder_are_told_apart_by_setting(tmp_path: Path) -> 
     assert [row["setting"] for row in rows] == ["after", "before"]
 
 
+def test_a_cut_last_record_is_left_out_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, [invented_episode(1), invented_episode(2)])
+    file = run / "episodes.jsonl"
+    for cut, shown, notes in ((1, 2, 0), (40, 1, 1), (file.stat().st_size - 40, 0, 1)):
+        file.write_bytes(file.read_bytes()[:-cut] if cut < 100 else file.read_bytes()[:40])
+        assert view(run) == 0
+        head = blocks(run / "episodes.html")["head"][0]
+        assert len(head["episodes"]) == shown and len(head["problems"]) == notes
+        assert ("the last record is cut or still being written" in capsys.readouterr().out) == bool(notes)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["{folder}/none"], "none does not exist"),
         (["{folder}"], "has no episodes: expected episodes.jsonl, or .pt files"),
+        (["{folder}"], "`slime-verlog train` and `slime-verlog evaluate` make a run"),
         (["{folder}/x.jsonl"], "line 1, is not"),
+        (["{folder}/my.yaml"], "my.yaml is a YAML; view takes a run's folder or its episodes.jsonl"),
         (["{folder}/run", "--most", "0"], "--most must be at least 1, got 0"),
         (["{folder}/run", "--gif", "{folder}/x.gif"], "does not say how to build its environment"),
         (["{folder}/run", "--gif", "{folder}/x.gif", "--episode", "7"], "has no episode 7"),
@@ -86,7 +99,8 @@ def test_several_files_in_a_folder_are_told_apart_by_setting(tmp_path: Path) -> 
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
     write_run(tmp_path / "run", [invented_episode(env_path=None)])
     (tmp_path / "x.jsonl").write_text('{"story": 3}\n')
-    if sentence.startswith("has no episodes"):
+    (tmp_path / "my.yaml").write_text("n_env: 4\n")
+    if words == ["{folder}"]:
         (tmp_path / "run" / "episodes.jsonl").unlink()
     with pytest.raises(SystemExit, match=f"error: .*{re.escape(sentence)}"):
         command.main(["view", *(word.format(folder=tmp_path) for word in words)])
