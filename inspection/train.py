@@ -51,7 +51,7 @@ def page_of(out: Path) -> Iterator[None]:
     """Follow the run in another process, which writes the page once more at the end."""
     words = ["view", str(out), "--follow", "--worlds", str(_WORLDS), "--open"]
     print(f"the page of this run: {out / 'episodes.html'}", flush=True)
-    # A session of its own: Ctrl-C reaches the training alone, and the page is finished after it.
+    # A separate session: Ctrl-C reaches the training alone, and the page is finished after it.
     command, quiet = [sys.executable, "-m", "inspection", *words], subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     try:

@@ -54,7 +54,7 @@ class Transcript:
             images: a `data:` URI per image in `prompt`, in order; shorter if images are not kept.
             info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the response ended, if known,
                 and `notes` what the model has noted after it. `summary` has measures of the notes if the environment
-                did not get the response, because the model wrote its notes in a turn of its own.
+                did not get the response, because the model wrote its notes in a separate turn.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """

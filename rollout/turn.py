@@ -176,7 +176,7 @@ class Turn:
     notes_events: Sequence[str] = ()
     """Values of `NotesEvent`; empty after a summary."""
     summary: Mapping[str, float] | None = None
-    """Measures of the notes, each logged as `summary/<name>`, if the model wrote them in this turn of its own."""
+    """Measures of the notes, each logged as `summary/<name>`, if the model wrote them in this turn."""
     moves: bool = True
     """Whether the environment moved after the response, so that the discounts of a step apply."""
     spans: tuple[Span, ...] = ()
@@ -188,7 +188,7 @@ class Turn:
 
     @property
     def stepped(self) -> bool:
-        """Whether the environment got the response; not if the model wrote its notes in a turn of its own."""
+        """Whether the environment got the response; not if the model wrote its notes in a separate turn."""
         return self.summary is None
 
 

@@ -17,7 +17,7 @@ class MemorySettings(Settings):
     """`window`: the last `n` turns. `actions_only`: the same, with the executed action in place of each response.
     `periodic_clear`: all turns since the last clearing. `full`: all turns. `inline_notes`: the last `n` turns, and the
     notes that the model wrote last as a line of a response. `notes`: the turns since the model last wrote its notes,
-    which it does in a turn of its own, and those notes. Or the import path of a factory."""
+    which it does in a separate turn, and those notes. Or the import path of a factory."""
     n: int = Field(default=1, ge=0)
     """Past turns that `window`, `actions_only` and `inline_notes` show."""
     period: int = Field(default=16, ge=1)

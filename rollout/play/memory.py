@@ -82,7 +82,7 @@ class NotesMemory(WindowMemory):
 
 @dataclass(frozen=True)
 class SummaryMemory:
-    """The turns since the model last wrote its notes, and the `keep` turns before; it writes in a turn of its own."""
+    """The turns since the model last wrote its notes, and the `keep` turns before; it writes in a separate turn."""
 
     every: int
     budget: int

@@ -98,7 +98,7 @@ def _check(step: Instruction) -> None:
     if step.name == "SHELL" and not step.listed():
         raise UnsupportedLine(f"{step.line} needs a JSON list")
     if step.name == "RUN" and any(document.text.startswith("#!") for document in step.heredocs):
-        raise UnsupportedLine(f"{step.line} has a heredoc with an interpreter of its own, which is not supported")
+        raise UnsupportedLine(f"{step.line} has a heredoc for another interpreter, which is not supported")
 
 
 def _stage(step: Instruction, arguments: Mapping[str, str]) -> Stage:

@@ -1,4 +1,4 @@
-"""Notes in turns of their own: when they are asked for, what prompts show, and that the environment never sees them."""
+"""Notes in separate turns: when they are asked for, what prompts show, and that the environment never sees them."""
 
 import asyncio
 from collections.abc import Sequence
