@@ -69,7 +69,7 @@ def test_arguments_come_from_the_build_their_default_or_before_from() -> None:
         ("FROM a\nCOPY <<E /x\ntext\n", r"line 2 of .* \(COPY <<E /x\) has a heredoc without its end, E"),
         ("FROM a\nRUN --network=none y\n", "uses --network=none"),
         ("FROM a\nADD https://example.org/x /x\n", "downloads a file; use RUN with curl"),
-        ("FROM a\nRUN <<E\n#!/usr/bin/python3\nE\n", "a heredoc with an interpreter of its own"),
+        ("FROM a\nRUN <<E\n#!/usr/bin/python3\nE\n", "a heredoc for another interpreter"),
         ("FROM a\nSHELL bash\n", "needs a JSON list"),
         ("FROM a b\n", "is not FROM IMAGE or FROM IMAGE AS NAME"),
         ("RUN x\nFROM a\n", "stands before the first FROM"),
