@@ -85,7 +85,7 @@ class HarborSettings(ShellSettings):
         ):
             raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
         for source in self.base_sources.values():
-            for name in re.findall(r"\{.*?\}", source):
+            for name in re.findall(r"\{[^{}]*\}", source):
                 if name != "{image}":
                     raise ConfigError(
                         f"env.base_sources: {source} has an unknown placeholder {name}; only {{image}} is replaced"

@@ -206,7 +206,11 @@ async def test_an_evaluation_has_the_results_of_one_process_although_a_player_is
             engine.delay = killing
             try:
                 output = await evaluate(run.args, run.source)
-                assert (await run.runtime()).fault_counts()["player_died"] == processes - 1
+                runtime = await run.runtime()
+                async with asyncio.timeout(60):  # the evaluation may end before the death is noticed
+                    while runtime.fault_counts()["player_died"] < processes - 1:
+                        await asyncio.sleep(0.01)
+                assert runtime.fault_counts()["player_died"] == processes - 1
             finally:
                 await close_runtimes()
         results.append((output.metrics, [sample_bytes(s) for s in output.data["count"]["samples"]]))
