@@ -37,7 +37,7 @@ class KlSplit:
     reasoning_tokens: int
     action_tokens: int
     summary: float | None = None
-    """Of notes that were written in a turn of their own; they count as neither reasoning nor action."""
+    """Of notes that were written in a separate turn; they count as neither reasoning nor action."""
     summary_tokens: int = 0
 
 

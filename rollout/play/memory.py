@@ -201,7 +201,7 @@ class Conversation:
 
     @property
     def notes_tokens(self) -> int | None:
-        """The longest notes that are written in a turn of their own; None if there are no such turns."""
+        """Maximum tokens of notes that are written in a separate turn; None without such turns."""
         return self._memory.max_tokens if isinstance(self._memory, SummaryMemory) else None
 
     @property
