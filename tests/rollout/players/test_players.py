@@ -49,12 +49,13 @@ class Run:
         return await get_runtime(self.args)
 
     async def kill(self, number: int) -> None:
-        """End a player's process, as the kernel's out-of-memory killer does."""
+        """End a player's process, as the kernel's out-of-memory killer does; waits until it runs."""
         players = (await self.runtime()).players
         assert isinstance(players, PlayerProcesses)
-        player = players._places[number].player
-        if player is not None and player.launched is not None:
-            player.launched.end()
+        place = players._places[number]
+        while place.player is None or place.player.launched is None:
+            await asyncio.sleep(0.005)
+        place.player.launched.end()
 
 
 def content(outputs: list[Any]) -> list[bytes]:
