@@ -12,6 +12,7 @@ from types import ModuleType
 
 VERSION = "0.1.0"
 PARTS = {
+    "init": "write a new environment to start from, with its YAML and a test",
     "check": "try an environment: build every task, play, and check the contract",
     "build-images": "build the images of Harbor tasks, without a container daemon",
     "play": "play an environment in the terminal, with the model's own prompts",

@@ -1,0 +1,115 @@
+"""Writes a new environment to start from: a module, its YAML, and a test that passes.
+
+    slime-verlog init lights
+    slime-verlog init lights --goal "switch on all lights" --actions "press red" "press blue" --max-steps 12
+
+Writes NAME.py, NAME.yaml and test_NAME.py in the current folder, and replaces no file. In a terminal, it asks for what
+is not given: goal, actions, steps, reward, picture. The module has an expert, its explanations and, on request, a
+drawing.
+"""
+
+import argparse
+import keyword
+import math
+import sys
+from pathlib import Path
+
+QUESTIONS = {
+    "goal": ("What is the goal, in a few words?", "reach the goal"),
+    "actions": ("Which actions are there? Separate them by commas.", "left, right, forward"),
+    "max_steps": ("After how many steps does an episode end?", "20"),
+    "reward": ("When is the reward paid: with each step towards the goal (step), or at the end (end)?", "step"),
+    "picture": ("Draw the state as a picture, for the viewer (yes or no)?", "yes"),
+}
+FILES = {"env.py": "{}.py", "env.yaml": "{}.yaml", "test.py": "test_{}.py"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("name", metavar="NAME", help="name of the environment, such as lights")
+    parser.add_argument("--goal", help="goal in a few words")
+    parser.add_argument("--actions", nargs="+", metavar="ACTION", help="at least two named actions")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="steps of an episode")
+    parser.add_argument("--reward", choices=("step", "end"), help="pay each step towards the goal, or only the goal")
+    parser.add_argument("--picture", action=argparse.BooleanOptionalAction, default=None, help="draw the state")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the three files."""
+    import jinja2
+
+    from slime_verlog import ConfigError
+
+    _check_name(options.name)
+    for key, (question, default) in QUESTIONS.items():
+        if getattr(options, key) is None:
+            said = input(f"{question} [{default}] ").strip() if sys.stdin.isatty() else ""
+            setattr(options, key, _read(key, said or default))
+    goal, actions = options.goal.strip().rstrip("."), [" ".join(action.split()) for action in options.actions]
+    if len(set(actions)) < len(actions) or len(actions) < 2 or not all(actions):
+        raise ConfigError(f"an environment needs at least two different actions, got {actions}")
+    if not goal or not goal.isprintable() or not all(action.isprintable() for action in actions):
+        raise ConfigError("goal and actions must be printable text on one line")
+    if options.max_steps < 2:
+        raise ConfigError(f"--max-steps must be at least 2, got {options.max_steps}")
+    folder, files = Path(__file__).parent, {}
+    for template, form in FILES.items():
+        path = Path(form.format(options.name))
+        if path.exists():
+            raise ConfigError(f"{path} exists; give another name, or run the command in another folder")
+        jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+        jinja.filters["quoted"] = _quoted
+        files[path] = jinja.from_string((folder / f"{template}.j2").read_text(encoding="utf-8")).render(
+            name=options.name,
+            title=options.name.title().replace("_", ""),
+            goal=goal,
+            actions=actions,
+            max_steps=options.max_steps,
+            # Random play needs `length` x `actions` steps on average, more than there are.
+            length=min(options.max_steps, math.ceil(1.4 * options.max_steps / len(actions))),
+            reward=options.reward,
+            picture=options.picture,
+        )
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+        print(path)
+    yaml = f"{options.name}.yaml"
+    print(f"\nnext:\n  slime-verlog check {yaml}\n  slime-verlog play {yaml}\n  slime-verlog train {yaml} --updates 20")
+    return 0
+
+
+def _check_name(name: str) -> None:
+    """Refuse names that are no module's, or that would hide a module of Python's."""
+    from slime_verlog import ConfigError
+
+    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or name.startswith("_"):
+        raise ConfigError(f"{name!r} cannot name an environment: use lower-case letters, digits and underscores")
+    if name in sys.stdlib_module_names:
+        raise ConfigError(f"{name}.py would hide a module of Python's; choose another name")
+
+
+def _read(key: str, said: str) -> object:
+    """Convert an answer to what the option would have given."""
+    from slime_verlog import ConfigError
+
+    match key:
+        case "actions":
+            return said.split(",")
+        case "max_steps":
+            if not said.isdecimal():
+                raise ConfigError(f"the number of steps must be a whole number, got {said!r}")
+            return int(said)
+        case "reward" if said not in ("step", "end"):
+            raise ConfigError(f"the reward is paid with each step or at the end: answer step or end, not {said!r}")
+        case "picture":
+            if said.lower() not in ("yes", "y", "no", "n"):
+                raise ConfigError(f"answer yes or no, not {said!r}")
+            return said.lower().startswith("y")
+    return said
+
+
+def _quoted(text: str) -> str:
+    """Write a text as a Python literal."""
+    import json
+
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,72 @@
+"""`slime-verlog init`: the files that it writes pass their own test, whatever the words; nothing is overwritten."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inspection.command import main
+
+REPOSITORY = Path(__file__).parents[2]
+HOSTILE = [
+    *("--goal", 'it\'s "odd" {{ goal }} \\ {% raw %}', "--actions", 'say "hi"', "turn \\n", "{braces}", "#é"),
+    *("--max-steps", "7"),
+]
+
+
+def init(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main(["init", *words])
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--reward", "end", "--no-picture"], HOSTILE, ["--actions", "a", "b", "--max-steps", "2"]],
+    ids=["defaults", "end", "hostile", "short"],
+)
+def test_what_it_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert init("lights", *words) == 0
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_lights.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_existing_files_and_wrong_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("test_lights.py").write_text("mine")
+    for words, said in {
+        ("lights",): "test_lights.py exists",
+        ("random",): "would hide a module of Python's",
+        ("two words",): "cannot name an environment",
+        ("class",): "cannot name an environment",
+        ("../up",): "cannot name an environment",
+        ("one", "--actions", "a"): "at least two different actions",
+        ("one", "--actions", "a", " a "): "at least two different actions",
+        ("one", "--goal", "a\nb"): "printable text on one line",
+        ("one", "--max-steps", "1"): "must be at least 2, got 1",
+    }.items():
+        assert said in str(init(*words)), words
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"test_lights.py": "mine"}
+
+
+def test_in_a_terminal_it_asks_for_what_is_not_given(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "inspection", "init", "lights", "--max-steps", "9"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=subprocess.PIPE, text=True
+    ) as process:
+        os.write(ours, b"switch them on\nup, down\n\nno\n")
+        said, _ = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    text = (tmp_path / "lights.py").read_text()
+    assert process.returncode == 0 and said.count("?") == 4
+    assert 'mission = "switch them on"' in text and 'actions = ["up", "down"]' in text and "render(" not in text
+    assert "max_steps: 9" in (tmp_path / "lights.yaml").read_text()
