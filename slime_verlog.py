@@ -211,11 +211,7 @@ def read_yaml(path: str, key: str) -> Any:
 
 
 def read_yaml_mapping(path: str, key: str) -> dict[str, Any]:
-    """Return the settings in a YAML file.
-
-    Raises:
-        ConfigError: as `read_yaml`, or the file holds something other than a mapping.
-    """
+    """Return the settings in a YAML file; raises ConfigError as `read_yaml`, or if it is not a mapping."""
     data = read_yaml(path, key)
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__

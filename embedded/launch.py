@@ -78,11 +78,7 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held:
 
 
 def launch(options: Namespace) -> int:
-    """Train one seed, or several and print their table; returns 1 if an actor did not train or an episode failed.
-
-    Raises:
-        SlimeVerlogError: as `run_seed`.
-    """
+    """Train one seed, or several and print their table; returns 1 if an actor did not train or an episode failed."""
     from embedded.arguments import read_keys
     from rollout.bridge.overrides import set_key, with_assignments
 
@@ -175,11 +171,7 @@ class _Run:
         self.pretraining, self.ppo = split_run(keys, {**paths, **flags}, folder / "critic")
 
     def check(self) -> RolloutSettings:
-        """Try everything that can fail early, and return the settings of PPO; nothing is written.
-
-        Raises:
-            SlimeVerlogError: about the first mistake.
-        """
+        """Try all that can fail early and return PPO's settings, or raise the first error; writes nothing."""
         from embedded.arguments import build_args
         from rollout.bridge.settings import check_keys
         from rollout.data_source import EpisodeSource

@@ -37,9 +37,6 @@ def generate_turns(
 
     Long and short episodes then take optimizer steps of the same size. The turns of a batch must fill whole steps, and
     `lr_decay_style` must be constant, because the schedule is planned in episodes.
-
-    Raises:
-        As `generate_rollout`.
     """
     output = generate_rollout(args, rollout_id, data_source, evaluation)
     if isinstance(output, RolloutFnTrainOutput):

@@ -41,11 +41,7 @@ def explain(env: Any, observation: str, action: str) -> str:
 
 
 def to_row(turn: Demonstration) -> dict[str, Any]:
-    """Return one turn as a row: `messages` for `--input-key messages`, and its origin under `metadata`.
-
-    Raises:
-        ConfigError: a message has images, which this format does not support.
-    """
+    """Return one turn as a row, `messages` and `metadata`; raises ConfigError if a message has images."""
     if any(not isinstance(message["content"], str) for message in turn.messages):
         raise ConfigError("demonstrations are text only; remove env.vlm from the YAML")
     shown = [

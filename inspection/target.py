@@ -55,11 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> None:
-    """Check options that have a least value.
-
-    Raises:
-        ConfigError: one is below it.
-    """
+    """Check options that have a least value; raises ConfigError if one is below it."""
     from slime_verlog import ConfigError
 
     for name, low in least.items():
@@ -69,11 +65,7 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Check a file that a command is going to write.
-
-    Raises:
-        ConfigError: it exists, and may not be replaced.
-    """
+    """Raise ConfigError if a file that a command is going to write exists and may not be replaced."""
     from slime_verlog import ConfigError
 
     if path.is_file() and not overwrite:

@@ -214,11 +214,7 @@ class Decoder:
 
 
 def load_hf_model(folder: str | Path) -> Any:
-    """Load a Hugging Face causal language model in float32.
-
-    Raises:
-        ConfigError: no such folder, or a kind of model that the decoder does not support.
-    """
+    """Load a Hugging Face causal language model in float32; raises ConfigError if it is not served."""
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 

@@ -55,11 +55,7 @@ class Engine:
     load_model = staticmethod(load_hf_model)
 
     def __init__(self, options: EngineOptions) -> None:
-        """Load the model and start its worker thread.
-
-        Raises:
-            ConfigError: the folder is not a model folder, or the engine does not support its model.
-        """
+        """Load the model and start its worker thread; raises ConfigError if it is not supported."""
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         self.options, self.model_path = options, options.model_path
@@ -77,11 +73,7 @@ class Engine:
         return body.get("text") is not None
 
     def prepare(self, body: Mapping[str, Any]) -> Request:
-        """Check the body of `/generate` and return its request, not queued yet.
-
-        Raises:
-            ConfigError: the request is invalid or not supported.
-        """
+        """Check the body of `/generate` and return its request, not queued yet; raises ConfigError if it is wrong."""
         for name in self.UNSUPPORTED:
             if body.get(name):
                 raise ConfigError(f"the embedded engine does not support {name} for this model; remove it")

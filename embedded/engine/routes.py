@@ -59,11 +59,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _name(body: Mapping[str, Any], key: str) -> str | None:
-    """Read an optional name in the body: a path, a request id or a version.
-
-    Raises:
-        ConfigError: it is not text, or it is too long.
-    """
+    """Read an optional path, request id or version in the body; raises ConfigError if it is not text, or too long."""
     value = body.get(key)
     if value is not None and not (isinstance(value, str) and len(value) <= MAX_NAME_LENGTH and "\0" not in value):
         raise ConfigError(f"{key} must be a text of at most {MAX_NAME_LENGTH} characters, got {reprlib.repr(value)}")

@@ -90,11 +90,7 @@ class SamplingParams(Settings):
 
 
 def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
-    """Check the `sampling_params` of a request.
-
-    Raises:
-        ConfigError: an unknown name, a wrong type, an impossible value, or a feature that this engine lacks.
-    """
+    """Check the `sampling_params` of a request; raises ConfigError for what is wrong or not supported."""
     if isinstance(mapping, Mapping):
         for name, neutral in NEUTRAL.items():
             value = mapping.get(name)

@@ -79,11 +79,7 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request that `check` accepts; its future resolves when it stops, is long enough or is aborted.
-
-        Raises:
-            EngineError: the worker thread failed or was closed.
-        """
+        """Queue a request that `check` accepts; its future resolves when it ends. Raises EngineError if closed."""
         arrival, params = next(self._arrivals), request.params
         seed = params.sampling_seed if params.sampling_seed is not None else params.seed
         if seed is None:
@@ -166,11 +162,7 @@ class Scheduler:
         self._thread.join(timeout=60)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Refuse a prompt that cannot be computed.
-
-        Raises:
-            ConfigError: the prompt and its response do not fit the context, or it has unknown token ids.
-        """
+        """Raise ConfigError if prompt and response do not fit the context, or token ids are unknown."""
         limit, vocab = self.decoder.context_length, self.decoder.vocab_size
         if not prompt:
             raise ConfigError("input_ids is empty; a prompt needs at least one token")

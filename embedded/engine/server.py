@@ -26,11 +26,7 @@ class EngineServer:
     """An engine and its HTTP server in a thread of this process; a context manager."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Load the model and listen.
-
-        Raises:
-            ConfigError: the model cannot be served, or the port is taken.
-        """
+        """Load the model and listen; raises ConfigError if it is not supported, or the port is taken."""
         self.engine = (VisionEngine if has_vision(options.model_path) else Engine)(options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-http", daemon=True)

@@ -41,11 +41,7 @@ POLICIES = "policies"
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
-    """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end.
-
-    Raises:
-        ConfigError: the folder holds a run with other settings, or the YAML or a flag is rejected.
-    """
+    """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end. Raises ConfigError."""
     folder, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
     (plan.out / POLICIES).mkdir(parents=True, exist_ok=True)
     with claimed(folder, settings):
@@ -133,14 +129,9 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
 
 
 def run_study(plan: Plan, jobs: int | None = None) -> str:
-    """Run what is left of a study, `jobs` runs at a time, then write its report; returns the table.
+    """Run what is left of a study, `jobs` runs at a time (default: one per core); write its report and return the table.
 
-    Args:
-        jobs: default: one per core.
-
-    Raises:
-        ConfigError: a run's settings are rejected.
-        SlimeVerlogError: runs in other processes failed or were killed. The report has the others.
+    Raises ConfigError for rejected settings, and SlimeVerlogError, after the report, if runs failed or were killed.
     """
     from embedded.studies.report import write_report
 

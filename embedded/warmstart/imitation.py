@@ -134,11 +134,7 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
 
 
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
-    """Play the demonstrations. Environments without an expert are played at random.
-
-    Raises:
-        ConfigError: as `demonstrate`, or the environment rejects most answers.
-    """
+    """Play the demonstrations, at random without an expert; raises ConfigError if most answers are rejected."""
     config = config.model_copy(update={"env": {**config.env, **settings.env}})
     share, most = settings.random_share, settings.max_turns
     turns = demonstrate(config, settings.episodes, share, seed, needs_expert=False, most_turns=most)

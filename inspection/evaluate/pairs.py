@@ -54,11 +54,7 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
 
 
 def interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean of B - A; each task's pairs are resampled on their own.
-
-    Args:
-        differences: [pairs] for each task.
-    """
+    """Return the 95 % percentile interval of the mean of B - A; each task's [pairs] are resampled on their own."""
     draw = np.random.default_rng(0)
     sums = np.zeros(RESAMPLES)
     for values in differences:

@@ -64,11 +64,7 @@ class PlayerSpec:
 
 
 def read_player(options: Namespace) -> PlayerSpec:
-    """Return the player that `--player` names.
-
-    Raises:
-        ConfigError: there is no such player, or an option that it needs is missing.
-    """
+    """Return the player that `--player` names; raises ConfigError if there is none, or if it lacks an option."""
     given = options.player
     if given in SCRIPTED:
         return PlayerSpec(Kind.SCRIPTED, given, given)
@@ -104,11 +100,7 @@ def _at_address(given: str, options: Namespace) -> PlayerSpec:
 
 
 def check_experts(points: Sequence[SweepPoint]) -> None:
-    """Check that every environment has an expert.
-
-    Raises:
-        ConfigError: names the module without one.
-    """
+    """Raise ConfigError, which names the module, if an environment has no expert."""
     for path in {spec.env.env_path for point in points for spec in point.episodes.values()}:
         if not hasattr(load_env_module(path), "expert_action"):
             raise ConfigError(f"{path} has no function expert_action(env), so there is no expert to play it")
@@ -177,11 +169,7 @@ def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[An
 
 
 def parse_completion(completion: Any) -> str:
-    """Return the text of a chat completion; empty if the model wrote none.
-
-    Raises:
-        EngineError: the completion has another shape.
-    """
+    """Return the text of a chat completion, empty if there is none; raises EngineError for another shape."""
     try:
         message = completion["choices"][0]["message"]
         text = message["content"] or message.get("refusal") or ""

@@ -27,11 +27,7 @@ PROBE_S = 10.0
 
 @contextmanager
 def open_engine(player: PlayerSpec, options: Namespace, at_once: int) -> Iterator[Namespace]:
-    """Yield the engine's `address` and the lengths to ask it for; a model's folder is served meanwhile.
-
-    Raises:
-        ConfigError: the folder's model cannot be served.
-    """
+    """Yield the engine's `address` and lengths; serves a model's folder meanwhile, or raises ConfigError."""
     longest, context = options.max_response_len or MAX_RESPONSE_LEN, options.max_context_len
     if player.kind is not Kind.FOLDER:
         yield Namespace(address=player.source, max_response_len=longest, max_context_len=context)

@@ -113,10 +113,8 @@ def write_once(options: Namespace) -> int:
 def follow(options: Namespace) -> int:
     """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
 
-    Also ends when the process that started it has ended.
-
-    Raises:
-        ConfigError: a file cannot be read although it no longer changes.
+    Also ends when the process that started it has ended, and with ConfigError if a file that no longer changes cannot
+    be read.
     """
     book, path, opened = Book(_checked(options)), page_path(options), False
     before: _State = {}
@@ -200,11 +198,7 @@ def page_path(options: Namespace) -> Path:
 
 
 def _checked(options: Namespace) -> Namespace:
-    """The options.
-
-    Raises:
-        ConfigError: a number out of range, or an output that would replace something else.
-    """
+    """The options; raises ConfigError for a number out of range, or an output that would replace something else."""
     check_numbers(options, {"most": 1, "worlds": 0, "every": 0.5})
     for name, suffix in (("out", ".html"), ("gif", ".gif")):
         path: Path | None = getattr(options, name)

@@ -28,11 +28,7 @@ class Decoder:
 
     @classmethod
     def find(cls, folder: str | None, dumps: Iterable[Path]) -> Decoder:
-        """Return the decoder for a tokenizer's folder; by default the `tokenizer` that slime puts beside its dumps.
-
-        Raises:
-            ConfigError: no tokenizer can be loaded from `folder`.
-        """
+        """Load a tokenizer's folder, by default the one beside slime's dumps; raises ConfigError if that fails."""
         beside = [path.parent.parent / "tokenizer" for path in dumps]
         chosen = folder or next((str(path) for path in beside if path.is_dir()), None)
         if chosen is None:

@@ -107,12 +107,7 @@ _LAST_FRAME_MS = 1500
 
 
 def write_gif(episode: Mapping[str, Any], path: Path, seconds_per_turn: float) -> int:
-    """Replay the episode and write its animation; return the number of frames.
-
-    Raises:
-        ConfigError: the record does not name its environment, the environment draws nothing, or the replay differs.
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Replay the episode and write its animation; returns its frames. Raises ConfigError if it cannot be drawn."""
     if not can_replay(episode):
         raise ConfigError("the record does not say how to build its environment (env_path, task and seed)")
     replayed = replay(episode)

@@ -73,11 +73,7 @@ def choose_tile_size(frames: Sequence[np.ndarray]) -> int | None:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Return the image as a PNG file.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Return the image as a PNG file, with Pillow."""
     buffer = io.BytesIO()
     make_image(pixels).save(buffer, "PNG", optimize=pixels.size < 1 << 22)
     return buffer.getvalue()
