@@ -129,7 +129,7 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
 
 
 def run_study(plan: Plan, jobs: int | None = None) -> str:
-    """Run what is left of a study, `jobs` runs at a time (default: one per core); write its report and return the table.
+    """Run what is left of a study, `jobs` runs at a time (default: one per core); write its report, return the table.
 
     Raises ConfigError for rejected settings, and SlimeVerlogError, after the report, if runs failed or were killed.
     """

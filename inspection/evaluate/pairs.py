@@ -1,5 +1,6 @@
 """Compares two evaluations by pairs of equal setting, task and seed, with a paired bootstrap."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
         examples = " and ".join(_name(next(iter(episodes))) for episodes in (first, second))
         nothing = f"{a} and {b} have no episode in common (setting, task, seed)"
         raise ConfigError(f"{nothing}: {examples}; --settings chooses one point of each sweep")
-    _check_same_game(common, first, second)
+    for key, name in itertools.product(common, ("env_path", "task")):
+        if (in_a := first[key][name]) != (in_b := second[key][name]):
+            raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
     good = [key for key in common if "failed" not in (first[key]["stop"], second[key]["stop"])]
     if not good:
         raise ConfigError(f"all {len(common)} pairs of {a} and {b} have a failed episode")
@@ -82,13 +85,6 @@ def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
         known = f"; it has {', '.join(sorted(settings))}" if settings else ""
         raise ConfigError(f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else ""))
     return found
-
-
-def _check_same_game(common: Sequence[Key], first: Episodes, second: Episodes) -> None:
-    for key in common:
-        for name in ("env_path", "task"):
-            if (in_a := first[key][name]) != (in_b := second[key][name]):
-                raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
 
 
 def _table(pairs: Mapping[Key, Pair]) -> str:

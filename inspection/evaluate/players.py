@@ -59,7 +59,10 @@ class PlayerSpec:
         if self.kind in (Kind.FOLDER, Kind.SGLANG):
             found |= {"max_context_len": options.max_context_len, "tokenizer": self.tokenizer}
         if self.kind is Kind.FOLDER:
-            found |= {"seed": options.seed, "weights": _fingerprint(Path(self.source))}
+            files = sorted(path for path in Path(self.source).iterdir() if path.is_file())
+            stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+            weights = hashlib.blake2b(repr(stamps).encode(), digest_size=8).hexdigest()
+            found |= {"seed": options.seed, "weights": weights}
         return found
 
 
@@ -104,13 +107,6 @@ def check_experts(points: Sequence[SweepPoint]) -> None:
     for path in {spec.env.env_path for point in points for spec in point.episodes.values()}:
         if not hasattr(load_env_module(path), "expert_action"):
             raise ConfigError(f"{path} has no function expert_action(env), so there is no expert to play it")
-
-
-def _fingerprint(folder: Path) -> str:
-    """Changes when a file of the model changes."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.blake2b(repr(stamps).encode(), digest_size=8).hexdigest()
 
 
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")

@@ -111,7 +111,8 @@ def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
     gap = Value(None, "fewer than 20 turns per task")
     if lowest is not None and ratio is not None:
         gap = Value(ratio - ratios[lowest], f"{lowest}: {ratios[lowest]:.1%}")
-    first, last = (_valid_in_third(played.episodes, third) for third in (0, 2))
+    places = [(turn.valid, 3 * k // len(e.turns)) for e in played.episodes for k, turn in enumerate(e.turns)]
+    first, last = ([valid for valid, third in places if third == wanted] for wanted in (0, 2))
     drop = Value(None, "episodes have fewer than three turns")
     if first and last:
         early, late = statistics.fmean(first), statistics.fmean(last)
@@ -123,11 +124,6 @@ def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
         "no_action_line": _share(rejections.causes.get(NO_LINE, 0), len(played.turns)),
         "translatable": _share(rejections.catchable, len(played.turns)),
     }
-
-
-def _valid_in_third(episodes: Sequence[Episode], third: int) -> list[bool]:
-    """Return which responses are valid in the first (0), second or last (2) third of each episode."""
-    return [t.valid for e in episodes for k, t in enumerate(e.turns) if 3 * k // len(e.turns) == third]
 
 
 def _failures(played: Played) -> dict[str, Value]:
