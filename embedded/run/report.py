@@ -25,15 +25,7 @@ from embedded.run.folder import (
     whole_lines,
     write_text,
 )
-from embedded.run.log import (
-    MetricsLog,
-    actor_fault,
-    evaluation_means,
-    held_out,
-    read_rows,
-    reward_note,
-    update_seconds,
-)
+from embedded.run.log import MetricsLog, actor_fault, evaluation_means, held_out, read_rows, reward_note, update_seconds
 from rollout.play.metrics import mean
 from rollout.transcript import RECORD_KEYS
 

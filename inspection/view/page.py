@@ -40,11 +40,7 @@ class Packer:
         self._characters = 0
 
     def add(
-        self,
-        episode: Mapping[str, Any],
-        run: int = 0,
-        world: Mapping[str, Any] | None = None,
-        study: str | None = None,
+        self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None, study: str | None = None
     ) -> None:
         """Add an episode of the run with this number, with its world if it was drawn.
 
