@@ -63,7 +63,10 @@ class Decoder:
         self.context_length = context_length or min(config.max_position_embeddings, 4096)
         self.rows = rows
         self.device = torch.device(device)
-        self._cos, self._sin = _rotary_table(model.model.rotary_emb, self.context_length, self.device)
+        rotary = model.model.rotary_emb
+        angles = torch.outer(torch.arange(self.context_length, dtype=torch.float32), rotary.inv_freq.float().cpu())
+        angles = torch.cat([angles, angles], -1)[:, None]  # [length, 1, head_dim]
+        self._cos, self._sin = ((x * rotary.attention_scaling).to(self.device) for x in (angles.cos(), angles.sin()))
         shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
         self._dtype = torch.bfloat16 if bf16 else torch.float32
         # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.
@@ -245,13 +248,6 @@ def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _rotary_table(rotary: Any, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute cosines and sines [length, 1, head_dim], with transformers' frequencies and scaling."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.float().cpu())
-    angles = torch.cat([angles, angles], -1)[:, None]
-    return (angles.cos() * rotary.attention_scaling).to(device), (angles.sin() * rotary.attention_scaling).to(device)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

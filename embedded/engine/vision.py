@@ -123,9 +123,6 @@ class VisionEngine(Engine):
         self.image_token = found.image_token
         return found
 
-    def takes_long(self, body: Mapping[str, Any]) -> bool:
-        return bool(body.get("image_data")) or super().takes_long(body)
-
     def _prompt(self, body: Mapping[str, Any]) -> list[int]:
         given = body.get("image_data") or []
         prompt = super()._prompt(body)
