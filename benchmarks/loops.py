@@ -163,7 +163,7 @@ class Meter:
     def start(self) -> None:
         self._seconds -= self.engines.now()
         self._add_cpu(-1)
-        parts.reset()
+        parts.SECONDS.clear()
 
     def stop(self) -> None:
         self._add_cpu(1)

@@ -237,7 +237,7 @@ class _Run:
         lengths = {} if isinstance(self.start, Path) else self._imitate(settings, self.start)
         if self.pretraining:
             pretrain_critic(self.pretraining, lengths)
-        resumed = saved_updates(self.checkpoints)
+        resumed = saved_updates(self.folder)
         load = str(self.checkpoints) if resumed >= 0 else None
         if load:
             print(f"continuing after {resumed} updates", flush=True)
@@ -287,7 +287,7 @@ class _Run:
         from embedded.trainer.checkpoint import saved_actor
         from embedded.trainer.weights import megatron_to_hf
 
-        updates = saved_updates(self.checkpoints)
+        updates = saved_updates(self.folder)
         if updates <= 0:
             return 0
         weights = megatron_to_hf(saved_actor(self.checkpoints), AutoConfig.from_pretrained(self.policy))

@@ -145,9 +145,9 @@ def is_finished(folder: Path) -> bool:
     return path.exists() and not json.loads(path.read_text(encoding="utf-8")).get("interrupted", False)
 
 
-def saved_updates(checkpoints: Path) -> int:
-    """Count the updates before the latest checkpoint; -1 without one."""
-    latest = checkpoints / "latest.json"
+def saved_updates(folder: Path) -> int:
+    """Count the updates before the latest checkpoint in a run's folder; -1 without one."""
+    latest = folder / CHECKPOINTS / "latest.json"
     return json.loads(latest.read_text(encoding="utf-8"))["rollout_id"] + 1 if latest.exists() else -1
 
 

@@ -60,7 +60,7 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     path, checkpoints = folder / "run.yaml", folder / CHECKPOINTS
     pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
     path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
-    saved = saved_updates(checkpoints)
+    saved = saved_updates(folder)
     rewind(folder / ROWS, saved)
     policy = _policy(path, seed, plan.out / POLICIES, settings)
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
