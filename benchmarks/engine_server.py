@@ -46,11 +46,7 @@ class Host:
         self._cpu, self._time, self._awake = self.cpu_s(), 0.0, False
 
     def cpu_s(self) -> float:
-        """Read the CPU seconds of all its threads.
-
-        Raises:
-            OSError: the process has ended.
-        """
+        """Read the CPU seconds of all its threads; raises OSError if the process has ended."""
         return time.clock_gettime(self._clock)
 
     def asleep(self) -> bool:

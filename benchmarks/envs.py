@@ -28,11 +28,10 @@ from envs.loading import build_env_from  # noqa: E402
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """One row of the table; `server` is the command of a server that prints its URL.
 
     `balrog` is BALROG's steps per CPU-second in the same task, if known. `answers` are played in environments without
-    a list of actions, which have no images either. `images` says whether the others have. `server` is the command of a
-    server that prints its URL.
+    a list of actions, which have no images either. `images` says whether the others have.
     """
 
     module: str

@@ -123,10 +123,8 @@ def run_seed(
         flags: slime's flags by name; see `embedded.arguments.EmbeddedFlags`.
 
     Raises:
-        ConfigError: the YAML or a flag is rejected, or the policy cannot learn to answer in this environment.
-        EnvironmentFault: the environment cannot be built or played.
+        SlimeVerlogError: the YAML or a flag is rejected, or the environment cannot be played or learned.
         KeyboardInterrupt: after Ctrl-C; what was trained is kept, and the text says how to continue.
-        MissingDependencyError: an optional package is not installed.
     """
     from embedded.arguments import read_keys
     from embedded.warmstart.imitation import WarmStart

@@ -23,9 +23,7 @@ def generate_rollout(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Play one batch of whole episodes, or the held-out episodes if `evaluation`; slime's signature.
 
-    Raises:
-        FailureBudgetError: more episodes failed than `max_episode_failures_per_batch`.
-        ConfigError, EngineError: raised by `generate`.
+    Raises FailureBudgetError if more episodes fail than `max_episode_failures_per_batch`, and what `generate` raises.
     """
     return run(evaluate(args, data_source) if evaluation else _play(args, data_source))
 

@@ -54,12 +54,7 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write the rows as `.jsonl` or `.parquet`, depending on the file's suffix.
-
-    Raises:
-        ConfigError: another suffix, or no rows.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """Write the rows as `.jsonl` or, with pyarrow, `.parquet`; raises ConfigError for another suffix or no rows."""
     if not rows:
         raise ConfigError("no demonstration is left to write; lower --min-progression or raise --episodes")
     path.parent.mkdir(parents=True, exist_ok=True)

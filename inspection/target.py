@@ -73,12 +73,9 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 
 def read_target(path: str, task: str | None = None, overrides: Sequence[str] = ()) -> Target:
-    """Read a YAML, or make the configuration of an environment that is given alone.
+    """Read a YAML, or make the configuration of an environment that is given alone; raises ConfigError for a mistake.
 
     Modules in the current directory can be imported, as with `python -m`.
-
-    Raises:
-        ConfigError: a file, key or value is wrong, or there is no task; one sentence.
     """
     from rollout.bridge.overrides import with_assignments
     from rollout.bridge.settings import check_keys

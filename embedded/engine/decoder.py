@@ -46,11 +46,7 @@ class Decoder:
     ) -> None:
         """Load a Hugging Face model folder and allocate a cache of `rows` x `context_length` tokens.
 
-        Args:
-            bf16: keep weights and cache in bfloat16 instead of float32, and compute in it.
-
-        Raises:
-            ConfigError: the folder is unknown, or the model is not Qwen2/Llama-shaped.
+        With `bf16`, weights, cache and computation are in bfloat16. Raises ConfigError as `load_hf_model`.
         """
         model = load_hf_model(folder)
         config = model.config
@@ -75,11 +71,7 @@ class Decoder:
         self.load_weights(model.state_dict())
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy in weights under their Hugging Face names; later changes to `state` have no effect.
-
-        Raises:
-            ConfigError: a weight is missing or has another shape. The old weights stay in place.
-        """
+        """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
 
         def take(name: str) -> torch.Tensor:
             if name not in state:

@@ -99,11 +99,7 @@ class Engine:
         }
 
     async def load_folder(self, folder: str, version: str | None) -> str:
-        """Load the weights of another folder with a model of the same shape; return the version now served.
-
-        Raises:
-            ConfigError: the folder is not a model folder, or its model has another shape. The old weights stay.
-        """
+        """Load the weights of another folder; returns the version now served. ConfigError leaves the old weights."""
         state = await asyncio.to_thread(lambda: self.load_model(folder).state_dict())
         version = await asyncio.wrap_future(self.scheduler.update_weights(state, version))
         self.model_path = folder

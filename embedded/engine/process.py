@@ -58,12 +58,7 @@ class EngineProcess:
 
     @property
     def port(self) -> int:
-        """The port that the engine listens on.
-
-        Raises:
-            ConfigError: the model cannot be served.
-            EngineError: the process ended before it served.
-        """
+        """The port that the engine listens on; raises ConfigError or EngineError if the model cannot be served."""
         if not self._port:
             assert self._process.stdout is not None
             said = json.loads(self._process.stdout.readline() or "{}")
@@ -75,11 +70,7 @@ class EngineProcess:
         return self._port
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str) -> None:
-        """Serve these weights, given under Hugging Face names, as this version. Responses in flight are aborted.
-
-        Raises:
-            EngineError: the engine refused, or its process ended, or the weights cannot be written.
-        """
+        """Serve these weights, under Hugging Face names, as this version, or raise EngineError. Aborts responses."""
         folder = self._weights / "policy"
         try:
             write_policy(self._model, state, folder)

@@ -116,11 +116,7 @@ class Scheduler:
             self._wake.notify()
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> Future[str]:
-        """Replace the weights once no request is running, or at once while paused; resolves to the new version.
-
-        Raises:
-            EngineError: the worker thread failed or was closed.
-        """
+        """Replace the weights once no request is running, or while paused; resolves to the new version."""
         done: Future[str] = Future()
         done.set_running_or_notify_cancel()
         with self._wake:

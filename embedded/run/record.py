@@ -33,12 +33,10 @@ class TrainingRecord:
         self._followed: Any = None
 
     def add(self, rollout_id: int, samples: Sequence[Any], role: str, data: Mapping[str, Any]) -> None:
-        """Record some of one update's turns.
+        """Record some of one update's turns: `samples`, the batch as the rollout function returned it.
 
-        Args:
-            samples: the batch, as the rollout function returned it.
-            role: `actor`, or `critic` while the actor is frozen.
-            data: the same samples with the numbers that it was trained on; see `PpoTrainer.trained`.
+        `role` is `actor`, or `critic` while the actor is frozen; `data` has the numbers that it trained on, as
+        `PpoTrainer.trained`.
         """
         flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
         segments: dict[int, list[int]] = {}

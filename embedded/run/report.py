@@ -34,8 +34,7 @@ LINE = (
 class RunReport:
     """A `Tracker` of `embedded.train` that collects a run's numbers and writes them into one folder.
 
-    If the folder has a checkpoint, the run continues from it: what was written after the checkpoint is dropped, and
-    the rest is read back.
+    In a folder with a checkpoint, what was written after it is dropped, and the rest is read back.
     """
 
     folder: Path

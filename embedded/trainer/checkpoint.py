@@ -31,8 +31,7 @@ _LATEST = "latest.json"
 def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers: Optimizers) -> Path:
     """Write models and optimizers as `folder/trainer_<rollout_id>`, point `latest.json` at it, and delete older ones.
 
-    Raises:
-        CheckpointError: the folder cannot be written. Earlier checkpoints are untouched.
+    Raises CheckpointError, with earlier checkpoints untouched, if the folder cannot be written.
     """
     target = Path(folder) / f"trainer_{rollout_id}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")

@@ -24,13 +24,9 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
-    """Return the comparison as text.
+    """Return the comparison as text; `settings` are the points of the sweep to take from A and from B (default: all).
 
-    Args:
-        settings: the point of the sweep to take from A and from B; default: all, paired by their names.
-
-    Raises:
-        ConfigError: a file cannot be read or has an episode twice, or the two have no episode in common.
+    Raises ConfigError if a file is unreadable or has an episode twice, or the two have no episode in common.
     """
     of_a, of_b = settings or (None, None)
     first, second = _read(a, of_a), _read(b, of_b)

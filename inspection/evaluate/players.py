@@ -129,12 +129,7 @@ class ChatPlayer:
         self._length_key = LENGTH_KEYS[0]
 
     async def __call__(self, session: EnvSession, messages: Sequence[Message], index: int) -> str:
-        """The model's response.
-
-        Raises:
-            ConfigError: the environment offers tools.
-            EngineError: no usable response within the allowed retries, or the endpoint refused the request.
-        """
+        """Ask for the response; raises ConfigError if there are tools, EngineError if the endpoint fails."""
         if session.reply is not None and session.reply.tools:
             tools = f"{session.spec.env_path} offers tools, whose calls are part of the answer's text"
             raise ConfigError(f"{tools}; serve the model with SGLang, and give its address with --tokenizer")

@@ -38,11 +38,7 @@ class StoppedError(SlimeVerlogError):
 def evaluate(options: Namespace) -> int:
     """Play the episodes that are missing in `--out`, and write the table.
 
-    Returns:
-        The exit code: 0, 1 after more failures than allowed, 130 after Ctrl-C.
-
-    Raises:
-        SlimeVerlogError: nothing could be played, or the run ended early; one sentence.
+    Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if it ends early.
     """
     check_numbers(options, MINIMUM)
     player = read_player(options)

@@ -122,11 +122,7 @@ class Game:
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:
-    """Return the part of a prompt that the last one did not show, without the response that led to it.
-
-    Args:
-        request: text at the end of the last message that is left out because the last prompt had it, too.
-    """
+    """Return what the last prompt did not show, without the response and the `request` that it repeats."""
     if not now:  # an agent that has ended asks nothing
         return []
     if list(now[: len(before)]) == list(before):

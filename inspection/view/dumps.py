@@ -81,13 +81,8 @@ def read_dumps(
 ) -> Iterator[dict[str, Any]]:
     """Yield the episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
 
-    Args:
-        tokenizer: folder of the tokenizer; without it, prompts cannot be shown.
-        trusted: also load dumps with Python objects of other packages, which may run code.
-        with_ids: keep each turn's token ids (`token_ids`) and require a tokenizer.
-
-    Raises:
-        ConfigError: a file is not a dump, or holds objects that only `trusted` loads; there is no tokenizer.
+    The folder `tokenizer` is needed to show prompts, and by `with_ids`, which keeps each turn's `token_ids`. `trusted`
+    also loads Python objects of other packages, which may run code. Raises ConfigError for what cannot be loaded.
     """
     decoder = Decoder.find(tokenizer, files)
     if with_ids and decoder.tokenizer is None:

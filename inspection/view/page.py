@@ -185,12 +185,10 @@ _SCRIPTS = (
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
-    """Return the page as text.
+    """Return the page as text, with the episodes as `Packer.blocks` returns them.
 
-    Args:
-        head: what the page needs at once: the runs' names, and one row per episode.
-        chunks: the episodes, as `Packer.blocks` returns them.
-        atlases: for each tile size in pixels, the PNG image with all tiles.
+    `head` is what the page needs at once: the runs' names, and one row per episode. `atlases` has the PNG image with all
+    tiles for each tile size in pixels.
     """
     style = _read("style.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in (*_SCRIPTS, "main")) + "\n})();\n"
