@@ -40,9 +40,8 @@ INTERRUPTED = 130
 def command() -> Iterator[None]:
     """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` or Ctrl-C without a traceback.
 
-    Raises:
-        SystemExit: after `error: <sentence>` on stderr, with code 1. After Ctrl-C, with code `INTERRUPTED`, and the
-            text of the `KeyboardInterrupt`, or else "interrupted". On a broken pipe, silently with code 1.
+    Raises SystemExit: after `error: <sentence>` on stderr with code 1, after Ctrl-C with code `INTERRUPTED` and the
+    text of the `KeyboardInterrupt`, or else "interrupted"; on a broken pipe silently with code 1.
     """
     try:
         try:
@@ -89,10 +88,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str = "") -> S:
-    """Check a mapping from a YAML file or from `args`, and return it as `model`.
-
-    Args:
-        where: prefix of every key in error texts, such as `env.`.
+    """Check a mapping from YAML or `args` and return it as `model`; `where`, such as `env.`, prefixes keys in errors.
 
     Raises:
         ConfigError: an unknown key (the text suggests the nearest one), a wrong type, a number out of range, a missing
@@ -178,13 +174,9 @@ def _problem(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """Return the content of a YAML text.
+    """Return the content of a YAML text from `place`, a file or option; errors in long texts also name the line.
 
-    Args:
-        place: the file or the option, for the error's text; text of several lines gets the line's number.
-
-    Raises:
-        ConfigError: it is not valid YAML, gives a key twice, is nested too deep, or would grow too large.
+    Raises ConfigError if it is not valid YAML, gives a key twice, is nested too deep, or would grow too large.
     """
     try:
         return yaml.load(text, _Loader)
@@ -196,12 +188,7 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 def read_yaml(path: str, key: str) -> Any:
-    """Return the content of a YAML file.
-
-    Raises:
-        ConfigError: the file cannot be read, or as `parse_yaml`; the text names `key`, the setting with the path, and
-            the line.
-    """
+    """Return the content of a YAML file; raises ConfigError, which names `key`, path and line, if it cannot."""
     try:
         return parse_yaml(Path(path).expanduser().read_text(encoding="utf-8"), f"{key}: {path}")
     except OSError as error:
@@ -211,11 +198,7 @@ def read_yaml(path: str, key: str) -> Any:
 
 
 def read_yaml_mapping(path: str, key: str) -> dict[str, Any]:
-    """Return the settings in a YAML file.
-
-    Raises:
-        ConfigError: as `read_yaml`, or the file holds something other than a mapping.
-    """
+    """Return the settings in a YAML file; raises ConfigError as `read_yaml`, or if it is not a mapping."""
     data = read_yaml(path, key)
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
@@ -254,10 +237,7 @@ _RANGES = {
 
 
 def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
-    """Return the sentence about an unknown key, which suggests the nearest known one or lists all.
-
-    `key` starts with `where`.
-    """
+    """Return the sentence about an unknown key, which starts with `where`; suggests the nearest known one."""
     near = difflib.get_close_matches(key.removeprefix(where), list(known), n=1)
     hint = f"did you mean '{where}{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
     return f"unknown key '{key}'; {hint}"

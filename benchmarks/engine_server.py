@@ -17,6 +17,7 @@ responses of the same distribution. As in SGLang, an update aborts those in flig
 
 import argparse
 import asyncio
+import contextlib
 import heapq
 import itertools
 import json
@@ -45,11 +46,7 @@ class Host:
         self._cpu, self._time, self._awake = self.cpu_s(), 0.0, False
 
     def cpu_s(self) -> float:
-        """Read the CPU seconds of all its threads.
-
-        Raises:
-            OSError: the process has ended.
-        """
+        """Read the CPU seconds of all its threads; raises OSError if the process has ended."""
         return time.clock_gettime(self._clock)
 
     def asleep(self) -> bool:
@@ -208,7 +205,7 @@ class Server:
         return web.json_response({name: rate * engines for name, rate in found.items()})
 
     async def keep_time(self) -> None:
-        """Advance the clock until the host ends."""
+        """Advance the clock until the host ends, and finish what is due."""
         while True:
             own = [host.advance(self.now) for host in self.hosts]
             if awake := [moment for moment in own if moment is not None]:
@@ -217,7 +214,12 @@ class Server:
                 self.now = max(self.now, self._next_event())
             else:
                 await asyncio.sleep(2e-4)
-            self._happen()
+            for engine in self.engines:
+                while engine.next_event <= self.now:
+                    for work in engine.advance():
+                        self._answers.pop(work).set_result("stop")
+            while self._sleepers and self._sleepers[0][0] <= self.now:
+                heapq.heappop(self._sleepers)[2].set_result(None)
 
     def _next_event(self) -> float:
         asleep = self._sleepers[0][0] if self._sleepers else math.inf
@@ -230,15 +232,6 @@ class Server:
             await asyncio.sleep(0)
         return arrived == self.arrived and all(host.unchanged() for host in self.hosts)
 
-    def _happen(self) -> None:
-        """Finish what is due by now."""
-        for engine in self.engines:
-            while engine.next_event <= self.now:
-                for work in engine.advance():
-                    self._answers.pop(work).set_result("stop")
-        while self._sleepers and self._sleepers[0][0] <= self.now:
-            heapq.heappop(self._sleepers)[2].set_result(None)
-
 
 async def serve(server: Server) -> None:
     """Print the port, then serve until the host ends."""
@@ -246,10 +239,8 @@ async def serve(server: Server) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
     print(runner.addresses[0][1], flush=True)
-    try:
+    with contextlib.suppress(OSError):  # the host has ended
         await server.keep_time()
-    except OSError:
-        return  # the host has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

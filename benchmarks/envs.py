@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,10 @@ from envs.loading import build_env_from  # noqa: E402
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """One row of the table; `server` is the command of a server that prints its URL.
 
     `balrog` is BALROG's steps per CPU-second in the same task, if known. `answers` are played in environments without
-    a list of actions, which have no images either. `images` says whether the others have. `server` is the command of a
-    server that prints its URL.
+    a list of actions, which have no images either. `images` says whether the others have.
     """
 
     module: str
@@ -50,7 +49,10 @@ _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", 
 _ADD = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',)
 _NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 _ASKED = {"data": [{"question": "?"}], "max_steps": 1000}
-_MCP_SERVER = str(Path(sys.path[0]) / "tests" / "fixtures" / "mcp_server.py")
+_PYTHON_TOOL = {"tools": "tests.envs.tools.toolbox:add", **_ASKED}
+_MCP_COMMAND = [sys.executable, str(Path(sys.path[0]) / "tests" / "fixtures" / "mcp_server.py")]
+_MCP_TOOL = {"tools": {"mcp": {"command": _MCP_COMMAND, "include": ["add"]}}, **_ASKED}
+_GUESS_SERVER = ("-m", "tests.fixtures.openenv_server", "guess", "0")
 ROWS = [
     Row("envs.babyai", "goto", 1650, needs=("minigrid",)),
     Row("envs.babyai", "open", 1650, needs=("minigrid",)),
@@ -63,34 +65,9 @@ ROWS = [
     Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
     Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", images=False),
     Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", images=False),
-    Row(
-        "envs.tools",
-        "python",
-        None,
-        {"tools": "tests.envs.tools.toolbox:add", **_ASKED},
-        ("jsonschema",),
-        "tools",
-        _ADD,
-    ),
-    Row(
-        "envs.tools",
-        "mcp",
-        None,
-        {"tools": {"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"]}}, **_ASKED},
-        ("mcp",),
-        "mcp",
-        _ADD,
-    ),
-    Row(
-        "envs.openenv",
-        "guess",
-        None,
-        {"max_steps": 1000},
-        ("websockets",),
-        "openenv",
-        ("1",),
-        server=("-m", "tests.fixtures.openenv_server", "guess", "0"),
-    ),
+    Row("envs.tools", "python", None, _PYTHON_TOOL, ("jsonschema",), "tools", _ADD),
+    Row("envs.tools", "mcp", None, _MCP_TOOL, ("mcp",), "mcp", _ADD),
+    Row("envs.openenv", "guess", None, {"max_steps": 1000}, ("websockets",), "openenv", ("1",), server=_GUESS_SERVER),
 ]
 
 
@@ -110,23 +87,29 @@ def served(row: Row) -> Iterator[dict[str, str]]:
 
 
 def measure(row: Row, seconds: float, **options: Any) -> tuple[float, float]:
-    """Play random legal actions for `seconds` of CPU time, resets not counted.
+    """Play random legal actions for `seconds` of CPU time; returns steps per CPU-second and CPU-milliseconds per reset.
 
     A first episode of up to 50 steps, which fills the caches of this process, is not measured.
-
-    Returns:
-        Steps per CPU-second without resets, and CPU-milliseconds per reset.
     """
     rng, steps, step_time, reset_times = random.Random(0), 0, 0.0, []
 
     def play(seed: int, limit: float) -> tuple[int, float]:
+        """Play until the episode or the time is over; the clock is read every 50 steps."""
         env = build_env_from(row.module, {"task": row.task, "seed": seed}, {**row.options, **options})
         began = time.process_time()
         env.reset()
         reset_times.append(time.process_time() - began)
-        played = _play(env, row.answers or list(env.actions), rng, limit)
+        answers, done, taken = row.answers or list(env.actions), False, 0
+        began = time.process_time()
+        while not done and time.process_time() - began < limit:
+            for answer in rng.choices(answers, k=50):
+                _, done, _ = env.step(answer)
+                taken += 1
+                if done:
+                    break
+        spent = time.process_time() - began
         env.close()
-        return played
+        return taken, spent
 
     play(0, 0.001)
     reset_times.clear()
@@ -134,19 +117,6 @@ def measure(row: Row, seconds: float, **options: Any) -> tuple[float, float]:
         taken, spent = play(len(reset_times), seconds - step_time)
         steps, step_time = steps + taken, step_time + spent
     return steps / step_time, 1000 * sum(reset_times) / len(reset_times)
-
-
-def _play(env: Any, answers: Sequence[str], rng: random.Random, seconds: float) -> tuple[int, float]:
-    """Play until the episode or the time is over; the clock is read every 50 steps."""
-    done, steps = False, 0
-    began = time.process_time()
-    while not done and time.process_time() - began < seconds:
-        for answer in rng.choices(answers, k=50):
-            _, done, _ = env.step(answer)
-            steps += 1
-            if done:
-                break
-    return steps, time.process_time() - began
 
 
 def main() -> None:

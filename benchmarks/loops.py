@@ -84,10 +84,7 @@ def save_vocabulary(checkpoint: Path, path: Path) -> None:
 
 
 class SimulatedEngines:
-    """A context with `benchmarks.engine_server` running for this process.
-
-    Its calls block; inside an event loop, run them in a thread.
-    """
+    """A context with `benchmarks.engine_server` running for this process. Its calls block an event loop."""
 
     def __init__(self, vocabulary: Path, engines: int, places: int) -> None:
         options = {"host": os.getpid(), "vocabulary": vocabulary, "engines": engines, "places": places}
@@ -163,7 +160,7 @@ class Meter:
     def start(self) -> None:
         self._seconds -= self.engines.now()
         self._add_cpu(-1)
-        parts.reset()
+        parts.SECONDS.clear()
 
     def stop(self) -> None:
         self._add_cpu(1)

@@ -19,7 +19,7 @@ from rollout.tokens.encoding import DeltaEncoder
 from rollout.workers.worker import EnvHost
 
 SECONDS: Counter[str] = Counter()
-"""By part, since `reset`."""
+"""By part, since it was cleared."""
 PLACES: tuple[tuple[str, Any, str], ...] = (
     ("prompt", Episode, "_build_prompt"),
     ("prompt", DeltaEncoder, "check"),
@@ -35,26 +35,21 @@ PLACES: tuple[tuple[str, Any, str], ...] = (
 """Part, owner and name of each timed function; none of them calls another."""
 
 
-def reset() -> None:
-    """Begin to count."""
-    SECONDS.clear()
-
-
 @contextmanager
 def timed() -> Iterator[None]:
     """Meanwhile the functions are timed."""
+
+    def timer(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                SECONDS[part] += time.thread_time() - began
+
+        return call
+
     with ExitStack() as patches:
         for part, owner, name in PLACES:
-            patches.enter_context(mock.patch.object(owner, name, _timed(part, getattr(owner, name))))
+            patches.enter_context(mock.patch.object(owner, name, timer(part, getattr(owner, name))))
         yield
-
-
-def _timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **named: Any) -> Any:
-        began = time.thread_time()
-        try:
-            return function(*arguments, **named)
-        finally:
-            SECONDS[part] += time.thread_time() - began
-
-    return call

@@ -161,8 +161,7 @@ class Engine:
 def saturated(timing: Timing, work: Sequence[tuple[np.ndarray, int]], every: int = 0) -> tuple[float, float]:
     """Compute tokens and responses per second of one engine whose queue is never empty, over these (prompt, length).
 
-    Args:
-        every: new weights come after this many responses: running requests start again, the cache is empty. 0: never.
+    New weights come after `every` responses (0: never): running requests start again, and the cache is empty.
     """
     engine, todo = Engine(timing), iter(work)
     now, began, tokens, finished, total = 0.0, 0.0, 0, 0, 0

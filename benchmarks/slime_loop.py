@@ -29,30 +29,26 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
     """Build the flags that slime's loop reads beside ours; batches are counted in episodes."""
     episodes = max(1, round(case.turns / MEAN_EPISODE))
     begun = {"slime": episodes, "slime-partial": episodes + case.engines * case.places, "slime-double": 2 * episodes}
-    nothing = (
+    absent = (
         *("custom_rm_path", "rm_type", "rm_url", "rollout_stop", "rollout_stop_token_ids", "rollout_sample_hook_path"),
         *("dynamic_sampling_filter_path", "rollout_sample_filter_path", "rollout_all_samples_process_path"),
     )
-    return make_args(
-        case,
-        port,
-        checkpoint,
-        rollout_batch_size=episodes,
-        global_batch_size=episodes,
-        over_sampling_batch_size=begun[case.loop],
-        partial_rollout=case.loop != "slime",
-        mask_offpolicy_in_partial_rollout=False,
-        custom_generate_function_path="rollout.generate.generate",
-        sglang_server_concurrency=512,
-        rollout_num_engines=case.engines,
-        sglang_dp_size=1,
-        rollout_skip_special_tokens=False,
-        rollout_global_dataset=True,
-        use_distributed_post=False,
-        group_rm=False,
-        ci_test=False,
-        **dict.fromkeys(nothing),
+    off = (
+        "mask_offpolicy_in_partial_rollout",
+        "rollout_skip_special_tokens",
+        "use_distributed_post",
+        "group_rm",
+        "ci_test",
     )
+    flags = {
+        **dict.fromkeys(absent),
+        **dict.fromkeys((*off, "ci_test"), False),
+        **dict.fromkeys(("rollout_batch_size", "global_batch_size"), episodes),
+        **{"over_sampling_batch_size": begun[case.loop], "partial_rollout": case.loop != "slime"},
+        **{"rollout_num_engines": case.engines, "sglang_dp_size": 1, "sglang_server_concurrency": 512},
+        **{"rollout_global_dataset": True, "custom_generate_function_path": "rollout.generate.generate"},
+    }
+    return make_args(case, port, checkpoint, **flags)
 
 
 def flat(found: Any) -> Iterator[Sample]:

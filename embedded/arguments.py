@@ -144,39 +144,23 @@ class EmbeddedFlags(OptimizerFlags):
 
 
 def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
-    """Build slime's `args`: the embedded flags with `overrides`, plus the YAML's top-level keys, as slime sets them.
-
-    Raises:
-        ConfigError: an override is unknown or out of range, or the plugin rejects the YAML.
-    """
+    """Build slime's `args` from the YAML's keys and flags; raises ConfigError if one is rejected."""
     return build_args(read_keys(config_path), custom_config_path=str(config_path), **overrides)
 
 
 def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
-    """Build slime's `args` from a YAML's keys and flags; the plugin has not checked the keys.
-
-    Raises:
-        ConfigError: a flag is unknown or out of range.
-    """
+    """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a wrong flag."""
     return Namespace(**read_settings(EmbeddedFlags, flags).model_dump(), **keys)
 
 
 def read_keys(config_path: str | Path) -> dict[str, Any]:
-    """Read the YAML's keys as written, after a check that the plugin accepts them.
-
-    Raises:
-        ConfigError: the file cannot be read, or the plugin rejects it.
-    """
+    """Read the YAML's keys as written; raises ConfigError unless the plugin accepts them."""
     load_settings(Namespace(custom_config_path=str(config_path)))
     return read_yaml(str(config_path), "--custom-config-path")
 
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:
-    """Read the typed flags in slime's `args`.
-
-    Raises:
-        ConfigError: a flag is missing, mistyped or out of range.
-    """
+    """Read the typed flags in slime's `args`; raises ConfigError if one is missing or wrong."""
     return read_settings(EmbeddedFlags, {k: v for k, v in vars(args).items() if k in EmbeddedFlags.model_fields})
 
 

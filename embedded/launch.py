@@ -78,11 +78,7 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held:
 
 
 def launch(options: Namespace) -> int:
-    """Train one seed, or several and print their table; returns 1 if an actor did not train or an episode failed.
-
-    Raises:
-        SlimeVerlogError: as `run_seed`.
-    """
+    """Train one seed, or several and print their table; returns 1 if an actor did not train or an episode failed."""
     from embedded.arguments import read_keys
     from rollout.bridge.overrides import set_key, with_assignments
 
@@ -127,10 +123,8 @@ def run_seed(
         flags: slime's flags by name; see `embedded.arguments.EmbeddedFlags`.
 
     Raises:
-        ConfigError: the YAML or a flag is rejected, or the policy cannot learn to answer in this environment.
-        EnvironmentFault: the environment cannot be built or played.
+        SlimeVerlogError: the YAML or a flag is rejected, or the environment cannot be played or learned.
         KeyboardInterrupt: after Ctrl-C; what was trained is kept, and the text says how to continue.
-        MissingDependencyError: an optional package is not installed.
     """
     from embedded.arguments import read_keys
     from embedded.warmstart.imitation import WarmStart
@@ -175,11 +169,7 @@ class _Run:
         self.pretraining, self.ppo = split_run(keys, {**paths, **flags}, folder / "critic")
 
     def check(self) -> RolloutSettings:
-        """Try everything that can fail early, and return the settings of PPO; nothing is written.
-
-        Raises:
-            SlimeVerlogError: about the first mistake.
-        """
+        """Try all that can fail early and return PPO's settings, or raise the first error; writes nothing."""
         from embedded.arguments import build_args
         from rollout.bridge.settings import check_keys
         from rollout.data_source import EpisodeSource
@@ -245,7 +235,7 @@ class _Run:
         lengths = {} if isinstance(self.start, Path) else self._imitate(settings, self.start)
         if self.pretraining:
             pretrain_critic(self.pretraining, lengths)
-        resumed = saved_updates(self.checkpoints)
+        resumed = saved_updates(self.folder)
         load = str(self.checkpoints) if resumed >= 0 else None
         if load:
             print(f"continuing after {resumed} updates", flush=True)
@@ -295,7 +285,7 @@ class _Run:
         from embedded.trainer.checkpoint import saved_actor
         from embedded.trainer.weights import megatron_to_hf
 
-        updates = saved_updates(self.checkpoints)
+        updates = saved_updates(self.folder)
         if updates <= 0:
             return 0
         weights = megatron_to_hf(saved_actor(self.checkpoints), AutoConfig.from_pretrained(self.policy))

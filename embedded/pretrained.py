@@ -66,11 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def train_model(flags: argparse.Namespace) -> dict[str, Any]:
-    """Imitate, evaluate, train, evaluate and report; returns the summary.
-
-    Raises:
-        ConfigError: a flag, the YAML or the model is rejected.
-    """
+    """Imitate, evaluate, train, evaluate and report; returns the summary. Raises ConfigError for a mistake."""
     from embedded.arguments import EmbeddedFlags, read_keys
     from embedded.launch import run_seed
     from embedded.run.log import read_rows
@@ -104,11 +100,7 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_model(name: str) -> Path:
-    """Find the folder `name`, or else the hub's model of that name, downloaded into Hugging Face's cache.
-
-    Raises:
-        ConfigError: there is no such folder, and the hub does not provide the model.
-    """
+    """Find the folder `name`, or download the hub's model of that name; raises ConfigError if neither works."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

@@ -39,12 +39,8 @@ def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -
 def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
     """Run the pretraining, unless its critic is there already; returns the turns that were collected for it.
 
-    Args:
-        flags: slime's flags that both runs share, among them the policy; the stage's flags win.
-
-    Raises:
-        PretrainingError: the critic explains nothing of the held-out returns.
-        SlimeVerlogError: as `embedded.train.train`.
+    `flags` are those that both runs share, among them the policy; the stage's flags win. Raises PretrainingError if the
+    critic explains nothing of the held-out returns.
     """
     from embedded.arguments import make_args
     from embedded.run.log import MetricsLog, read_rows

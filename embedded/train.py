@@ -45,13 +45,10 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
 
     Args:
         args: slime's, as `make_args` builds it. The engine's address and the first update are set on it, as slime does.
-        tracker: receives every result.
         evaluated: numbers of updates after which a resumed run has been evaluated already.
         record: receives each batch with the trainer's numbers.
 
-    Raises:
-        ConfigError: flags, YAML or checkpoint do not fit together.
-        EngineError, FailureBudgetError: raised by the rollout function.
+    Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout function raises.
     """
     flags = embedded_flags(args)
     generate, convert, source_class = (

@@ -23,9 +23,7 @@ def generate_rollout(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Play one batch of whole episodes, or the held-out episodes if `evaluation`; slime's signature.
 
-    Raises:
-        FailureBudgetError: more episodes failed than `max_episode_failures_per_batch`.
-        ConfigError, EngineError: raised by `generate`.
+    Raises FailureBudgetError if more episodes fail than `max_episode_failures_per_batch`, and what `generate` raises.
     """
     return run(evaluate(args, data_source) if evaluation else _play(args, data_source))
 
@@ -37,9 +35,6 @@ def generate_turns(
 
     Long and short episodes then take optimizer steps of the same size. The turns of a batch must fill whole steps, and
     `lr_decay_style` must be constant, because the schedule is planned in episodes.
-
-    Raises:
-        As `generate_rollout`.
     """
     output = generate_rollout(args, rollout_id, data_source, evaluation)
     if isinstance(output, RolloutFnTrainOutput):

@@ -21,7 +21,6 @@ PARTS = {
     "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
     "view": "write episodes as one HTML page",
     "train": "train a small policy on this machine, in a text environment with named actions or an expert",
-    "serve-env": "serve environments to other trainers, as an OpenEnv server",
     "export": "write episodes as training data (JSONL, Parquet) or as ATIF trajectories",
 }
 

@@ -41,11 +41,7 @@ def explain(env: Any, observation: str, action: str) -> str:
 
 
 def to_row(turn: Demonstration) -> dict[str, Any]:
-    """Return one turn as a row: `messages` for `--input-key messages`, and its origin under `metadata`.
-
-    Raises:
-        ConfigError: a message has images, which this format does not support.
-    """
+    """Return one turn as a row, `messages` and `metadata`; raises ConfigError if a message has images."""
     if any(not isinstance(message["content"], str) for message in turn.messages):
         raise ConfigError("demonstrations are text only; remove env.vlm from the YAML")
     shown = [
@@ -58,12 +54,7 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write the rows as `.jsonl` or `.parquet`, depending on the file's suffix.
-
-    Raises:
-        ConfigError: another suffix, or no rows.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """Write the rows as `.jsonl` or, with pyarrow, `.parquet`; raises ConfigError for another suffix or no rows."""
     if not rows:
         raise ConfigError("no demonstration is left to write; lower --min-progression or raise --episodes")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,7 @@ from rollout.bridge.whole_episodes import episode_facts, without_fillers
 from rollout.play.metrics import FAULTS, whole_episode_metrics
 from rollout.play.runtime import Runtime, open_runtimes
 
-_LOGGERS = {
-    "slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"),
-    "miles": ("miles.ray.rollout",),
-}
+_LOGGERS = {"slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"), "miles": ("miles.ray.rollout",)}
 
 
 def log_rollout(

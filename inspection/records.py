@@ -24,13 +24,9 @@ def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting:
 
 
 def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the episodes of a file, or of the `episodes.jsonl` in a folder. A last line without its end is left out.
+    """Yield the episodes of a file, or of `episodes.jsonl` in a folder, after the first `skip`, which are not parsed.
 
-    Args:
-        skip: episodes at the start that are left out, without parsing them.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line is not an episode.
+    A last line without its end is left out. Raises ConfigError if the file cannot be read, or a line is not an episode.
     """
     path = path / FILE if path.is_dir() else path
     try:

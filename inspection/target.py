@@ -55,11 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> None:
-    """Check options that have a least value.
-
-    Raises:
-        ConfigError: one is below it.
-    """
+    """Check options that have a least value; raises ConfigError if one is below it."""
     from slime_verlog import ConfigError
 
     for name, low in least.items():
@@ -69,11 +65,7 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Check a file that a command is going to write.
-
-    Raises:
-        ConfigError: it exists, and may not be replaced.
-    """
+    """Raise ConfigError if a file that a command is going to write exists and may not be replaced."""
     from slime_verlog import ConfigError
 
     if path.is_file() and not overwrite:
@@ -81,12 +73,9 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 
 def read_target(path: str, task: str | None = None, overrides: Sequence[str] = ()) -> Target:
-    """Read a YAML, or make the configuration of an environment that is given alone.
+    """Read a YAML, or make the configuration of an environment that is given alone; raises ConfigError for a mistake.
 
     Modules in the current directory can be imported, as with `python -m`.
-
-    Raises:
-        ConfigError: a file, key or value is wrong, or there is no task; one sentence.
     """
     from rollout.bridge.overrides import with_assignments
     from rollout.bridge.settings import check_keys

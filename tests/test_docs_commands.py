@@ -29,7 +29,6 @@ RUN_BY = {
     r"python -m envs\.swe\.validate .*": "tests/envs/swe/test_swe_validate.py",
     r"slime-verlog (check|play) custom_configs/agent\.yaml": "tests/envs/agent/test_agent_programs.py",
     r"slime-verlog (check|play) custom_configs/tools_mcp\.yaml": "tests/envs/tools/test_mcp_tools.py",
-    r"slime-verlog serve-env .*": "tests/inspection/test_serve_env.py",
     r"slime-verlog export .*": "tests/inspection/test_export.py",
 }
 """Test files that run commands of the documents. This file runs all others that begin with `slime-verlog`."""

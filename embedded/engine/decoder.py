@@ -46,11 +46,7 @@ class Decoder:
     ) -> None:
         """Load a Hugging Face model folder and allocate a cache of `rows` x `context_length` tokens.
 
-        Args:
-            bf16: keep weights and cache in bfloat16 instead of float32, and compute in it.
-
-        Raises:
-            ConfigError: the folder is unknown, or the model is not Qwen2/Llama-shaped.
+        With `bf16`, weights, cache and computation are in bfloat16. Raises ConfigError as `load_hf_model`.
         """
         model = load_hf_model(folder)
         config = model.config
@@ -63,7 +59,10 @@ class Decoder:
         self.context_length = context_length or min(config.max_position_embeddings, 4096)
         self.rows = rows
         self.device = torch.device(device)
-        self._cos, self._sin = _rotary_table(model.model.rotary_emb, self.context_length, self.device)
+        rotary = model.model.rotary_emb
+        angles = torch.outer(torch.arange(self.context_length, dtype=torch.float32), rotary.inv_freq.float().cpu())
+        angles = torch.cat([angles, angles], -1)[:, None]  # [length, 1, head_dim]
+        self._cos, self._sin = ((x * rotary.attention_scaling).to(self.device) for x in (angles.cos(), angles.sin()))
         shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
         self._dtype = torch.bfloat16 if bf16 else torch.float32
         # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.
@@ -72,11 +71,7 @@ class Decoder:
         self.load_weights(model.state_dict())
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy in weights under their Hugging Face names; later changes to `state` have no effect.
-
-        Raises:
-            ConfigError: a weight is missing or has another shape. The old weights stay in place.
-        """
+        """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
 
         def take(name: str) -> torch.Tensor:
             if name not in state:
@@ -214,11 +209,7 @@ class Decoder:
 
 
 def load_hf_model(folder: str | Path) -> Any:
-    """Load a Hugging Face causal language model in float32.
-
-    Raises:
-        ConfigError: no such folder, or a kind of model that the decoder does not support.
-    """
+    """Load a Hugging Face causal language model in float32; raises ConfigError if it is not served."""
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -249,13 +240,6 @@ def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _rotary_table(rotary: Any, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute cosines and sines [length, 1, head_dim], with transformers' frequencies and scaling."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.float().cpu())
-    angles = torch.cat([angles, angles], -1)[:, None]
-    return (angles.cos() * rotary.attention_scaling).to(device), (angles.sin() * rotary.attention_scaling).to(device)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -41,25 +41,18 @@ class EngineOptions(Settings):
 
 HOST = "127.0.0.1"
 """Where the engine listens: only programs on this machine reach it, and may pause it or load weights."""
-CHARS_PER_TOKEN = 64
-"""Characters per token of the context; longer texts are refused before they are tokenized."""
-MAX_RID_LENGTH = 512
 
 
 class Engine:
     """The model behind the API: tokenizer, decoder and scheduler, with one method per kind of request."""
 
     max_body_bytes = 8 << 20
-    UNSUPPORTED: tuple[str, ...] = ("stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
+    UNSUPPORTED: tuple[str, ...] = ("text", "stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
     SHARES_PREFIXES = True
     load_model = staticmethod(load_hf_model)
 
     def __init__(self, options: EngineOptions) -> None:
-        """Load the model and start its worker thread.
-
-        Raises:
-            ConfigError: the folder is not a model folder, or the engine does not support its model.
-        """
+        """Load the model and start its worker thread; raises ConfigError if it is not supported."""
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         self.options, self.model_path = options, options.model_path
@@ -72,24 +65,16 @@ class Engine:
         o = self.options
         return Decoder(o.model_path, o.max_running_requests, o.context_length, o.device, bf16=o.bf16)
 
-    def takes_long(self, body: Mapping[str, Any]) -> bool:
-        """Tell whether `prepare` is too slow for an event loop."""
-        return body.get("text") is not None
-
     def prepare(self, body: Mapping[str, Any]) -> Request:
-        """Check the body of `/generate` and return its request, not queued yet.
-
-        Raises:
-            ConfigError: the request is invalid or not supported.
-        """
+        """Check the body of `/generate` and return its request, not queued yet; raises ConfigError if it is wrong."""
         for name in self.UNSUPPORTED:
             if body.get(name):
                 raise ConfigError(f"the embedded engine does not support {name} for this model; remove it")
         if body.get("return_logprob") and body.get("logprob_start_len", -1) not in (-1, None):
             raise ConfigError("log-probabilities of prompt tokens are not supported; remove logprob_start_len")
         rid = body.get("rid") or uuid.uuid4().hex
-        if not isinstance(rid, str) or len(rid) > MAX_RID_LENGTH:
-            raise ConfigError(f"rid must be a text of at most {MAX_RID_LENGTH} characters, got {reprlib.repr(rid)}")
+        if not isinstance(rid, str):
+            raise ConfigError(f"rid must be text, got {reprlib.repr(rid)}")
         prompt, params = self._prompt(body), read_sampling_params(body.get("sampling_params"))
         self.scheduler.check(prompt, params)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos)
@@ -114,41 +99,17 @@ class Engine:
         }
 
     async def load_folder(self, folder: str, version: str | None) -> str:
-        """Load the weights of another folder with a model of the same shape; return the version now served.
-
-        Raises:
-            ConfigError: the folder is not a model folder, or its model has another shape. The old weights stay.
-        """
+        """Load the weights of another folder; returns the version now served. ConfigError leaves the old weights."""
         state = await asyncio.to_thread(lambda: self.load_model(folder).state_dict())
         version = await asyncio.wrap_future(self.scheduler.update_weights(state, version))
         self.model_path = folder
         return version
 
     def _prompt(self, body: Mapping[str, Any]) -> list[int]:
-        ids, text = body.get("input_ids"), body.get("text")
-        if (ids is None) == (text is None):
-            raise ConfigError("give either input_ids or text")
-        if text is not None:
-            self._check_text(text)
-            return self.tokenizer.encode(text)
+        ids = body.get("input_ids")
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
             raise ConfigError(f"input_ids must be a list of integers, got {reprlib.repr(ids)}")
         return ids
-
-    def _check_text(self, text: Any) -> None:
-        """Check the text of a request for type and length before it is tokenized."""
-        if not isinstance(text, str):
-            raise ConfigError(f"text must be a string, got {reprlib.repr(text)}")
-        context = self.decoder.context_length
-        if len(text) > CHARS_PER_TOKEN * context:
-            raise ConfigError(
-                f"a text of {len(text)} characters cannot fit the context of {context} tokens; at most "
-                f"{CHARS_PER_TOKEN * context} characters are read"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"a text has half of a surrogate pair at character {error.start}") from error
 
     def _find_stop(self, request: Request) -> str | None:
         tail = self.tokenizer.decode(request.output, skip_special_tokens=request.params.skip_special_tokens)

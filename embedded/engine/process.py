@@ -44,7 +44,9 @@ class EngineProcess:
     def __init__(self, options: EngineOptions) -> None:
         """Start the child and return at once; it loads its model meanwhile, and `port` waits for that."""
         self._model, self.host, self._port = options.model_path, HOST, 0
-        self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-", dir=_place_for(options.model_path)))
+        size = sum(file.stat().st_size for file in Path(self._model).glob("*") if file.is_file())
+        roomy = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM * size
+        self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-", dir=IN_MEMORY if roomy else None))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD, options.model_dump_json(), str(self._weights)],
@@ -56,12 +58,7 @@ class EngineProcess:
 
     @property
     def port(self) -> int:
-        """The port that the engine listens on.
-
-        Raises:
-            ConfigError: the model cannot be served.
-            EngineError: the process ended before it served.
-        """
+        """The port that the engine listens on; raises ConfigError or EngineError if the model cannot be served."""
         if not self._port:
             assert self._process.stdout is not None
             said = json.loads(self._process.stdout.readline() or "{}")
@@ -73,11 +70,7 @@ class EngineProcess:
         return self._port
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str) -> None:
-        """Serve these weights, given under Hugging Face names, as this version. Responses in flight are aborted.
-
-        Raises:
-            EngineError: the engine refused, or its process ended, or the weights cannot be written.
-        """
+        """Serve these weights, under Hugging Face names, as this version, or raise EngineError. Aborts responses."""
         folder = self._weights / "policy"
         try:
             write_policy(self._model, state, folder)
@@ -135,13 +128,6 @@ class EngineProcess:
         self.close()
         if lost:
             raise EngineError(lost, "refused") from error
-
-
-def _place_for(model: str) -> str | None:
-    """Choose the parent of the folder with new weights; None stands for the system's temporary folder."""
-    size = sum(file.stat().st_size for file in Path(model).glob("*") if file.is_file())
-    roomy = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM * size
-    return str(IN_MEMORY) if roomy else None
 
 
 CHILD = "from embedded.engine.process import serve_until_stdin_closes; serve_until_stdin_closes()"

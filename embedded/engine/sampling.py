@@ -12,24 +12,15 @@ from pydantic import model_validator
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
 NEUTRAL: Mapping[str, Any] = {
-    "n": 1,
-    "min_p": 0.0,
-    "min_new_tokens": 0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "json_schema": None,
-    "regex": None,
-    "ebnf": None,
-    "structural_tag": None,
-    "custom_params": None,
+    **dict.fromkeys(("n", "repetition_penalty"), 1),
+    **dict.fromkeys(("min_p", "min_new_tokens", "frequency_penalty", "presence_penalty"), 0),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "custom_params")),
 }
 """Parameters of SGLang for features that this engine lacks: only None, or the value that has no effect, is accepted."""
 IGNORED = ("spaces_between_special_tokens",)
 """Parameters of SGLang that are accepted and have no effect."""
 
-MAX_BIASES, MAX_BIAS = 1024, 1e4
-MAX_STOPS, MAX_STOP_LENGTH = 64, 1024
+MAX_BIAS = 1e4
 
 
 class SamplingParams(Settings):
@@ -64,20 +55,11 @@ class SamplingParams(Settings):
     def _check(self) -> Self:
         if self.top_k != -1 and not 1 <= self.top_k < 1 << 31:
             raise ConfigError(f"sampling_params.top_k must be -1 (off) or 1 to 2^31 - 1, got {self.top_k}")
-        bias = self.logit_bias or {}
-        if len(bias) > MAX_BIASES:
-            raise ConfigError(f"sampling_params.logit_bias has {len(bias)} tokens; at most {MAX_BIASES} are supported")
-        for token in bias:
+        for token in self.logit_bias or ():
             if not (token.isascii() and token.isdigit() and len(token) < 10):
                 raise ConfigError(f"sampling_params.logit_bias has the key {token!r:.40}; keys are token ids")
-        stops, ids = self.stop_strings, self.stop_token_ids or ()
-        if len(stops) > MAX_STOPS or len(ids) > MAX_STOPS:
-            raise ConfigError(
-                f"sampling_params.stop and stop_token_ids have {len(stops)} and {len(ids)} entries; at most "
-                f"{MAX_STOPS} of each are supported"
-            )
-        if any(not 1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
-            raise ConfigError(f"each of sampling_params.stop must have 1 to {MAX_STOP_LENGTH} characters")
+        if "" in self.stop_strings:
+            raise ConfigError("sampling_params.stop has an empty text, which would end every response")
         return self
 
     @property
@@ -90,18 +72,12 @@ class SamplingParams(Settings):
 
 
 def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
-    """Check the `sampling_params` of a request.
-
-    Raises:
-        ConfigError: an unknown name, a wrong type, an impossible value, or a feature that this engine lacks.
-    """
+    """Check the `sampling_params` of a request; raises ConfigError for what is wrong or not supported."""
     if isinstance(mapping, Mapping):
         for name, neutral in NEUTRAL.items():
             value = mapping.get(name)
             if value not in (None, neutral):
-                raise ConfigError(
-                    f"sampling_params.{name}={value!r} is not supported by the embedded engine; remove it"
-                )
+                raise ConfigError(f"sampling_params.{name}={value!r} is not supported by this engine; remove it")
         mapping = {name: value for name, value in mapping.items() if name not in NEUTRAL and name not in IGNORED}
     return read_settings(SamplingParams, mapping, "sampling_params.")
 
@@ -129,7 +105,12 @@ def sample_tokens(
     probs = log_probs.double().exp()
     for i, p in enumerate(params):
         if not p.greedy and (p.top_p < 1 or p.top_k > 0):
-            probs[i] = _keep_nucleus(probs[i], p.top_k, p.top_p)
+            # Outside top-k and top-p, probabilities are 0; the most likely token always stays.
+            ordered, index = probs[i].sort(descending=True)
+            keep = (ordered.cumsum(-1) - ordered) < p.top_p
+            if p.top_k > 0:
+                keep[p.top_k :] = False
+            probs[i] = torch.zeros_like(probs[i]).scatter_(0, index, ordered * keep)
     cdf = probs.cumsum(-1)
     target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cdf[:, -1:]
     tokens = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
@@ -137,12 +118,3 @@ def sample_tokens(
     if greedy:
         tokens[greedy] = log_probs[greedy].argmax(-1)
     return tokens.tolist(), log_probs.gather(-1, tokens[:, None]).squeeze(-1).tolist()
-
-
-def _keep_nucleus(probs: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Set the probabilities outside top-k and top-p to 0; the most likely token always stays."""
-    ordered, index = probs.sort(descending=True)
-    keep = (ordered.cumsum(-1) - ordered) < top_p
-    if top_k > 0:
-        keep[top_k:] = False
-    return torch.zeros_like(probs).scatter_(0, index, ordered * keep)

@@ -79,11 +79,7 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request that `check` accepts; its future resolves when it stops, is long enough or is aborted.
-
-        Raises:
-            EngineError: the worker thread failed or was closed.
-        """
+        """Queue a request that `check` accepts; its future resolves when it ends. Raises EngineError if closed."""
         arrival, params = next(self._arrivals), request.params
         seed = params.sampling_seed if params.sampling_seed is not None else params.seed
         if seed is None:
@@ -120,11 +116,7 @@ class Scheduler:
             self._wake.notify()
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> Future[str]:
-        """Replace the weights once no request is running, or at once while paused; resolves to the new version.
-
-        Raises:
-            EngineError: the worker thread failed or was closed.
-        """
+        """Replace the weights once no request is running, or while paused; resolves to the new version."""
         done: Future[str] = Future()
         done.set_running_or_notify_cancel()
         with self._wake:
@@ -166,11 +158,7 @@ class Scheduler:
         self._thread.join(timeout=60)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Refuse a prompt that cannot be computed.
-
-        Raises:
-            ConfigError: the prompt and its response do not fit the context, or it has unknown token ids.
-        """
+        """Raise ConfigError if prompt and response do not fit the context, or token ids are unknown."""
         limit, vocab = self.decoder.context_length, self.decoder.vocab_size
         if not prompt:
             raise ConfigError("input_ids is empty; a prompt needs at least one token")

@@ -31,11 +31,7 @@ class VisionDecoder:
     """Computes next-token logits of a Qwen vision-language model, one row at a time."""
 
     def __init__(self, folder: str, rows: int, context_length: int | None, device: str) -> None:
-        """Load the model folder.
-
-        Raises:
-            ConfigError: the engine does not support this model.
-        """
+        """Load the model folder; raises ConfigError if the engine does not support this model."""
         self.model = load_vision_model(folder).to(device)
         config = self.model.config
         self.image_token: int = config.image_token_id
@@ -47,11 +43,7 @@ class VisionDecoder:
         self._shifts: dict[int, int] = {}
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy in weights under their Hugging Face names.
-
-        Raises:
-            ConfigError: a weight is missing or has another shape. The old weights stay in place.
-        """
+        """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
         own = self.model.state_dict()
         for name, weight in own.items():
             if name not in state or state[name].shape != weight.shape:
@@ -101,11 +93,7 @@ def forward_inputs(
 
 
 def load_vision_model(folder: str | Path) -> Any:
-    """Load a Qwen vision-language model in float32.
-
-    Raises:
-        ConfigError: the engine does not support this model.
-    """
+    """Load a Qwen vision-language model in float32; raises ConfigError if the engine does not support it."""
     from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 
     kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
@@ -134,9 +122,6 @@ class VisionEngine(Engine):
         found = VisionDecoder(options.model_path, options.max_running_requests, options.context_length, options.device)
         self.image_token = found.image_token
         return found
-
-    def takes_long(self, body: Mapping[str, Any]) -> bool:
-        return bool(body.get("image_data")) or super().takes_long(body)
 
     def _prompt(self, body: Mapping[str, Any]) -> list[int]:
         given = body.get("image_data") or []

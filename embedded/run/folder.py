@@ -29,12 +29,9 @@ IfHeld = Literal["refuse", "resume", "overwrite"]
 
 
 def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None:
-    """Refuse a folder whose content this command was not asked to continue or to delete; nothing is changed.
+    """Raise ConfigError for a folder whose content this command was not asked to continue or delete; changes nothing.
 
     `resumes` says whether the command has a flag `--resume`.
-
-    Raises:
-        ConfigError: it holds a run, or something else under the name of a run's file.
     """
     from slime_verlog import ConfigError  # not at the top: `--help` works before anything is installed
 
@@ -60,8 +57,7 @@ def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None
 def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume") -> Iterator[None]:
     """Hold the folder for the run with these settings, and no other process meanwhile.
 
-    Raises:
-        ConfigError: as `check_folder`; or the folder holds a run with other settings; or another process runs in it.
+    Raises ConfigError as `check_folder` and `claim`, and if another process runs in it.
     """
     check_folder(folder, if_held)
     if if_held == "overwrite":
@@ -104,11 +100,7 @@ def _lock(file: IO[str], kind: int, after_s: float = 0.0) -> bool:
 
 
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write down the settings of a folder's run.
-
-    Raises:
-        ConfigError: the folder holds a run with other settings; the text names the first that differs.
-    """
+    """Write down the settings of a folder's run; raises ConfigError if it holds a run with others."""
     from slime_verlog import ConfigError
 
     path = folder / SETTINGS
@@ -153,9 +145,9 @@ def is_finished(folder: Path) -> bool:
     return path.exists() and not json.loads(path.read_text(encoding="utf-8")).get("interrupted", False)
 
 
-def saved_updates(checkpoints: Path) -> int:
-    """Count the updates before the latest checkpoint; -1 without one."""
-    latest = checkpoints / "latest.json"
+def saved_updates(folder: Path) -> int:
+    """Count the updates before the latest checkpoint in a run's folder; -1 without one."""
+    latest = folder / CHECKPOINTS / "latest.json"
     return json.loads(latest.read_text(encoding="utf-8"))["rollout_id"] + 1 if latest.exists() else -1
 
 

@@ -33,12 +33,10 @@ class TrainingRecord:
         self._followed: Any = None
 
     def add(self, rollout_id: int, samples: Sequence[Any], role: str, data: Mapping[str, Any]) -> None:
-        """Record some of one update's turns.
+        """Record some of one update's turns: `samples`, the batch as the rollout function returned it.
 
-        Args:
-            samples: the batch, as the rollout function returned it.
-            role: `actor`, or `critic` while the actor is frozen.
-            data: the same samples with the numbers that it was trained on; see `PpoTrainer.trained`.
+        `role` is `actor`, or `critic` while the actor is frozen; `data` has the numbers that it trained on, as
+        `PpoTrainer.trained`.
         """
         flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
         segments: dict[int, list[int]] = {}
@@ -78,9 +76,11 @@ class TrainingRecord:
             return None
         kept, discounts = turns[-LONGEST:], self._settings.discounts_of(role)
         first += len(turns) - len(kept)
+        ended = StopReason.TIME_LIMIT if row.truncated else StopReason.CUT
+        stop = StopReason.TERMINATED if row.terminated else ended
         credit = {"role": role, "form": self._settings.gae_form, "kl_coef": self._kl_coef if role == "actor" else 0.0}
         return {
-            **{"player": PLAYER, "task_name": facts.get("task_name"), "stop": _stop(row)},
+            **{"player": PLAYER, "task_name": facts.get("task_name"), "stop": stop},
             "seed": f"episode {facts.get('episode_id')}, turns {first}–{first + len(kept) - 1}",
             "turns": len(kept),
             "return": sum(turn["reward"] for turn in kept),
@@ -120,9 +120,3 @@ class TrainingRecord:
             **({} if lambdas is None else {"lambda_token": round(float(lambdas[0]), 6)}),
             **({} if span.moves else {"summary": {}}),
         }
-
-
-def _stop(row: TurnRow) -> str:
-    if row.terminated:
-        return StopReason.TERMINATED
-    return StopReason.TIME_LIMIT if row.truncated else StopReason.CUT

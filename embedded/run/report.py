@@ -1,44 +1,22 @@
 """What a run writes: summary, learning curve, metrics, policies, and the records of its held-out episodes."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from embedded.engine.decoder import write_policy
 from embedded.run.alarms import Alarms
 from embedded.run.ending import describe_played, judge, setting_of, spread, win_rate
-from embedded.run.folder import (
-    CHECKPOINTS,
-    EPISODES,
-    METRICS,
-    SUMMARY,
-    keep_lines,
-    rewind,
-    saved_updates,
-    whole_lines,
-    write_text,
-)
-from embedded.run.log import (
-    MetricsLog,
-    actor_fault,
-    evaluation_means,
-    held_out,
-    read_rows,
-    reward_note,
-    update_seconds,
-)
+from embedded.run.folder import EPISODES, METRICS, SUMMARY, keep_lines, rewind, saved_updates, whole_lines, write_text
+from embedded.run.log import MetricsLog, actor_fault, evaluation_means, held_out, read_rows, reward_note, update_seconds
 from rollout.play.metrics import mean
 from rollout.transcript import RECORD_KEYS
-
-if TYPE_CHECKING:
-    import torch
 
 LINE = (
     ("reward/turn", "turn/reward", ".3f"),
@@ -56,8 +34,7 @@ LINE = (
 class RunReport:
     """A `Tracker` of `embedded.train` that collects a run's numbers and writes them into one folder.
 
-    If the folder has a checkpoint, the run continues from it: what was written after the checkpoint is dropped, and
-    the rest is read back.
+    In a folder with a checkpoint, what was written after it is dropped, and the rest is read back.
     """
 
     folder: Path
@@ -73,11 +50,18 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        saved = saved_updates(self.folder / CHECKPOINTS)
+        saved = saved_updates(self.folder)
         rewind(self.folder / METRICS, saved)
         rows = read_rows(self.folder / METRICS)
         self.history += [row for row in rows if "train/actor_trains" in row]
-        self._read_episodes({int(row["update"]) for row in rows if "eval/episodes" in row})
+        evaluated, kept = {int(row["update"]) for row in rows if "eval/episodes" in row}, []
+        for line in whole_lines(self.folder / EPISODES):
+            episode = json.loads(line)
+            updates = int(episode["setting"].removeprefix(setting_of("")))
+            if updates in evaluated:
+                kept.append(line)
+                self.evaluations.setdefault(updates, []).append(episode)
+        keep_lines(self.folder / EPISODES, kept)
         self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
         self._log = MetricsLog(self.folder / METRICS)
         self._alarms = Alarms()
@@ -92,17 +76,6 @@ class RunReport:
             return means["eval/success"], means["eval/return"]
 
         return max(sorted(self.evaluations), key=score)
-
-    def _read_episodes(self, evaluated: Container[int]) -> None:
-        """Read back the episodes of these evaluations, and drop the others."""
-        kept = []
-        for line in whole_lines(self.folder / EPISODES):
-            episode = json.loads(line)
-            updates = int(episode["setting"].removeprefix(setting_of("")))
-            if updates in evaluated:
-                kept.append(line)
-                self.evaluations.setdefault(updates, []).append(episode)
-        keep_lines(self.folder / EPISODES, kept)
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record one update and print its line."""

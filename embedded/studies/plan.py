@@ -57,11 +57,7 @@ class Plan:
 
 
 def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, keep_policies: bool = False) -> Plan:
-    """Check every variant, and plan the chosen ones.
-
-    Raises:
-        ConfigError: a chosen variant does not exist, or a variant's settings are rejected.
-    """
+    """Check every variant, and plan the chosen ones; raises ConfigError for an unknown or rejected one."""
     for name in only or ():
         study.variant(name)
     check_study(study)
@@ -69,11 +65,7 @@ def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, kee
 
 
 def left_to_do(plan: Plan) -> list[tuple[str, int]]:
-    """List the runs that are not finished.
-
-    Raises:
-        ConfigError: a folder holds a run with other settings.
-    """
+    """List the runs that are not finished; raises ConfigError if a folder holds a run with other settings."""
     left = []
     for variant, seed in plan.runs():
         folder = plan.run_folder(variant, seed)

@@ -26,7 +26,6 @@ def run_processes(
 ) -> list[str]:
     """Call `target` with each job's arguments, `at_once` jobs at a time; returns a sentence per job that failed.
 
-    `ended` is called after each job.
     A failure does not stop the other jobs. If this process is interrupted or killed, the jobs are interrupted, too.
     """
     context = multiprocessing.get_context("spawn")

@@ -124,8 +124,7 @@ def _write(path: Path, names: Sequence[str], rows: Iterable[tuple[Run, Mapping[s
 def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
     """Plot the held-out result over turns and time, and the value loss: thin lines for seeds, a thick one for the mean.
 
-    Time is wall time in a study that compares it, and otherwise CPU time, which other work on the machine does not
-    change.
+    Time is wall time in a study that compares it, and otherwise CPU time, which a busy machine does not change.
     """
     from matplotlib.figure import Figure
 

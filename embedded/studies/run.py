@@ -41,11 +41,7 @@ POLICIES = "policies"
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
-    """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end.
-
-    Raises:
-        ConfigError: the folder holds a run with other settings, or the YAML or a flag is rejected.
-    """
+    """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end. Raises ConfigError."""
     folder, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
     (plan.out / POLICIES).mkdir(parents=True, exist_ok=True)
     with claimed(folder, settings):
@@ -64,7 +60,7 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     path, checkpoints = folder / "run.yaml", folder / CHECKPOINTS
     pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
     path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
-    saved = saved_updates(checkpoints)
+    saved = saved_updates(folder)
     rewind(folder / ROWS, saved)
     policy = _policy(path, seed, plan.out / POLICIES, settings)
     lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
@@ -133,14 +129,9 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
 
 
 def run_study(plan: Plan, jobs: int | None = None) -> str:
-    """Run what is left of a study, `jobs` runs at a time, then write its report; returns the table.
+    """Run what is left of a study, `jobs` runs at a time (default: one per core); write its report, return the table.
 
-    Args:
-        jobs: default: one per core.
-
-    Raises:
-        ConfigError: a run's settings are rejected.
-        SlimeVerlogError: runs in other processes failed or were killed. The report has the others.
+    Raises ConfigError for rejected settings, and SlimeVerlogError, after the report, if runs failed or were killed.
     """
     from embedded.studies.report import write_report
 

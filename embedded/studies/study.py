@@ -82,11 +82,7 @@ class Study(Variant):
         return (value - low) / (high - low)
 
     def variant(self, name: str) -> Variant:
-        """Return the variant of this name, together with what all variants share.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the variant of this name with what all variants share; raises ConfigError if there is none."""
         if name not in self.variants:
             raise ConfigError(f"{self.name} has no variant {name!r}; choose from {', '.join(self.variants)}")
         own = self.variants[name]
@@ -100,13 +96,9 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
-    """Load the study with this name, or in this YAML file.
+    """Load the study with this name, or in this YAML file; `overrides` replace fields of the file.
 
-    Args:
-        overrides: fields that replace those of the file.
-
-    Raises:
-        ConfigError: there is no such study, or its file is rejected; the text names the file.
+    Raises ConfigError, which names the file, if there is no such study or it is rejected.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if path.parent == FOLDER and name not in study_names():
@@ -121,11 +113,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
 
 
 def check_study(study: Study) -> None:
-    """Try the settings of every variant, and build its environments once.
-
-    Raises:
-        SlimeVerlogError: about the first mistake; the text names the variant.
-    """
+    """Try the settings of every variant and build its environments once; an error names the variant."""
     from embedded.arguments import build_args
     from embedded.pretraining import split_run
     from embedded.warmstart.imitation import WarmStart

@@ -40,11 +40,7 @@ class MicroBatch:
 
 
 def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> RolloutData:
-    """Convert to what a rank gets in slime: token ids, masks and log-probs as tensors, one per sample.
-
-    Raises:
-        ConfigError: the data lacks keys that every converter provides.
-    """
+    """Convert to what a rank gets in slime, tensors per sample; raises ConfigError if keys are missing."""
     groups, sums = train_data_keys() or ("sample_indices", None)
     needed = ["tokens", "response_lengths", "loss_masks", "rewards", groups, *([sums] if sums else [])]
     missing = [key for key in needed if key not in train_data]
@@ -63,11 +59,7 @@ def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> Rollout
 
 
 def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[list[int]]:
-    """Split the samples into optimizer steps: `global_batch_size` training groups per step, in order of appearance.
-
-    Raises:
-        ConfigError: the groups do not fill whole steps. slime would drop the rest silently.
-    """
+    """Split samples into steps of `global_batch_size` groups, in order; raises ConfigError if groups are left over."""
     groups: dict[int, list[int]] = {}
     for sample, group in enumerate(rollout_ids):
         groups.setdefault(group, []).append(sample)

@@ -31,8 +31,7 @@ _LATEST = "latest.json"
 def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers: Optimizers) -> Path:
     """Write models and optimizers as `folder/trainer_<rollout_id>`, point `latest.json` at it, and delete older ones.
 
-    Raises:
-        CheckpointError: the folder cannot be written. Earlier checkpoints are untouched.
+    Raises CheckpointError, with earlier checkpoints untouched, if the folder cannot be written.
     """
     target = Path(folder) / f"trainer_{rollout_id}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -79,11 +78,7 @@ def saved_actor(folder: str | Path) -> dict[str, torch.Tensor]:
 
 
 def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
-    """Load only the critic's weights, value head included, from the latest checkpoint of `save_trainer`.
-
-    Raises:
-        CheckpointError: it has no critic, or it is damaged, or its critic has another shape. Nothing was loaded.
-    """
+    """Load the critic alone, value head included, from the latest checkpoint; raises CheckpointError if unusable."""
     try:
         path = _latest(folder)[0] / "critic.safetensors"
         weights = load_file(path)
@@ -94,11 +89,7 @@ def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
 
 
 def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> int:
-    """Restore the latest checkpoint of `save_trainer`, and return its rollout id.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged, or it belongs to another model. Nothing was loaded.
-    """
+    """Restore the latest checkpoint and return its rollout id; raises CheckpointError, nothing loaded, if unusable."""
     try:
         source, rollout_id = _latest(folder)
         info = json.loads((source / "state.json").read_text(encoding="utf-8"))

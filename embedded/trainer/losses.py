@@ -24,10 +24,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Compute PPO's clipped surrogate loss, and a mask of the tokens that were clipped (1.0 or 0.0).
 
-    Args:
-        eps_clip: the ratio is clipped below 1 - eps_clip.
-        eps_clip_high: the ratio is clipped above 1 + eps_clip_high; None: the same as `eps_clip`.
-        eps_clip_c: bound on the loss of negative advantages (dual clip, Ye et al. 2020); None: no bound.
+    The ratio is clipped to 1 - eps_clip and 1 + eps_clip_high (None: eps_clip); eps_clip_c bounds the loss of negative
+    advantages (dual clip, Ye et al. 2020; None: no bound).
     """
     high = eps_clip if eps_clip_high is None else eps_clip_high
     ratio = (log_probs - old_log_probs).exp()
@@ -47,10 +45,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: 
 
 
 def approx_kl(log_probs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "k3", "low_var_kl"]) -> Tensor:
-    """Estimate KL(policy | reference) from the policy's own tokens as Schulman does; `low_var_kl` is k3.
-
-    Source: http://joschu.net/blog/kl-approx.html
-    """
+    """Estimate KL(policy | reference) from the policy's own tokens; source: http://joschu.net/blog/kl-approx.html"""
     ratio = log_probs - reference
     match kind:
         case "k1":

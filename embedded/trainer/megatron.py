@@ -56,10 +56,8 @@ def initialize(port: int = 0) -> torch.device:
 def build_model(folder: str | Path, device: torch.device, *, critic: bool = False, bf16: bool = False) -> GPTModel:
     """Build a GPTModel with the folder's weights. A critic gets an untied head with one output, initially zero.
 
-    Weights are float32; with `bf16`, `precision` lets the model multiply in bfloat16.
-
-    Raises:
-        ConfigError: no such folder, or its model has an unsupported shape.
+    Weights are float32; with `bf16`, `precision` lets the model multiply in bfloat16. Raises ConfigError for a model of
+    an unsupported shape.
     """
     from embedded.engine.decoder import load_hf_model
 

@@ -38,14 +38,7 @@ class PpoTrainer:
     """Actor, critic and frozen reference in one process."""
 
     def __init__(self, args: Namespace) -> None:
-        """Build all three models.
-
-        Args:
-            args: slime's; read once here, then only passed on to hooks.
-
-        Raises:
-            ConfigError: a flag is rejected, or the checkpoint is unknown or of an unsupported shape.
-        """
+        """Build all three models; raises ConfigError for a flag or an unusable checkpoint."""
         from transformers.models.auto.configuration_auto import AutoConfig
 
         self.args, self.flags = args, (flags := embedded_flags(args))
@@ -81,9 +74,6 @@ class PpoTrainer:
         """Make one PPO update from one batch, and return its metrics.
 
         The actor does not change during the first `num_critic_only_steps` batches.
-
-        Raises:
-            ConfigError: the data does not fill whole optimizer steps.
         """
         data = to_rollout_data(train_data, self.device)
         everything = micro_batches(data, range(len(data["tokens"])), self.flags.max_tokens_per_gpu)

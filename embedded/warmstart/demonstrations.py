@@ -70,15 +70,11 @@ def demonstrate(
 
     A turn's answer is the played action. With `expert_answers` it is always the expert's action, even if a random one
     was played instead. `reason` writes the thoughts; default: what the module's `explain_action` says before its last
-    sentence, or else a quote of the observation. Environments without a list of actions get no random ones.
-
-    Args:
-        needs_expert: if False, all actions of an environment without an expert are random.
-        most_turns: turns after which an episode is cut; default: none, beyond the environment's own limit.
+    sentence, or else a quote of the observation. Environments without a list of actions get no random ones; with
+    `needs_expert=False`, those without an expert get no others. An episode is cut after `most_turns`.
 
     Raises:
-        ConfigError: the environment has no expert that it needs, the prompts have images, the history is not a
-            window, or training or evaluation uses the same seeds.
+        ConfigError: there is no expert, or prompts, history or seeds do not suit demonstrations.
         EnvironmentFault: an environment raised.
     """
     if config.history != "window":

@@ -102,11 +102,8 @@ def read_imitation(folder: str | Path) -> Imitation:
 def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> Imitation:
     """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder.
 
-    With `settings.model`, start from that folder's model and tokenizer, which are not changed.
-
-    Raises:
-        ConfigError: there is neither an expert nor a list of actions, prompts have images, answers are rejected, or
-            the shape of `settings.model` is not supported.
+    With `settings.model`, start from that folder's model and tokenizer, which are not changed. Raises ConfigError if
+    there is nothing to imitate, answers are rejected, or the model is not supported.
     """
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
@@ -134,11 +131,7 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
 
 
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
-    """Play the demonstrations. Environments without an expert are played at random.
-
-    Raises:
-        ConfigError: as `demonstrate`, or the environment rejects most answers.
-    """
+    """Play the demonstrations, at random without an expert; raises ConfigError if most answers are rejected."""
     config = config.model_copy(update={"env": {**config.env, **settings.env}})
     share, most = settings.random_share, settings.max_turns
     turns = demonstrate(config, settings.episodes, share, seed, needs_expert=False, most_turns=most)

@@ -41,9 +41,7 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
     """
     core = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocab_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)) if p]
     # Merges are trained on the rest of the text. Longer phrases are cut out first.

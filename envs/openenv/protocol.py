@@ -1,4 +1,4 @@
-"""OpenEnv's WebSocket protocol, for clients and servers: addresses, frames and error codes.
+"""OpenEnv's WebSocket protocol, as a client speaks it: addresses, frames and error codes.
 
 One WebSocket at `/ws` is one session with its own environment. The client sends one request and waits for its reply:
 
@@ -22,12 +22,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 SOCKET_PATH = "/ws"
-HEALTH_PATH = "/health"
-"""HTTP GET; `{"status": "healthy"}` once the server accepts sessions."""
 SCHEMA_PATH = "/schema"
 """HTTP GET; `{"action": JSON schema, "observation": JSON schema, "state": JSON schema}`."""
-METADATA_PATH = "/metadata"
-"""HTTP GET; `{"name": ..., "description": ..., "version": ..., ...}`."""
 
 LIST_TOOLS = "list_tools"
 """The action `{"type": "list_tools"}` of MCP environments: the observation's `tools` have `name`, `description` and
@@ -80,11 +76,7 @@ class ErrorCode(StrEnum):
 
 
 class MalformedFrameError(ValueError):
-    """A frame breaks the protocol; the text says how, in words that follow "the server sent" or "the client sent"."""
-
-
-class NotJsonError(MalformedFrameError):
-    """A frame is not JSON."""
+    """A frame breaks the protocol; the text says how, in words that follow "the server sent"."""
 
 
 class ErrorReply(Exception):
@@ -107,8 +99,8 @@ class Outcome:
     done: bool = False
 
 
-def write_frame(kind: Request | Reply, data: Mapping[str, Any] | None = None) -> str:
-    """Return a request or a reply as the text of its frame; the requests `state` and `close` have no data."""
+def write_frame(kind: Request, data: Mapping[str, Any] | None = None) -> str:
+    """Return a request as the text of its frame; the requests `state` and `close` have no data."""
     return json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
 
 
@@ -149,13 +141,12 @@ def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
     """Return the type and data of a frame; no data is an empty mapping.
 
     Raises:
-        NotJsonError: it is not JSON.
-        MalformedFrameError: it is not a mapping, or its data is not one.
+        MalformedFrameError: it is not JSON or not a mapping, or its data is not one.
     """
     try:
         message = json.loads(frame)
     except (ValueError, RecursionError) as error:
-        raise NotJsonError(f"a frame that is not JSON: {frame[:60]!r}") from error
+        raise MalformedFrameError(f"a frame that is not JSON: {frame[:60]!r}") from error
     data = message.get("data", {}) if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or not isinstance(data, Mapping):
         raise MalformedFrameError(f"a frame that is not a mapping with type and data: {frame[:60]!r}")

@@ -11,8 +11,6 @@ The exit code is 0 if there are no errors.
 """
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
 from inspection import target
 
@@ -30,21 +28,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check every task, print what was found, and return the exit code."""
     import asyncio
+    import contextlib
     import json
+    import sys
 
     from tqdm import tqdm
 
+    from inspection.build_images import build_images_of
     from inspection.check.findings import Finding, Status
     from inspection.check.session import ALL_ROWS, TaskReport, as_json, check_task, print_prompt, rows_of, sum_of
 
     target.check_numbers(options, {"seed": 0, "max_turns": 1})
     chosen = target.read_target(options.target, options.task, options.set)
     seed = chosen.settings.seed_start if options.seed is None else options.seed
-    encoder, count = _tokenizing(options.tokenizer, chosen.settings) if options.tokenizer else (None, None)
+    encoders, count = None, None
+    if options.tokenizer:
+        from rollout.play.runtime import encoders_of
+
+        encoders = encoders_of(options.tokenizer, chosen.settings)
+        tokenizer = encoders().tokenizer
+        count = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
     reports = []
     bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
     for task in bar:
-        if failed := _build_images(task):
+        needs_images = task.env_path == "envs.harbor" and task.options.get("images")
+        with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
+            failed = build_images_of(task) if needs_images else []
+        if failed:
             report = TaskReport(task.name, seed, [Finding("images", Status.ERROR, f"not built: {', '.join(failed)}")])
         else:
             report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
@@ -52,30 +62,8 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             with bar.external_write_mode():
                 if len(reports) == 1 and not options.no_prompt:
-                    print_prompt(report, encoder)
+                    print_prompt(report, encoders)
                 print(rows_of(report, brief=len(chosen.tasks) > ALL_ROWS), flush=True)
     found = as_json(options.target, reports)
     print(json.dumps(found, indent=1, ensure_ascii=False) if options.json else sum_of(reports))
     return int(any(report.count(Status.ERROR) for report in reports))
-
-
-def _build_images(task: Any) -> list[str]:
-    """Build the images of Harbor tasks that need it; say why where that fails, and return those tasks."""
-    if task.env_path == "envs.harbor" and task.options.get("images"):
-        import contextlib
-        import sys
-
-        from inspection.build_images import build_images_of
-
-        with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
-            return build_images_of(task)
-    return []
-
-
-def _tokenizing(folder: str, settings: Any) -> tuple[Callable[..., Any], Callable[[str], int]]:
-    """A function from tools to the encoder that a rollout would use, and one that counts a text's tokens."""
-    from rollout.play.runtime import encoders_of
-
-    encoders = encoders_of(folder, settings)
-    tokenizer = encoders().tokenizer
-    return encoders, lambda text: len(tokenizer.encode(text, add_special_tokens=False))

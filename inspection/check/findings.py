@@ -136,8 +136,7 @@ def _shown(reply: EnvReply) -> str:
 
 
 def _speed(name: str, seconds: Sequence[float], slow_s: float) -> Finding:
-    if not seconds:
-        return Finding(f"{name} time", Status.OK, "no calls")
+
     mean = sum(seconds) / len(seconds)
     detail = f"{_time(mean)} on average, at most {_time(max(seconds))}"
     if mean > slow_s:

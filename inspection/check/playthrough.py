@@ -35,11 +35,7 @@ class Playthrough:
 
 
 async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, player: str, most: int) -> Playthrough:
-    """Play from a reset to the end, or for `most` turns; the environment has been built.
-
-    Raises:
-        SlimeVerlogError: the environment or the player failed; one sentence.
-    """
+    """Play from a reset to the end or for `most` turns; raises SlimeVerlogError if environment or player fail."""
     conversation = Conversation(build_memory(settings.memory) if settings.history == "window" else None)
     found = Playthrough(player)
 

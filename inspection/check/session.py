@@ -43,10 +43,7 @@ async def check_task(
 ) -> TaskReport:
     """Play the expert, if there is one, and the random player; judge, and replay in another process.
 
-    A fault of the environment is a finding.
-
-    Raises:
-        ConfigError, MissingDependencyError: the task or an option is wrong, or a package is missing.
+    A fault of the environment is a finding. Raises ConfigError or MissingDependencyError if it cannot be tried.
     """
     episode = make_episode(target.settings, task, 0, seed)
     report = TaskReport(task.name, seed)

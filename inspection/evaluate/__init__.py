@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="FOLDER", help="tokenizer of the model behind an SGLang address")
     add("--model", metavar="NAME", help="model name, for an OpenAI-compatible address")
     add("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="variable with the key; default: %(default)s")
+    add("--price", nargs=2, type=float, metavar=("IN", "OUT"), help="dollars per million tokens, to show the cost")
     add("--temperature", type=float, default=1.0, help="of the sampling; default: %(default)s")
     longest = "longest answer; default: 512, and for a folder at most half of the context"
     add("--max-response-len", type=int, metavar="TOKENS", help=longest)

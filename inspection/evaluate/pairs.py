@@ -1,5 +1,6 @@
 """Compares two evaluations by pairs of equal setting, task and seed, with a paired bootstrap."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,9 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
-    """Return the comparison as text.
+    """Return the comparison as text; `settings` are the points of the sweep to take from A and from B (default: all).
 
-    Args:
-        settings: the point of the sweep to take from A and from B; default: all, paired by their names.
-
-    Raises:
-        ConfigError: a file cannot be read or has an episode twice, or the two have no episode in common.
+    Raises ConfigError if a file is unreadable or has an episode twice, or the two have no episode in common.
     """
     of_a, of_b = settings or (None, None)
     first, second = _read(a, of_a), _read(b, of_b)
@@ -38,7 +35,9 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
         examples = " and ".join(_name(next(iter(episodes))) for episodes in (first, second))
         nothing = f"{a} and {b} have no episode in common (setting, task, seed)"
         raise ConfigError(f"{nothing}: {examples}; --settings chooses one point of each sweep")
-    _check_same_game(common, first, second)
+    for key, name in itertools.product(common, ("env_path", "task")):
+        if (in_a := first[key][name]) != (in_b := second[key][name]):
+            raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
     good = [key for key in common if "failed" not in (first[key]["stop"], second[key]["stop"])]
     if not good:
         raise ConfigError(f"all {len(common)} pairs of {a} and {b} have a failed episode")
@@ -54,11 +53,7 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
 
 
 def interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean of B - A; each task's pairs are resampled on their own.
-
-    Args:
-        differences: [pairs] for each task.
-    """
+    """Return the 95 % percentile interval of the mean of B - A; each task's [pairs] are resampled on their own."""
     draw = np.random.default_rng(0)
     sums = np.zeros(RESAMPLES)
     for values in differences:
@@ -86,13 +81,6 @@ def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
         known = f"; it has {', '.join(sorted(settings))}" if settings else ""
         raise ConfigError(f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else ""))
     return found
-
-
-def _check_same_game(common: Sequence[Key], first: Episodes, second: Episodes) -> None:
-    for key in common:
-        for name in ("env_path", "task"):
-            if (in_a := first[key][name]) != (in_b := second[key][name]):
-                raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
 
 
 def _table(pairs: Mapping[Key, Pair]) -> str:

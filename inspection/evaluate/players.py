@@ -3,10 +3,13 @@
 import difflib
 import enum
 import hashlib
+import itertools
+import json
 import os
 import re
 import reprlib
 from argparse import Namespace
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from envs.loading import load_env_module
+from envs.tools.calls import CLOSE, OPEN, find_calls
 from inspection.evaluate.sweep import SweepPoint
 from rollout.errors import ConfigError, EngineError
 from rollout.play.engine import EngineClient
@@ -59,16 +63,15 @@ class PlayerSpec:
         if self.kind in (Kind.FOLDER, Kind.SGLANG):
             found |= {"max_context_len": options.max_context_len, "tokenizer": self.tokenizer}
         if self.kind is Kind.FOLDER:
-            found |= {"seed": options.seed, "weights": _fingerprint(Path(self.source))}
+            files = sorted(path for path in Path(self.source).iterdir() if path.is_file())
+            stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+            weights = hashlib.blake2b(repr(stamps).encode(), digest_size=8).hexdigest()
+            found |= {"seed": options.seed, "weights": weights}
         return found
 
 
 def read_player(options: Namespace) -> PlayerSpec:
-    """Return the player that `--player` names.
-
-    Raises:
-        ConfigError: there is no such player, or an option that it needs is missing.
-    """
+    """Return the player that `--player` names; raises ConfigError if there is none, or if it lacks an option."""
     given = options.player
     if given in SCRIPTED:
         return PlayerSpec(Kind.SCRIPTED, given, given)
@@ -104,21 +107,10 @@ def _at_address(given: str, options: Namespace) -> PlayerSpec:
 
 
 def check_experts(points: Sequence[SweepPoint]) -> None:
-    """Check that every environment has an expert.
-
-    Raises:
-        ConfigError: names the module without one.
-    """
+    """Raise ConfigError, which names the module, if an environment has no expert."""
     for path in {spec.env.env_path for point in points for spec in point.episodes.values()}:
         if not hasattr(load_env_module(path), "expert_action"):
             raise ConfigError(f"{path} has no function expert_action(env), so there is no expert to play it")
-
-
-def _fingerprint(folder: Path) -> str:
-    """Changes when a file of the model changes."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.blake2b(repr(stamps).encode(), digest_size=8).hexdigest()
 
 
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
@@ -126,13 +118,15 @@ LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
 
 
 class ChatPlayer:
-    """A `Player` behind `/chat/completions`. Sends the messages as they are, with images as `data:` URIs."""
+    """A `Player` behind `/chat/completions`. Sends messages, images as `data:` URIs, and tools in the endpoint's form."""
 
     def __init__(
         self, client: EngineClient, model: str, key_variable: str, temperature: float, max_tokens: int
     ) -> None:
         """`key_variable` names the environment variable with the key; without it, no key is sent."""
         key = os.environ.get(key_variable)
+        self.used: dict[int, Counter[str]] = defaultdict(Counter)
+        """By the `id` of an episode's metadata: answers, and tokens as the endpoint counts them."""
         self._client = client
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._key_variable = key_variable
@@ -141,32 +135,49 @@ class ChatPlayer:
         self._length_key = LENGTH_KEYS[0]
 
     async def __call__(self, session: EnvSession, messages: Sequence[Message], index: int) -> str:
-        """The model's response.
-
-        Raises:
-            ConfigError: the environment offers tools.
-            EngineError: no usable response within the allowed retries, or the endpoint refused the request.
-        """
-        if session.reply is not None and session.reply.tools:
-            tools = f"{session.spec.env_path} offers tools, whose calls are part of the answer's text"
-            raise ConfigError(f"{tools}; serve the model with SGLang, and give its address with --tokenizer")
+        """Ask for the response, with its tool calls as text; raises EngineError if the endpoint fails."""
+        tools = list(session.reply.tools) if session.reply is not None else []
+        body = {**self._body, "messages": openai_messages(messages), **({"tools": tools} if tools else {})}
         try:
-            return await self._ask(messages)
+            completion, text = await self._ask(body)
         except EngineError as error:
             if LENGTH_KEYS[1] in str(error) and self._length_key == LENGTH_KEYS[0]:
                 self._length_key = LENGTH_KEYS[1]
-                return await self._ask(messages)
-            if error.kind == "http_401" and not self._headers:
+                completion, text = await self._ask(body)
+            elif error.kind == "http_401" and not self._headers:
                 raise EngineError(f"{error} (no key was sent: {self._key_variable} is not set)", error.kind) from error
-            raise
+            else:
+                raise
+        usage = completion.get("usage") or {}
+        tokens = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+        self.used[id(session.spec.metadata)].update(answers=1, **{name: n for name, n in tokens.items() if isinstance(n, int)})
+        return text
 
-    async def _ask(self, messages: Sequence[Message]) -> str:
-        body = {
-            **self._body,
-            self._length_key: self._max_tokens,
-            "messages": [{**message, "content": _openai_content(message["content"])} for message in messages],
-        }
-        return await self._client.request(CHAT, body, parse_completion, self._headers)
+    async def _ask(self, body: Mapping[str, Any]) -> tuple[Any, str]:
+        given = {**body, self._length_key: self._max_tokens}
+        return await self._client.request(CHAT, given, lambda found: (found, parse_completion(found)), self._headers)
+
+
+def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages as an endpoint takes them.
+
+    Images become `data:` URIs. An answer whose calls were run becomes one with `tool_calls`, under the ids of the
+    results that follow it.
+    """
+    sent = [{**message, "content": _openai_content(message["content"])} for message in messages]
+    for place, message in enumerate(sent):
+        results = itertools.takewhile(lambda after: after["role"] == "tool", sent[place + 1 :])
+        ids = [result["tool_call_id"] for result in results]
+        if message["role"] == "assistant" and ids:
+            found = find_calls(message["content"], len(ids))
+            assert found.span is not None, "results follow an answer with calls"
+            functions = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in found.calls]
+            message["content"] = message["content"][: found.span[0]].rstrip()
+            message["tool_calls"] = [
+                {"id": key, "type": "function", "function": function}
+                for key, function in zip(ids, functions, strict=True)
+            ]
+    return sent
 
 
 def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[Any]:
@@ -177,16 +188,18 @@ def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[An
 
 
 def parse_completion(completion: Any) -> str:
-    """Return the text of a chat completion; empty if the model wrote none.
+    """Return the text of a chat completion and its tool calls, empty without any; raises EngineError for another shape.
 
-    Raises:
-        EngineError: the completion has another shape.
+    Calls are written as Hermes and Qwen do, which environments read. Arguments stay as they are: whether they are JSON
+    that fits the schema is the environment's to judge.
     """
     try:
         message = completion["choices"][0]["message"]
         text = message["content"] or message.get("refusal") or ""
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        calls = [f'{{"name": {json.dumps(f["name"])}, "arguments": {f["arguments"] or "{}"}}}' for f in functions]
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise EngineError(f"answer has no choices[0].message.content: {reprlib.repr(completion)}") from error
     if not isinstance(text, str):
         raise EngineError(f"the answer's content must be text, got {reprlib.repr(text)}")
-    return text
+    return "\n".join([*filter(None, [text]), *(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)])

@@ -1,12 +1,14 @@
 """Connects a player with the episodes of one point of a sweep: serves a folder, opens clients and environments."""
 
 import asyncio
+import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
+from tqdm import tqdm
 
 from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
 from inspection.evaluate.sweep import SweepPoint
@@ -27,11 +29,7 @@ PROBE_S = 10.0
 
 @contextmanager
 def open_engine(player: PlayerSpec, options: Namespace, at_once: int) -> Iterator[Namespace]:
-    """Yield the engine's `address` and the lengths to ask it for; a model's folder is served meanwhile.
-
-    Raises:
-        ConfigError: the folder's model cannot be served.
-    """
+    """Yield the engine's `address` and lengths; serves a model's folder meanwhile, or raises ConfigError."""
     longest, context = options.max_response_len or MAX_RESPONSE_LEN, options.max_context_len
     if player.kind is not Kind.FOLDER:
         yield Namespace(address=player.source, max_response_len=longest, max_context_len=context)
@@ -84,9 +82,21 @@ async def open_player(
             stack.push_async_callback(client.close)
             await _probe(f"{engine.address}/models", use_proxy=True)
             ask = ChatPlayer(client, player.name, options.api_key_env, options.temperature, engine.max_response_len)
+            stack.callback(_report_faults, client)
         pool = EnvPool(point.settings)
         stack.callback(pool.close)
-        yield lambda spec: play_text_episode(pool, point.settings, spec, ask)
+
+        async def play_messages(spec: EpisodeSpec) -> dict[str, Any]:
+            facts = await play_text_episode(pool, point.settings, spec, ask)
+            return facts | ({"usage": dict(ask.used.pop(id(spec.env.metadata), {}))} if isinstance(ask, ChatPlayer) else {})
+
+        yield play_messages
+
+
+def _report_faults(client: EngineClient) -> None:
+    if client.faults:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in client.faults.most_common())
+        tqdm.write(f"{client.faults.total()} requests to the endpoint failed ({kinds})", file=sys.stderr)
 
 
 async def _probe(url: str, use_proxy: bool) -> None:

@@ -24,11 +24,7 @@ class RunFolder:
     """A run's folder; a context manager that keeps other processes from writing into it."""
 
     def __init__(self, path: Path, player: str, identity: Mapping[str, Any]) -> None:
-        """Open the folder, or make it.
-
-        Raises:
-            ConfigError: the folder belongs to another run, another process writes into it, or it cannot be used.
-        """
+        """Open the folder, or make it; raises ConfigError if it is in use, unusable, or another run's."""
         self.path, self.player = path, player
         self.rows: dict[Key, dict[str, Any]] = {}
         """Finished episodes without their messages; failed ones of this call included."""

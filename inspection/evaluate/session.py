@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import shlex
 import sys
@@ -21,7 +22,7 @@ from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
 from inspection.evaluate.table import build_table
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
-from slime_verlog import INTERRUPTED, SlimeVerlogError
+from slime_verlog import INTERRUPTED, ConfigError, SlimeVerlogError
 
 MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
@@ -38,13 +39,11 @@ class StoppedError(SlimeVerlogError):
 def evaluate(options: Namespace) -> int:
     """Play the episodes that are missing in `--out`, and write the table.
 
-    Returns:
-        The exit code: 0, 1 after more failures than allowed, 130 after Ctrl-C.
-
-    Raises:
-        SlimeVerlogError: nothing could be played, or the run ended early; one sentence.
+    Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if it ends early.
     """
     check_numbers(options, MINIMUM)
+    if options.price and not all(0 <= dollars < math.inf for dollars in options.price):
+        raise ConfigError(f"--price takes two numbers that are at least 0, got {options.price}")
     player = read_player(options)
     config, points = read_sweep(options)
     if player.source == "expert":
@@ -63,7 +62,7 @@ def evaluate(options: Namespace) -> int:
             stopped = error
         played = [folder.rows[key] for key in wanted if key in folder.rows]
         if played:
-            _write_results(folder, points)
+            _write_results(folder, points, options.price)
         return _exit_code(options, len(wanted), played, stopped)
 
 
@@ -155,8 +154,8 @@ def _exit_code(
     return 1
 
 
-def _write_results(folder: RunFolder, points: Sequence[SweepPoint]) -> None:
-    table = build_table(folder.player, points, folder.rows)
+def _write_results(folder: RunFolder, points: Sequence[SweepPoint], price: Sequence[float] | None) -> None:
+    table = build_table(folder.player, points, folder.rows, price)
     formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown()}
     for suffix, text in formats.items():
         write_text(folder.path / f"table.{suffix}", text)

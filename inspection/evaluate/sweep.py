@@ -52,11 +52,7 @@ class SweepPoint:
 
 
 def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
-    """Return the YAML's mapping with `--set`, and the points of the sweep; every task has been built once.
-
-    Raises:
-        SlimeVerlogError: a key, a value, a task or the environment is wrong; one sentence.
-    """
+    """Return the mapping with `--set` and the sweep's points; tries every task, or raises SlimeVerlogError."""
     config = with_assignments(read_yaml_mapping(options.config, "YAML"), options.set, "--set")
     for key, given in {"eval.episodes": options.episodes, "n_env": options.concurrency}.items():
         config = config if given is None else set_key(config, key, given)
@@ -78,11 +74,7 @@ def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
 
 
 def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
-    """Return every combination of `key=v1,v2,...`; a single empty point without any.
-
-    Raises:
-        ConfigError: a sweep does not have this form.
-    """
+    """Return every combination of `key=v1,v2,...`, or one empty point; raises ConfigError for another form."""
     axes: list[list[tuple[str, Any]]] = []
     for sweep in sweeps:
         key, values = split_assignment(sweep, "--sweep", "memory.n=1,2,4")

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,8 +101,16 @@ class Table:
         return len(names), lines
 
 
-def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]]) -> Table:
-    """Return the table of the episodes that the points name, as far as they were played."""
+def build_table(
+    player: str,
+    points: Sequence[SweepPoint],
+    rows: Mapping[Key, Mapping[str, Any]],
+    price: Sequence[float] | None = None,
+) -> Table:
+    """Return the table of the episodes that the points name, as far as they were played.
+
+    `price`: dollars per million tokens that an endpoint reads and writes; the caption then has the cost.
+    """
     table: list[Mapping[str, Any]] = []
     for point in points:
         about = {"setting": point.label, "point": dict(point.values), "player": player}
@@ -112,7 +120,7 @@ def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Ma
             table.append({**about, "task": task, **_means([row for row in played if row["task_name"] == task])})
         if len(tasks) > 1:
             table.append({**about, "task": "all", **_means(played)})
-    return Table(table, _caption(player, points, rows))
+    return Table(table, _caption(player, points, rows, price))
 
 
 def _means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -130,7 +138,9 @@ def _means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]]) -> str:
+def _caption(
+    player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]], price: Sequence[float] | None
+) -> str:
     wanted = [key for point in points for key in point.episodes]
     played = [rows[key] for key in wanted if key in rows]
     seeds = sorted({key[2] for key in wanted})
@@ -145,6 +155,14 @@ def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mappi
     if endless := sum(row["stop"] == "max_turns" and row["max_turns"] is None for row in played):
         why = "because neither eval.max_turns nor the environment limits them"
         sentences.append(f"{endless} episodes were ended after {DEFAULT_MAX_TURNS} turns, {why}.")
+    used = Counter[str]()
+    for row in played:
+        used.update(row.get("usage", {}))
+    if used:
+        read, wrote = used["prompt_tokens"], used["completion_tokens"]
+        cost = f", which cost ${(read * price[0] + wrote * price[1]) / 1e6:,.2f}" if price else ""
+        answers = f"The endpoint answered {used['answers']:,} times"
+        sentences.append(f"{answers}, read {read:,} and wrote {wrote:,} tokens{cost}.")
     if len(played) < len(wanted):
         sentences.append(f"Incomplete: {len(played)} of {len(wanted)} episodes were played.")
     return " ".join(sentences)

@@ -128,11 +128,7 @@ def media_type(uri: str) -> str:
 
 
 def image_file(uri: str) -> bytes:
-    """Return the file in a data URI.
-
-    Raises:
-        ConfigError: it is not base64.
-    """
+    """Return the file in a data URI; raises ConfigError if it is not base64."""
     try:
         return base64.b64decode(uri.partition(",")[2])
     except ValueError as error:

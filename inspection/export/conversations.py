@@ -16,11 +16,7 @@ from slime_verlog import ConfigError
 def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
 
-    Args:
-        valid_only: do not train on invalid responses.
-
-    Raises:
-        ConfigError: a message has images, which these formats do not hold.
+    With `valid_only`, invalid responses are not trained on. Raises ConfigError if a message has images.
     """
     messages, turns = split_prompts(episode)
     first = 0

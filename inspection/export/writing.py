@@ -27,11 +27,7 @@ def write_jsonl(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
 
 
 def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
-    """Write the rows of `inspection.export.conversations`; returns their number.
-
-    Raises:
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """Write the rows of `inspection.export.conversations` with pyarrow; returns their number."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -63,11 +59,8 @@ def _schema(pyarrow: Any) -> Any:
 def write_atif(episodes: Iterable[Mapping[str, Any]], out: Path) -> int:
     """Write one document per episode; returns their number.
 
-    If `out` ends in `.jsonl`, it gets one document per line. Otherwise it is a folder with one file per document. The
-    folder `images` beside the documents holds their images.
-
-    Raises:
-        ConfigError: the folder holds something already.
+    If `out` ends in `.jsonl`, it gets one document per line. Otherwise it is an empty or new folder with one file per
+    document (else ConfigError). The folder `images` beside the documents holds their images.
     """
     if out.suffix == ".jsonl":
         return write_jsonl((trajectory_of(episode, _image_saver(out.parent)) for episode in episodes), out)

@@ -65,11 +65,7 @@ class Game:
         return "max_turns" if self._settings.max_turns and len(infos) >= self._settings.max_turns else None
 
     def answer(self, text: str) -> StepInfo | None:
-        """Take one step; returns None if the prompt asked for notes, which the environment does not get.
-
-        Raises:
-            EnvironmentFault: the environment broke; one sentence.
-        """
+        """Take one step; None if the prompt asked for notes. Raises EnvironmentFault if the environment broke."""
         if self._writes_notes:
             self.turns.append(Turn(text, None, digest(self.reply)))
             self.conversation.noted(text)
@@ -92,11 +88,7 @@ class Game:
             self.conversation.show(self.reply, notes=True)
 
     def undo(self, count: int) -> None:
-        """Replay the episode without its last `count` turns.
-
-        Raises:
-            EnvironmentFault: the replay shows something else than before.
-        """
+        """Replay the episode without its last `count` turns; raises EnvironmentFault if the replay differs."""
         kept = self.turns[: max(0, len(self.turns) - count)]
         self.restart(self.seed)
         for number, turn in enumerate(kept, 1):
@@ -130,11 +122,7 @@ class Game:
 
 
 def new_messages(before: Sequence[Message], now: Sequence[Message], request: str) -> list[Message]:
-    """Return the part of a prompt that the last one did not show, without the response that led to it.
-
-    Args:
-        request: text at the end of the last message that is left out because the last prompt had it, too.
-    """
+    """Return what the last prompt did not show, without the response and the `request` that it repeats."""
     if not now:  # an agent that has ended asks nothing
         return []
     if list(now[: len(before)]) == list(before):

@@ -38,7 +38,13 @@ class Session:
 
     def run(self) -> int:
         """Run the dialogue; return 0, or 130 after Ctrl-C."""
-        _use_readline(self.game.abilities.actions)
+        actions = self.game.abilities.actions
+        with contextlib.suppress(ImportError):  # arrow keys, history, and completion of actions with the tab key
+            import readline
+
+            readline.set_completer_delims("")
+            readline.set_completer(lambda text, k: [*(a for a in actions if a.startswith(text)), None][k])
+            readline.parse_and_bind("tab: complete")
         print(f"task {self.game.episode.name}, seed {self.game.seed}. /help lists the commands.\n")
         self._show(self.game.conversation.messages)
         try:
@@ -154,16 +160,6 @@ class Session:
     def _score(self) -> str:
         rewards = [float(info["reward"]) for info in self.game.infos]
         return f"{len(rewards)} turn{'s' * (len(rewards) != 1)}, return {sum(rewards):.4g}"
-
-
-def _use_readline(actions: Sequence[str]) -> None:
-    """Arrow keys, history, and completion of actions with the tab key."""
-    with contextlib.suppress(ImportError):
-        import readline
-
-        readline.set_completer_delims("")
-        readline.set_completer(lambda text, k: [*(a for a in actions if a.startswith(text)), None][k])
-        readline.parse_and_bind("tab: complete")
 
 
 def half_blocks(image: Any) -> str:

@@ -68,11 +68,7 @@ class Alarm:
 
 
 def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Column]:
-    """Read all runs; columns keep the order of the files.
-
-    Raises:
-        ConfigError: a run cannot be read or holds no episodes.
-    """
+    """Read all runs; columns keep the order of the files. Raises ConfigError if a run is unreadable or empty."""
     found: dict[tuple[str, str, str], list[Episode]] = {}
     for path, name in zip(runs, _name_runs(runs), strict=True):
         for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):

@@ -41,12 +41,7 @@ class Match(NamedTuple):
 
 
 def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
-    """Return the legal action that the candidate probably means; None if there is none, or more than one.
-
-    Args:
-        candidate: the text that was read as the action.
-        actions: the legal actions, as the environment names them.
-    """
+    """Return the legal action that the candidate probably means; None if there is none, or more than one."""
     text = candidate.strip()[:_MAX_CHARACTERS]
     if "\ufffd" in text:  # half a character: the rest of the response cannot be trusted either
         return None

@@ -4,15 +4,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from inspection.report.information import (
-    CANDIDATES,
-    MAX_ACTIONS,
-    MIN_TURNS,
-    entropy,
-    mean_overlap,
-    retrieve_observations,
-    state_information,
-)
+from inspection.report import information
 from inspection.report.invalid import NO_LINE, Rejections
 from inspection.report.measures import Value
 from inspection.report.played import Played
@@ -36,14 +28,15 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
     sample = played.sample()
     thought = [turn for turn in sample if turn.parts.reasoning]
     valid = [turn for turn in sample if turn.valid]
-    overlap = mean_overlap([t.parts.reasoning for t in thought], [t.state for t in thought])
+    reasonings = [turn.parts.reasoning for turn in thought]
+    overlap = information.mean_overlap(reasonings, [turn.state for turn in thought])
     compared = thought[:: max(len(thought) // _DISTINCT_OF, 1)][:_DISTINCT_OF]
     distinct = len({turn.parts.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
     few = _NO_REASONING if not thought else "too few answers"
     unused = [action for action in actions if action not in played.actions]
     pointing = Value(None, few)
-    if found := retrieve_observations([t.observation for t in thought], [t.parts.reasoning for t in thought]):
-        (accuracy, tried), chance = found, 1 / CANDIDATES
+    if found := information.retrieve_observations([turn.observation for turn in thought], reasonings):
+        (accuracy, tried), chance = found, 1 / information.CANDIDATES
         detail = f"right in {accuracy:.0%} of {tried}, chance {chance:.0%}"
         pointing = Value(max((accuracy - chance) / (1 - chance), 0.0), detail)
     return {
@@ -51,7 +44,7 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
         "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
         "observation_retrieval": pointing,
         "state_information": _information(played, valid),
-        "effective_actions": Value(2 ** entropy(played.actions) if played.actions else None),
+        "effective_actions": Value(2 ** information.entropy(played.actions) if played.actions else None),
         "same_state_variety": _variety(played),
         "unused_actions": Value(len(unused) / len(actions), ", ".join(unused[:8]) + " ..." * (len(unused) > 8))
         if actions
@@ -60,12 +53,12 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
 
 
 def _information(played: Played, valid: Sequence[Turn]) -> Value:
-    common = sum(n for _, n in played.actions.most_common(MAX_ACTIONS - 1))
+    common = sum(n for _, n in played.actions.most_common(information.MAX_ACTIONS - 1))
     if common < 0.5 * played.actions.total():
         return Value(None, _FREE_TEXT)
-    found = state_information([t.observation for t in valid], [t.executed for t in valid])
-    if len(valid) < MIN_TURNS:
-        return Value(None, f"there are fewer than {MIN_TURNS} valid answers")
+    found = information.state_information([t.observation for t in valid], [t.executed for t in valid])
+    if len(valid) < information.MIN_TURNS:
+        return Value(None, f"there are fewer than {information.MIN_TURNS} valid answers")
     if found is None:
         return Value(None, "the observations do not differ in text")
     if found.is_noisy:
@@ -111,7 +104,8 @@ def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
     gap = Value(None, "fewer than 20 turns per task")
     if lowest is not None and ratio is not None:
         gap = Value(ratio - ratios[lowest], f"{lowest}: {ratios[lowest]:.1%}")
-    first, last = (_valid_in_third(played.episodes, third) for third in (0, 2))
+    places = [(turn.valid, 3 * k // len(e.turns)) for e in played.episodes for k, turn in enumerate(e.turns)]
+    first, last = ([valid for valid, third in places if third == wanted] for wanted in (0, 2))
     drop = Value(None, "episodes have fewer than three turns")
     if first and last:
         early, late = statistics.fmean(first), statistics.fmean(last)
@@ -123,11 +117,6 @@ def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
         "no_action_line": _share(rejections.causes.get(NO_LINE, 0), len(played.turns)),
         "translatable": _share(rejections.catchable, len(played.turns)),
     }
-
-
-def _valid_in_third(episodes: Sequence[Episode], third: int) -> list[bool]:
-    """Return which responses are valid in the first (0), second or last (2) third of each episode."""
-    return [t.valid for e in episodes for k, t in enumerate(e.turns) if 3 * k // len(e.turns) == third]
 
 
 def _failures(played: Played) -> dict[str, Value]:

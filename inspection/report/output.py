@@ -31,7 +31,7 @@ def clean(text: str, most: int = _MAX_TEXT) -> str:
 
 def write_json(path: Path, columns: Sequence[Column], alarms: Sequence[Alarm]) -> None:
     """Write all numbers, verdicts and examples, for programs."""
-    data = {"columns": [_as_json(column) for column in columns], "alarms": [vars(alarm) for alarm in alarms]}
+    data = {"columns": list(map(_as_json, columns)), "alarms": [vars(alarm) for alarm in alarms]}
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n", "utf-8", "replace")
 
 
@@ -78,12 +78,17 @@ def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], *
     environment = jinja2.Environment(
         loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    texts = {"clean": clean, "escaped": _escaped, "code": _code, "fold": _fold, "shout": _shout, "repr": repr}
+    fold = lambda text, mark: textwrap.fill(text, _WIDTH, initial_indent=mark, subsequent_indent=" " * (len(mark) + 2))
+    texts = {"clean": clean, "escaped": _escaped, "code": _code, "fold": fold, "shout": _shout, "repr": repr}
     environment.filters |= texts | {"examples": _examples, "where": _where, "tasks": _tasks, "stops": _stops}
     parts = {"cell": _cell, "cause_rows": _cause_rows, "gain": _gain, "unknown_actions": _unknown_actions}
     parts |= {"aliases": _aliases, "grid": _grid, "numbers": _numbers, "heading": _heading}
     environment.globals |= parts | {"questions": QUESTIONS, "measures": MEASURES}
-    advice = _what_to_do(columns, alarms)
+    # The advice of all columns and alarms, the most urgent first, each once.
+    urgent: list[tuple[bool, str]] = [(alarm.verdict != Verdict.ACT, alarm.advice) for alarm in alarms]
+    for answer in (answer for column in columns for answer in column.answers.values()):
+        urgent += [(answer.verdict != Verdict.ACT, sentence) for sentence in answer.advice]
+    advice = list(dict.fromkeys(sentence for _, sentence in sorted(urgent, key=lambda item: item[0])))
     return environment.get_template(template).render(columns=columns, alarms=alarms, advice=advice, **more)
 
 
@@ -138,10 +143,6 @@ def _heading(column: Column, named: bool) -> str:
     return head if named or column.run == column.label else f"{clean(column.run)}, {head}"
 
 
-def _fold(text: str, mark: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent=mark, subsequent_indent=" " * (len(mark) + 2))
-
-
 def _cell(column: Column, item: Measure) -> str:
     """A number with its standard error and its verdict, if it is not good."""
     value, verdict = column.values[item.key], column.verdicts[item.key]
@@ -149,14 +150,6 @@ def _cell(column: Column, item: Measure) -> str:
     if value.error is not None:
         text += f" ± {item.show(value.error)}"
     return f"{text} [{verdict}]" if verdict in (Verdict.LOOK, Verdict.ACT) else text
-
-
-def _what_to_do(columns: Sequence[Column], alarms: Sequence[Alarm]) -> list[str]:
-    """The advice of all columns and alarms, the most urgent first, each once."""
-    found: list[tuple[bool, str]] = [(alarm.verdict != Verdict.ACT, alarm.advice) for alarm in alarms]
-    for answer in (answer for column in columns for answer in column.answers.values()):
-        found += [(answer.verdict != Verdict.ACT, sentence) for sentence in answer.advice]
-    return list(dict.fromkeys(sentence for _, sentence in sorted(found, key=lambda item: item[0])))
 
 
 def _gain(column: Column) -> list[str]:

@@ -39,10 +39,7 @@ def split_answer(response: str, executed: str | None) -> Parts:
     """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
 
     Without any marker, a short response, or one that was executed as it stands, is a bare action. A longer one is
-    reasoning, which contains the action if the response is valid.
-
-    Args:
-        executed: the executed action; None if the response is invalid.
+    reasoning, which contains the action if the response is valid; `executed` is None if it is invalid.
     """
     response = _drop_end_tokens(response)
     calls = response.find(_CALL)
@@ -132,11 +129,7 @@ class Episode:
 
 
 def read_run(path: Path) -> Iterator[Episode]:
-    """Read the episodes of a folder or file, in order.
-
-    Raises:
-        ConfigError: the file is missing, empty or broken; the text names the line and the key.
-    """
+    """Read the episodes of a folder or file, in order; raises ConfigError, with line and key, if it is broken."""
     where = path / FILE if path.is_dir() else path
     if not where.exists():
         advice = "run slime-verlog evaluate with --out, or give the file itself"

@@ -47,7 +47,14 @@ class Book:
         for number, run in enumerate(self._runs):
             for source in episode_sources(run, with_training=len(self._runs) == 1):
                 self._add(source, number)
-        self._problems = self._find_problems()
+        # What the page does not show: records that were cut, and evaluations beside or below training runs.
+        files = sorted({file for _, source in self._counts for file in find_files(source)})
+        self._problems = [sentence for sentence in map(cut_record, files) if sentence]
+        shown = {*self._runs, *(file.parent for file in files)}
+        for folder in self._options.runs:
+            if others := [str(path.relative_to(folder)) for path in left_out(folder, shown)]:
+                words = "1 evaluation, view it" if len(others) == 1 else f"{len(others)} evaluations, view each"
+                self._problems.append(f"{folder} also holds {words} alone: {', '.join(others)}.")
         return self._counts.total() - before
 
     def _add(self, source: Path, number: int) -> None:
@@ -63,9 +70,10 @@ class Book:
     def write(self, path: Path, follow: float = 0.0) -> None:
         """Write the page; `follow` is the number of seconds after which it reloads itself."""
         several = len(self._runs) > PAIR
+        studies = map(read_training, self._runs, names_of(self._runs))
         head = {
             "runs": [", ".join(map(str, self._options.runs))] if several else [str(run) for run in self._runs],
-            "studies": self._studies(),
+            "studies": [{**study, "run": number} for number, study in enumerate(studies) if study],
             "problems": self._problems,
             "written": datetime.now().astimezone().isoformat(timespec="seconds"),
             "follow": follow,
@@ -75,21 +83,6 @@ class Book:
         title = " and ".join(run.parent.name if run.name == FILE else run.stem for run in resolved)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, build_page(title, head, self._packer.blocks(), self._worlds.images()))
-
-    def _studies(self) -> list[dict[str, Any]]:
-        found = map(read_training, self._runs, names_of(self._runs))
-        return [{**study, "run": number} for number, study in enumerate(found) if study]
-
-    def _find_problems(self) -> list[str]:
-        """What the page does not show: records that were cut, and evaluations beside or below training runs."""
-        files = sorted({file for _, source in self._counts for file in find_files(source)})
-        found = [sentence for sentence in map(cut_record, files) if sentence]
-        shown = {*self._runs, *(file.parent for file in files)}
-        for folder in self._options.runs:
-            if others := [str(path.relative_to(folder)) for path in left_out(folder, shown)]:
-                words = "1 evaluation, view it" if len(others) == 1 else f"{len(others)} evaluations, view each"
-                found.append(f"{folder} also holds {words} alone: {', '.join(others)}.")
-        return found
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""
@@ -113,10 +106,8 @@ def write_once(options: Namespace) -> int:
 def follow(options: Namespace) -> int:
     """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
 
-    Also ends when the process that started it has ended.
-
-    Raises:
-        ConfigError: a file cannot be read although it no longer changes.
+    Also ends when the process that started it has ended, and with ConfigError if a file that no longer changes cannot
+    be read.
     """
     book, path, opened = Book(_checked(options)), page_path(options), False
     before: _State = {}
@@ -200,11 +191,7 @@ def page_path(options: Namespace) -> Path:
 
 
 def _checked(options: Namespace) -> Namespace:
-    """The options.
-
-    Raises:
-        ConfigError: a number out of range, or an output that would replace something else.
-    """
+    """The options; raises ConfigError for a number out of range, or an output that would replace something else."""
     check_numbers(options, {"most": 1, "worlds": 0, "every": 0.5})
     for name, suffix in (("out", ".html"), ("gif", ".gif")):
         path: Path | None = getattr(options, name)

@@ -28,11 +28,7 @@ class Decoder:
 
     @classmethod
     def find(cls, folder: str | None, dumps: Iterable[Path]) -> Decoder:
-        """Return the decoder for a tokenizer's folder; by default the `tokenizer` that slime puts beside its dumps.
-
-        Raises:
-            ConfigError: no tokenizer can be loaded from `folder`.
-        """
+        """Load a tokenizer's folder, by default the one beside slime's dumps; raises ConfigError if that fails."""
         beside = [path.parent.parent / "tokenizer" for path in dumps]
         chosen = folder or next((str(path) for path in beside if path.is_dir()), None)
         if chosen is None:
@@ -85,13 +81,8 @@ def read_dumps(
 ) -> Iterator[dict[str, Any]]:
     """Yield the episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
 
-    Args:
-        tokenizer: folder of the tokenizer; without it, prompts cannot be shown.
-        trusted: also load dumps with Python objects of other packages, which may run code.
-        with_ids: keep each turn's token ids (`token_ids`) and require a tokenizer.
-
-    Raises:
-        ConfigError: a file is not a dump, or holds objects that only `trusted` loads; there is no tokenizer.
+    The folder `tokenizer` is needed to show prompts, and by `with_ids`, which keeps each turn's `token_ids`. `trusted`
+    also loads Python objects of other packages, which may run code. Raises ConfigError for what cannot be loaded.
     """
     decoder = Decoder.find(tokenizer, files)
     if with_ids and decoder.tokenizer is None:

@@ -7,6 +7,7 @@ import base64
 import gzip
 import hashlib
 import html
+import itertools
 import json
 import math
 import re
@@ -39,11 +40,7 @@ class Packer:
         self._characters = 0
 
     def add(
-        self,
-        episode: Mapping[str, Any],
-        run: int = 0,
-        world: Mapping[str, Any] | None = None,
-        study: str | None = None,
+        self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None, study: str | None = None
     ) -> None:
         """Add an episode of the run with this number, with its world if it was drawn.
 
@@ -70,13 +67,18 @@ class Packer:
         return [*self._closed, *([self._compressed()] if self._episodes else [])]
 
     def _pack(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The episode's turns, with numbers in place of the chunk's messages."""
+        """The episode's turns, with numbers in place of the chunk's messages.
+
+        A prompt is the number of messages that it shares with the start of the previous one, then the rest.
+        """
         messages, turns = split_prompts(episode)
         places = [self._place(to_json(message)) for message in messages]
         packed, before = [], []
         for turn, fresh in zip(turns, find_changes(messages, turns), strict=True):
             prompt = [places[i] for i in turn["prompt"]]
-            packed.append(_turn(turn, _from_previous(prompt, before), [places[i] for i in fresh]))
+            same = (a == b for a, b in zip(prompt, before, strict=False))
+            shared = sum(itertools.takewhile(bool, same))
+            packed.append(_turn(turn, [shared, *prompt[shared:]], [places[i] for i in fresh]))
             before = prompt
         return packed
 
@@ -89,14 +91,6 @@ class Packer:
     def _compressed(self) -> str:
         shared = f'{{"messages":[{",".join(self._messages)}],"pictures":{to_json(self._images)}}}'
         return compress("\n".join([shared, *self._episodes]))
-
-
-def _from_previous(prompt: Sequence[int], before: Sequence[int]) -> list[int]:
-    """The prompt as the number of messages shared with the start of the previous one, then the rest."""
-    shared = 0
-    while shared < min(len(prompt), len(before)) and prompt[shared] == before[shared]:
-        shared += 1
-    return [shared, *prompt[shared:]]
 
 
 def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[str, Any]:
@@ -191,12 +185,10 @@ _SCRIPTS = (
 
 
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
-    """Return the page as text.
+    """Return the page as text, with the episodes as `Packer.blocks` returns them.
 
-    Args:
-        head: what the page needs at once: the runs' names, and one row per episode.
-        chunks: the episodes, as `Packer.blocks` returns them.
-        atlases: for each tile size in pixels, the PNG image with all tiles.
+    `head` is what the page needs at once: the runs' names, and one row per episode. `atlases` has the PNG image with all
+    tiles for each tile size in pixels.
     """
     style = _read("style.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in (*_SCRIPTS, "main")) + "\n})();\n"

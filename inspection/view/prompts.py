@@ -70,12 +70,7 @@ _COMPARED_PROMPTS = 3
 
 
 def find_changes(messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """For each turn, the indexes of the messages in its prompt that are news; the last message always is.
-
-    Args:
-        messages: the episode's distinct messages.
-        turns: its turns; `prompt` holds indexes into `messages`.
-    """
+    """For each turn, the indexes of the messages in its prompt that are news; the last message always is."""
     seen: set[int] = set()
     recent: deque[str] = deque(maxlen=_COMPARED_PROMPTS)
     changes = []

@@ -34,19 +34,15 @@ def replay(episode: Mapping[str, Any]) -> Replay | None:
 
     Nothing is drawn if an observation, an action or a reward differs from the record.
     """
+    metadata, options = {"task": episode["task"], "seed": episode["seed"]}, dict(episode.get("options") or {})
     try:
-        env = _build(episode)
+        env = EnvSpec(episode["env_path"], metadata, options, max_turns=episode.get("max_turns")).build()
     except Exception as error:  # an environment may raise anything, which concerns only this episode's images
         return Replay(note=f"The world is not drawn: building the environment raised {_say(error)}.")
     try:
         return _play(env, episode) if callable(getattr(env, "render", None)) else None
     finally:
         env.close()
-
-
-def _build(episode: Mapping[str, Any]) -> Any:
-    metadata, options = {"task": episode["task"], "seed": episode["seed"]}, dict(episode.get("options") or {})
-    return EnvSpec(episode["env_path"], metadata, options, max_turns=episode.get("max_turns")).build()
 
 
 def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
@@ -107,12 +103,7 @@ _LAST_FRAME_MS = 1500
 
 
 def write_gif(episode: Mapping[str, Any], path: Path, seconds_per_turn: float) -> int:
-    """Replay the episode and write its animation; return the number of frames.
-
-    Raises:
-        ConfigError: the record does not name its environment, the environment draws nothing, or the replay differs.
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Replay the episode and write its animation; returns its frames. Raises ConfigError if it cannot be drawn."""
     if not can_replay(episode):
         raise ConfigError("the record does not say how to build its environment (env_path, task and seed)")
     replayed = replay(episode)

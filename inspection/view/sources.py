@@ -13,11 +13,7 @@ from slime_verlog import ConfigError
 
 
 def find_files(run: Path) -> list[Path]:
-    """Return the files that hold the run's episodes: `.jsonl` files, or slime's `.pt` dumps.
-
-    Raises:
-        ConfigError: there is no such path, or nothing in it can be shown.
-    """
+    """Return the run's `.jsonl` files of episodes, or slime's `.pt` dumps; raises ConfigError if there are none."""
     if run.suffix in (".yaml", ".yml"):
         raise ConfigError(f"{run} is a YAML; view takes a run's folder or its {FILE}")
     if run.is_file():
@@ -36,11 +32,7 @@ def find_files(run: Path) -> list[Path]:
 
 
 def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
-    """Return what `read_run` reads for a page: the run, if it has episodes, and the sample of its training.
-
-    Raises:
-        ConfigError: as `find_files`, and there are no metrics either.
-    """
+    """Return what `read_run` reads for a page: the run, if it has episodes, and the sample of its training."""
     training = [run / TRAINING] if with_training and (run / TRAINING).is_file() else []
     try:
         find_files(run)
@@ -52,11 +44,7 @@ def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
 
 
 def files_of(run: Path, *, metrics: bool = True) -> list[Path]:
-    """Return every file that a page about the run reads, or those with episodes alone.
-
-    Raises:
-        ConfigError: as `episode_sources`.
-    """
+    """Return every file that a page about the run reads, or those with episodes alone."""
     training = run / TRAINING
     found = [path for part in episode_sources(run, with_training=False) for path in find_files(part)]
     if not metrics:
@@ -108,14 +96,8 @@ def read_run(
 ) -> Iterator[dict[str, Any]]:
     """Yield the run's episodes, in order. If it has several files of records, `setting` names the file as well.
 
-    Args:
-        tokenizer: folder of the tokenizer that reads the token ids of slime's dumps.
-        trusted: load dumps that hold Python objects of other packages.
-        with_ids: keep the token ids of slime's dumps.
-        skip: records at the start of each file that are left out.
-
-    Raises:
-        ConfigError: as `find_files`, or a file cannot be read.
+    `tokenizer` (a folder), `trusted`, `with_ids` are those of `read_dumps`. The first `skip` records of each file are
+    left out. Raises ConfigError as `find_files`, or if a file cannot be read.
     """
     files = find_files(run)
     if any(path.suffix == ".pt" for path in files):

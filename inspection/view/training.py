@@ -50,6 +50,9 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 def read_training(run: Path, name: str) -> dict[str, Any] | None:
     """Return what the page shows of a run's training; None if the run wrote no metrics."""
+    from embedded.arguments import EmbeddedFlags
+    from rollout.bridge.settings import RolloutSettings
+
     files = metric_files(run)
     if not files:
         return None
@@ -60,6 +63,7 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     summary = _mapping(run / SUMMARY, problems, "results and the verdict")
     about = _mapping(run / ABOUT, problems, "command and the versions") | summary
     started = about.get("started", min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()))
+    changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings) | _changed(flags or {}, EmbeddedFlags)
     alarms, state = _alarms(rows, summary, problems), _state(run, about)
     trained = any(row.get("train/actor_trains") for row in rows.values())
     return {
@@ -71,7 +75,7 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
         "state": state,
         "healthy": trained and not alarms and not problems and not str(state).startswith("stopped"),
         "waiting": _waiting(run, rows, settings) if state == "running" and not trained else None,
-        "settings": _changed_settings(keys or _yaml_keys(run, problems), flags or {}),
+        "settings": changed,
         "planned": (flags or {}).get("num_rollout"),
         "about": {"started": started, "written": files[-1].stat().st_mtime, **about},
         "problems": problems,
@@ -200,15 +204,8 @@ def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _changed_settings(keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Dotted keys and flags whose value differs from the default, with both; None: there is no default."""
-    from embedded.arguments import EmbeddedFlags
-    from rollout.bridge.settings import RolloutSettings
-
-    return {**_changed(keys, RolloutSettings), **_changed(flags, EmbeddedFlags)}
-
-
 def _changed(given: Mapping[str, Any], model: type[Settings]) -> dict[str, list[Any]]:
+    """Dotted names of settings whose value differs from the default, with both; None: there is no default."""
     fields = {k: f.get_default(call_default_factory=True) for k, f in model.model_fields.items() if not f.is_required()}
     dumped = {key: value.model_dump() if isinstance(value, Settings) else value for key, value in fields.items()}
     defaults: Mapping[str, Any] = json.loads(json.dumps(dict(leaves(dumped)), default=str))

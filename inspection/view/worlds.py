@@ -73,11 +73,7 @@ def choose_tile_size(frames: Sequence[np.ndarray]) -> int | None:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Return the image as a PNG file.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Return the image as a PNG file, with Pillow."""
     buffer = io.BytesIO()
     make_image(pixels).save(buffer, "PNG", optimize=pixels.size < 1 << 22)
     return buffer.getvalue()
@@ -114,22 +110,18 @@ class Worlds:
         return {size: atlas.png() for size, atlas in self._atlases.items()}
 
     def _encode(self, env_path: str, frames: Sequence[np.ndarray]) -> dict[str, Any]:
+        """The frames as tiles, or as one PNG per distinct frame and their keys in order."""
         shapes = {frame.shape for frame in frames}
         kind = (env_path, *shapes)
         if kind not in self._sizes:
             self._sizes[kind] = choose_tile_size(frames) if len(shapes) == 1 else None
         size = self._sizes[kind]
-        if size is None:
-            return _as_images(frames)
-        return self._atlases.setdefault(size, Atlas(size)).encode(frames)
-
-
-def _as_images(frames: Sequence[np.ndarray]) -> dict[str, Any]:
-    """One PNG per distinct frame, and their keys in order."""
-    keys, images = [], {}
-    for frame in frames:
-        key = hashlib.blake2b(frame.tobytes(), digest_size=8).hexdigest()
-        if key not in images:
-            images[key] = png_uri(encode_png(frame))
-        keys.append(f"world {key}")
-    return {"frames": keys, "pictures": images}
+        if size is not None:
+            return self._atlases.setdefault(size, Atlas(size)).encode(frames)
+        keys, images = [], {}
+        for frame in frames:
+            key = hashlib.blake2b(frame.tobytes(), digest_size=8).hexdigest()
+            if key not in images:
+                images[key] = png_uri(encode_png(frame))
+            keys.append(f"world {key}")
+        return {"frames": keys, "pictures": images}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from pydantic import TypeAdapter
 
 from inspection.records import read_episodes
 from tests.fixtures.chat_server import KEY, ChatServer, completion, openai_error
@@ -149,18 +150,34 @@ def test_an_answer_without_text_is_an_invalid_action_and_a_refusal_is_an_answer(
     assert all(turn["response"] == "I cannot." for turn in episode["story"][1:])
 
 
-def test_tools_need_token_ids(tmp_path: Path) -> None:
-    pytest.importorskip("jsonschema", reason="tools need pip install 'slime-verlog[tools]'")
-    with ChatServer(lambda *_: "4") as server:
-        given = options(server, tmp_path, rollout_interaction_env_path="tests.inspection.test_chat_player", tasks=["x"])
-        with pytest.raises(SystemExit, match="offers tools, whose calls are part of the answer's text"):
-            evaluate(*given)
+def call(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def build_env(sample: Any, args: Any) -> Any:
-    """The counting game with a tool."""
-    from tests.fixtures.counting_env import build_env as build
+def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
+    """Two calls at once, arguments that are no JSON, and an answer; the messages are those of OpenAI's client."""
+    types = pytest.importorskip("openai.types.chat", reason="needs pip install openai")
 
-    env = build(sample, args)
-    env.tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    return env
+    def script(body: dict[str, Any], number: int) -> Any:
+        answers = [
+            completion("closed-1", "Let me see.", tool_calls=[call("add", '{"a": 2, "b": 3}'), call("add", '{"a": 4}')]),
+            completion("closed-1", None, tool_calls=[call("add", '{"a": ')]),
+            completion("closed-1", "The sum is 5."),
+        ]
+        return answers[number]
+
+    tools = {"tools": "tests.envs.tools.toolbox:add", "data": [{"question": "What is 2 + 3?", "answer": "5"}]}
+    keys = {"rollout_interaction_env_path": "envs.tools", "tasks": ["sums"], "history": "full", "env": tools}
+    with ChatServer(script) as server:
+        assert evaluate(*options(server, tmp_path, **keys, eval={"episodes": 1}), "--price", "2", "10") == 0
+    assert [tool["function"]["name"] for tool in server.requests[0]["tools"]] == ["add"]
+    shown = TypeAdapter(list[types.ChatCompletionMessageParam])
+    sent = [shown.validate_python(request["messages"]) for request in server.requests]
+    said, *results = server.requests[1]["messages"][-3:]
+    assert said["content"] == "Let me see." and [result["content"] for result in results] == ["5", "4"]
+    assert [c["function"]["arguments"] for c in said["tool_calls"]] == ['{"a": 2, "b": 3}', '{"a": 4}']
+    assert "No tool was run" in server.requests[2]["messages"][-1]["content"] and len(sent) == 3
+    (episode,) = read_episodes(tmp_path / "out")
+    assert episode["turns"] == 3 and episode["metrics"]["tool_calls"] == 2.0 and episode["stop"] == "terminated"
+    assert episode["usage"] == {"answers": 3, "prompt_tokens": 27, "completion_tokens": 9}
+    assert "answered 3 times, read 27 and wrote 9 tokens, which cost $0.00." in (tmp_path / "out/table.md").read_text()

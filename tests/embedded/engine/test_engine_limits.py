@@ -31,17 +31,12 @@ IMPOSSIBLE: list[tuple[str, Any, str]] = [
     ("/generate", sampled(logit_bias={"1" * 5000: 1.0}), "keys are token ids"),
     ("/generate", sampled(logit_bias={"1": NAN}), "must be a finite number"),
     ("/generate", sampled(logit_bias={"1": 1e39}), "must be at most 10000"),
-    ("/generate", sampled(logit_bias={str(k): 1.0 for k in range(2000)}), "at most 1024"),
-    ("/generate", sampled(stop=""), "1 to 1024 characters"),
-    ("/generate", sampled(stop=["x" * 2000]), "1 to 1024 characters"),
-    ("/generate", sampled(stop=["x"] * 100), "at most 64"),
-    ("/generate", sampled(stop_token_ids=list(range(100))), "at most 64"),
+    ("/generate", sampled(stop=""), "stop has an empty text"),
     ("/generate", {"input_ids": [1], "rid": 5}, "rid must be"),
     ("/generate", {"input_ids": [1], "rid": [5]}, "rid must be"),
-    ("/generate", {"input_ids": [1], "rid": "x" * 1000}, "rid must be"),
+
     ("/generate", {"input_ids": [[1], 3]}, "list of integers"),
-    ("/generate", {"text": "x" * 100_000}, "cannot fit the context"),
-    ("/generate", {"text": "half a \ud800 character"}, "surrogate pair at character 7"),
+
     ("/abort_request", {"rid": 5}, "rid must be"),
     ("/abort_request", {"rid": ["a"]}, "rid must be"),
     ("/pause_generation", {"mode": ["abort"]}, "mode must be"),
@@ -76,24 +71,6 @@ async def test_a_body_that_is_cut_deep_or_large_is_refused(server: EngineServer,
     async with aiohttp.ClientSession() as session, session.post(server.url + "/generate", data=RAW[name]) as response:
         assert response.status == (413 if name == "many bytes" else 400)
     assert (await get(server, "/health"))[0] == 200
-
-
-async def test_a_text_that_takes_long_to_tokenize_leaves_the_loop_free(
-    server: EngineServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began, go_on = threading.Event(), threading.Event()
-
-    def slow(text: str) -> list[int]:
-        began.set()
-        assert go_on.wait(60)
-        return [1, 2]
-
-    monkeypatch.setattr(server.engine.tokenizer, "encode", slow)
-    task = asyncio.create_task(post(server, "/generate", {"text": "x", "sampling_params": {"max_new_tokens": 2}}))
-    await asyncio.to_thread(began.wait, 60)
-    assert (await get(server, "/health"))[0] == 200
-    go_on.set()
-    assert (await task)[0] == 200
 
 
 async def test_loading_weights_leaves_the_loop_free_and_requests_wait_for_the_new_ones(
