@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from inspection.evaluate.sweep import Key
 from inspection.records import LARGE_KEYS, read_episodes
 from inspection.text import align
 from slime_verlog import ConfigError
@@ -19,6 +18,8 @@ RESAMPLES = 10_000
 SHOWN = 20
 """Seeds that a list names before it is cut."""
 
+Key = tuple[str, str, int]
+"""Setting, task name and seed; the repeats of a seed are one pair."""
 Episodes = Mapping[Key, Mapping[str, Any]]
 Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 
@@ -42,12 +43,14 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     if not good:
         raise ConfigError(f"all {len(common)} pairs of {a} and {b} have a failed episode")
     pairs = {key: (first[key], second[key]) for key in good}
+    repeated = any(episode["success"] not in (0, 1) for pair in pairs.values() for episode in pair)
+    won = "seeds that {} won more often:" if repeated else "only {} won"
     parts = [
         f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}",
         _table(pairs),
         _caption(len(first) + len(second) - 2 * len(common), len(common) - len(good)),
-        _winners("A", [key for key, (x, y) in pairs.items() if x["success"] and not y["success"]]),
-        _winners("B", [key for key, (x, y) in pairs.items() if y["success"] and not x["success"]]),
+        _winners(won.format("A"), [key for key, (x, y) in pairs.items() if x["success"] > y["success"]]),
+        _winners(won.format("B"), [key for key, (x, y) in pairs.items() if y["success"] > x["success"]]),
     ]
     return "\n\n".join(parts)
 
@@ -63,9 +66,10 @@ def interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
+def _read(path: Path, setting: str | None) -> Episodes:
     """The episodes by key, without their messages; under one name if a setting is chosen."""
-    found: dict[Key, dict[str, Any]] = {}
+    found: dict[Key, list[dict[str, Any]]] = {}
+    repeats: set[tuple[Key, int]] = set()
     settings = set()
     for number, episode in enumerate(read_episodes(path), 1):
         if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
@@ -74,13 +78,20 @@ def _read(path: Path, setting: str | None) -> dict[Key, dict[str, Any]]:
         if setting is not None and episode["setting"] != setting:
             continue
         key = ("-" if setting is not None else episode["setting"], episode["task_name"], episode["seed"])
-        if key in found:
+        if (repeat := (key, episode.get("repeat", 0))) in repeats:
             raise ConfigError(f"{path} has two episodes of {_name(key)}, so they cannot be paired")
-        found[key] = {k: v for k, v in episode.items() if k not in LARGE_KEYS}
+        repeats.add(repeat)
+        found.setdefault(key, []).append({k: v for k, v in episode.items() if k not in LARGE_KEYS})
     if not found:
         known = f"; it has {', '.join(sorted(settings))}" if settings else ""
         raise ConfigError(f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else ""))
-    return found
+    return {key: _mean_of(episodes) for key, episodes in found.items()}
+
+
+def _mean_of(repeats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The repeats of a seed as one episode; failed ones are left out if others ended."""
+    good = [episode for episode in repeats if episode["stop"] != "failed"] or repeats
+    return {**good[0], **{name: float(np.mean([episode[name] for episode in good])) for name in COLUMNS}}
 
 
 def _table(pairs: Mapping[Key, Pair]) -> str:
@@ -129,7 +140,7 @@ def _caption(alone: int, failed: int) -> str:
 def _winners(name: str, keys: Sequence[Key]) -> str:
     shown = ", ".join(map(_name, keys[:SHOWN]))
     more = f", and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-    return f"only {name} won {len(keys)}" + (f": {shown}{more}" if keys else "")
+    return f"{name} {len(keys)}" + (f": {shown}{more}" if keys else "")
 
 
 def _title(path: Path, episodes: Episodes, setting: str | None) -> str:

@@ -118,7 +118,7 @@ LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
 
 
 class ChatPlayer:
-    """A `Player` behind `/chat/completions`. Sends messages, images as `data:` URIs, and tools in the endpoint's form."""
+    """A `Player` behind `/chat/completions`; images are sent as `data:` URIs, tools and calls in the endpoint's form."""
 
     def __init__(
         self, client: EngineClient, model: str, key_variable: str, temperature: float, max_tokens: int
@@ -150,7 +150,9 @@ class ChatPlayer:
                 raise
         usage = completion.get("usage") or {}
         tokens = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-        self.used[id(session.spec.metadata)].update(answers=1, **{name: n for name, n in tokens.items() if isinstance(n, int)})
+        self.used[id(session.spec.metadata)].update(
+            answers=1, **{name: n for name, n in tokens.items() if isinstance(n, int)}
+        )
         return text
 
     async def _ask(self, body: Mapping[str, Any]) -> tuple[Any, str]:

@@ -88,7 +88,9 @@ async def open_player(
 
         async def play_messages(spec: EpisodeSpec) -> dict[str, Any]:
             facts = await play_text_episode(pool, point.settings, spec, ask)
-            return facts | ({"usage": dict(ask.used.pop(id(spec.env.metadata), {}))} if isinstance(ask, ChatPlayer) else {})
+            return facts | (
+                {"usage": dict(ask.used.pop(id(spec.env.metadata), {}))} if isinstance(ask, ChatPlayer) else {}
+            )
 
         yield play_messages
 

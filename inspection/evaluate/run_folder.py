@@ -52,7 +52,7 @@ class RunFolder:
         self._add({"setting": setting, "player": self.player, **episode})
 
     def _add(self, episode: Mapping[str, Any]) -> None:
-        key = (episode["setting"], episode["task_name"], episode["seed"])
+        key = (episode["setting"], episode["task_name"], episode["seed"], episode.get("repeat", 0))
         self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE_KEYS}
 
     def _check(self, identity: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from embedded.run.folder import write_text
-from inspection.evaluate.players import PlayerSpec, check_experts, read_player
+from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.run_folder import RunFolder
 from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
@@ -27,7 +27,9 @@ from slime_verlog import INTERRUPTED, ConfigError, SlimeVerlogError
 MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-MINIMUM: dict[str, float] = dict.fromkeys(("episodes", "max_response_len", "max_context_len", "concurrency"), 1)
+MINIMUM: dict[str, float] = dict.fromkeys(
+    ("episodes", "repeats", "max_response_len", "max_context_len", "concurrency"), 1
+)
 MINIMUM |= dict.fromkeys(("allow_failures", "temperature", "seed"), 0)
 """Least values of the options."""
 
@@ -45,6 +47,8 @@ def evaluate(options: Namespace) -> int:
     if options.price and not all(0 <= dollars < math.inf for dollars in options.price):
         raise ConfigError(f"--price takes two numbers that are at least 0, got {options.price}")
     player = read_player(options)
+    if options.repeats > 1 and player.kind is Kind.SCRIPTED:
+        raise ConfigError(f"--repeats {options.repeats}: the player {player.name} plays a seed the same way each time")
     config, points = read_sweep(options)
     if player.source == "expert":
         check_experts(points)
@@ -73,7 +77,7 @@ def _play(player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, 
 
         async def play() -> None:
             for point in points:
-                missing = [spec for key, spec in point.episodes.items() if key not in folder.rows]
+                missing = {key: spec for key, spec in point.episodes.items() if key not in folder.rows}
                 if missing:
                     async with open_player(player, point, options, engine) as play_one:
                         await _play_point(point, missing, play_one, progress)
@@ -82,15 +86,17 @@ def _play(player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, 
             asyncio.run(play())
 
 
-async def _play_point(point: SweepPoint, missing: Sequence[EpisodeSpec], play_one: Play, progress: _Progress) -> None:
+async def _play_point(
+    point: SweepPoint, missing: Mapping[Key, EpisodeSpec], play_one: Play, progress: _Progress
+) -> None:
     """Play a point's missing episodes, `n_env` at a time; an error ends all of them."""
     places = asyncio.Semaphore(point.settings.n_env)
 
-    async def one(spec: EpisodeSpec) -> None:
+    async def one(repeat: int, spec: EpisodeSpec) -> None:
         async with places:
-            progress.add(await play_one(spec), point.label)
+            progress.add(await play_one(spec) | ({"repeat": repeat} if repeat else {}), point.label)
 
-    tasks = [asyncio.create_task(one(spec)) for spec in missing]
+    tasks = [asyncio.create_task(one(key[-1], spec)) for key, spec in missing.items()]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -5,7 +5,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,8 @@ from rollout.spec import EpisodeSpec
 from rollout.tasks import held_out_episodes, read_tasks, try_each_task
 from slime_verlog import ConfigError, read_yaml_mapping
 
-Key = tuple[str, str, int]
-"""Setting, task name and seed: what tells the episodes of one player apart."""
+Key = tuple[str, str, int, int]
+"""Setting, task name, seed and repeat: what tells the episodes of one player apart."""
 
 SPEED_KEYS = ("n_env", "env_backend", "env_workers", "env_step_timeout_s", "env_reset_timeout_s", "engine")
 """YAML keys that do not change which episodes are played, nor how."""
@@ -32,6 +32,7 @@ class SweepPoint:
     config: Mapping[str, Any]
     """The YAML's mapping at this point."""
     settings: RolloutSettings
+    repeats: int = 1
 
     @property
     def label(self) -> str:
@@ -41,7 +42,15 @@ class SweepPoint:
     def episodes(self) -> dict[Key, EpisodeSpec]:
         """The held-out episodes."""
         specs = held_out_episodes(self.settings, read_tasks(self.settings, self.settings.eval))
-        return {(self.label, spec.name, spec.env.metadata["seed"]): spec for spec in specs}
+        return {
+            (self.label, spec.name, spec.env.metadata["seed"], repeat): replace(
+                spec,
+                episode_id=spec.episode_id + repeat * len(specs),  # the sampling depends on it
+                env=replace(spec.env, metadata=dict(spec.env.metadata)),
+            )
+            for repeat in range(self.repeats)
+            for spec in specs
+        }
 
     @property
     def world(self) -> str:
@@ -63,7 +72,7 @@ def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
             swept = set_key(swept, key, value)
         settings = check_keys(swept)
         build_memory(settings.memory)
-        points.append(SweepPoint(values, swept, settings))
+        points.append(SweepPoint(values, swept, settings, options.repeats))
     twice = [a.label for a, b in itertools.combinations(points, 2) if a.label == b.label]
     if twice:
         raise ConfigError(f"--sweep has {twice[0]} twice")

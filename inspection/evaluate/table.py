@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -51,8 +52,9 @@ class Cell:
 class Table:
     """One row per setting and task, where `all` stands for all tasks together, and how to read them.
 
-    A row has the numbers of episodes `n` (in the means), `failed` (excluded: the environment was lost, or the prompt
-    was refused) and `context` (in the means; ended because the next prompt was too long). Then come the fields of a
+    Standard errors are over seeds: the repeats of a seed count as their mean. A row has the numbers of episodes `n` (in
+    the means), `failed` (excluded: the environment was lost, or the prompt was refused) and `context` (in the means;
+    ended because the next prompt was too long). Then come the fields of a
     `Cell` for each of `COLUMNS`, and under `metrics` for each of the environment's own numbers.
     """
 
@@ -114,28 +116,53 @@ def build_table(
     table: list[Mapping[str, Any]] = []
     for point in points:
         about = {"setting": point.label, "point": dict(point.values), "player": player}
-        tasks = list(dict.fromkeys(task for _, task, _ in point.episodes))
+        tasks = list(dict.fromkeys(task for _, task, _, _ in point.episodes))
         played = [rows[key] for key in point.episodes if key in rows]
         for task in tasks:
-            table.append({**about, "task": task, **_means([row for row in played if row["task_name"] == task])})
+            table.append({**about, "task": task, **_means([row for row in played if row["task_name"] == task], point)})
         if len(tasks) > 1:
-            table.append({**about, "task": "all", **_means(played)})
+            table.append({**about, "task": "all", **_means(played, point)})
     return Table(table, _caption(player, points, rows, price))
 
 
-def _means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _means(episodes: Sequence[Mapping[str, Any]], point: SweepPoint) -> dict[str, Any]:
     good = [episode for episode in episodes if episode["stop"] != "failed"]
-    metrics: dict[str, list[float]] = defaultdict(list)
+    by_seed: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for episode in good:
-        for name, value in episode["metrics"].items():
-            metrics[name].append(float(value))
+        by_seed[episode["task_name"], episode["seed"]].append(episode)
+    metrics: dict[str, list[float]] = defaultdict(list)
+    for repeats in by_seed.values():
+        for name in dict.fromkeys(name for episode in repeats for name in episode["metrics"]):
+            metrics[name].append(statistics.fmean(e["metrics"][name] for e in repeats if name in e["metrics"]))
+        won, n = sum(bool(episode["success"]) for episode in repeats), len(repeats)
+        for k in range(2, min(n, point.repeats) + 1):
+            metrics[f"pass@{k}"].append(1 - math.comb(n - won, k) / math.comb(n, k))
+            metrics[f"pass^{k}"].append(math.comb(won, k) / math.comb(n, k))
+    seeds = {name: [statistics.fmean(e[name] for e in repeats) for repeats in by_seed.values()] for name in COLUMNS}
     return {
         "n": len(good),
         "failed": len(episodes) - len(good),
         "context": sum(episode["stop"] == "context" for episode in good),
-        **{name: vars(Cell.of([float(episode[name]) for episode in good])) for name in COLUMNS},
+        **{name: vars(Cell.of(values)) for name, values in seeds.items()},
         "metrics": {name: vars(Cell.of(values)) for name, values in metrics.items()},
     }
+
+
+def _spread(played: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say how much wins differ between seeds, and between the repeats of a seed."""
+    by_seed: dict[Any, list[float]] = defaultdict(list)
+    for row in played:
+        if row["stop"] != "failed":
+            by_seed[row["setting"], row["task_name"], row["seed"]].append(float(row["success"]))
+    groups = [wins for wins in by_seed.values() if len(wins) > 1]
+    if len(groups) < 2:
+        return []
+    within = statistics.fmean(statistics.variance(wins) for wins in groups)
+    noise = within * statistics.fmean(1 / len(wins) for wins in groups)  # of a seed's mean
+    between = max(0.0, statistics.variance(statistics.fmean(wins) for wins in groups) - noise)
+    return [
+        f"Standard deviation of wins between seeds {between**0.5:.2f}, between repeats of a seed {within**0.5:.2f}."
+    ]
 
 
 def _caption(
@@ -143,11 +170,16 @@ def _caption(
 ) -> str:
     wanted = [key for point in points for key in point.episodes]
     played = [rows[key] for key in wanted if key in rows]
-    seeds = sorted({key[2] for key in wanted})
+    seeds = sorted({seed for _, _, seed, _ in wanted})
     sentences = [
         f"Player {player}, held-out seeds {seeds[0]} to {seeds[-1]}: mean ± standard error over n episodes.",
         "An episode is won if its progression reaches 1.",
     ]
+    if (repeats := max(point.repeats for point in points)) > 1:
+        sentences.append(
+            f"Each seed was played {repeats} times: of k repeats, pass@k is the chance that one wins, pass^k that all do."
+        )
+        sentences += _spread(played)
     if failed := sum(row["stop"] == "failed" for row in played):
         sentences.append(f"{failed} failed episodes (environment lost, or prompt refused) are not part of the means.")
     if cut := sum(row["stop"] == "context" for row in played):

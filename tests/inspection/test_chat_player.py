@@ -160,7 +160,9 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
 
     def script(body: dict[str, Any], number: int) -> Any:
         answers = [
-            completion("closed-1", "Let me see.", tool_calls=[call("add", '{"a": 2, "b": 3}'), call("add", '{"a": 4}')]),
+            completion(
+                "closed-1", "Let me see.", tool_calls=[call("add", '{"a": 2, "b": 3}'), call("add", '{"a": 4}')]
+            ),
             completion("closed-1", None, tool_calls=[call("add", '{"a": ')]),
             completion("closed-1", "The sum is 5."),
         ]
