@@ -118,7 +118,7 @@ LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
 
 
 class ChatPlayer:
-    """A `Player` behind `/chat/completions`; images are sent as `data:` URIs, tools and calls in the endpoint's form."""
+    """A `Player` behind `/chat/completions`; sends images as `data:` URIs, tools and calls in the endpoint's form."""
 
     def __init__(
         self, client: EngineClient, model: str, key_variable: str, temperature: float, max_tokens: int

@@ -176,9 +176,7 @@ def _caption(
         "An episode is won if its progression reaches 1.",
     ]
     if (repeats := max(point.repeats for point in points)) > 1:
-        sentences.append(
-            f"Each seed was played {repeats} times: of k repeats, pass@k is the chance that one wins, pass^k that all do."
-        )
+        sentences.append(f"Each seed was played {repeats} times; pass@k: one of k repeats wins, pass^k: all k win.")
         sentences += _spread(played)
     if failed := sum(row["stop"] == "failed" for row in played):
         sentences.append(f"{failed} failed episodes (environment lost, or prompt refused) are not part of the means.")

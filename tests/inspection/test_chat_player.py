@@ -156,7 +156,7 @@ def call(name: str, arguments: str) -> dict[str, Any]:
 
 def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
     """Two calls at once, arguments that are no JSON, and an answer; the messages are those of OpenAI's client."""
-    types = pytest.importorskip("openai.types.chat", reason="needs pip install openai")
+    types: Any = pytest.importorskip("openai.types.chat", reason="needs pip install openai")
 
     def script(body: dict[str, Any], number: int) -> Any:
         answers = [
@@ -173,8 +173,8 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
     with ChatServer(script) as server:
         assert evaluate(*options(server, tmp_path, **keys, eval={"episodes": 1}), "--price", "2", "10") == 0
     assert [tool["function"]["name"] for tool in server.requests[0]["tools"]] == ["add"]
-    shown = TypeAdapter(list[types.ChatCompletionMessageParam])
-    sent = [shown.validate_python(request["messages"]) for request in server.requests]
+    message = TypeAdapter(types.ChatCompletionMessageParam)
+    sent = [[message.validate_python(item) for item in request["messages"]] for request in server.requests]
     said, *results = server.requests[1]["messages"][-3:]
     assert said["content"] == "Let me see." and [result["content"] for result in results] == ["5", "4"]
     assert [c["function"]["arguments"] for c in said["tool_calls"]] == ['{"a": 2, "b": 3}', '{"a": 4}']
