@@ -15,7 +15,7 @@ import time
 import urllib.request
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,8 +41,7 @@ WORDS = (
     "open room before after because near far behind toward path closed first second again still goal"
 )
 ENDS = (".\nACTION: left", ".\nACTION: right")
-MEAN_EPISODE = 16
-"""Turns of an episode on average."""
+MEAN_EPISODE = 16  # turns of an episode on average
 ANSWER_LIMIT = 1024
 TRAINING_S = 1 / 45
 """Seconds of training per turn of a batch and engine: half of what one saturated engine needs to play a turn."""
@@ -102,30 +101,16 @@ class SimulatedEngines:
         self._process.terminate()
         self._process.communicate()
 
-    def now(self) -> float:
-        """Read the simulated seconds so far."""
-        return self._call("/simulated/now")["now"]
-
-    def saturated(self, every: int) -> dict[str, float]:
-        """Measure `tokens_per_s` and `turns_per_s` of the same engines and requests with a queue that is never empty.
-
-        `updated_tokens_per_s` is the same with new weights after `every` responses.
-        """
-        return self._call(f"/simulated/saturated?every={every}")
-
     def update(self) -> None:
         """Load new weights, which aborts the requests in flight."""
-        self._call("/simulated/update", {})
-
-    def charge(self, pids: Sequence[int]) -> None:
-        """Put the CPU time of these processes on the clock, too, each as if it had its own core."""
-        self._call("/simulated/hosts", {"pids": list(pids)})
+        self.ask("/simulated/update", {})
 
     def sleep(self, seconds: float) -> None:
         """Wait for simulated seconds, as a trainer that works on other machines."""
-        self._call("/simulated/sleep", {"seconds": seconds})
+        self.ask("/simulated/sleep", {"seconds": seconds})
 
-    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Ask for one of the paths of `benchmarks.engine_server`, with POST if there is a body."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
@@ -158,15 +143,14 @@ class Meter:
         """The processes that play, if this one does not."""
 
     def start(self) -> None:
-        self._seconds -= self.engines.now()
-        self._add_cpu(-1)
+        self._add_clocks(-1)
         parts.SECONDS.clear()
 
     def stop(self) -> None:
-        self._add_cpu(1)
-        self._seconds += self.engines.now()
+        self._add_clocks(1)
 
-    def _add_cpu(self, sign: int) -> None:
+    def _add_clocks(self, sign: int) -> None:
+        self._seconds += sign * self.engines.ask("/simulated/now")["now"]
         self._cpu_s += sign * time.process_time()
         self._players_s += sign * sum(player.cpu_s() for player in self.players)
 
@@ -181,7 +165,9 @@ class Meter:
 
     def row(self) -> dict[str, Any]:
         """Summarize the case. `staleness` has the share of turns by their age in updates."""
-        saturated, turns = self.engines.saturated(self.case.turns), self._turns
+        # The same engines and requests with a queue that is never empty; "updated" with new weights once per batch.
+        saturated = self.engines.ask(f"/simulated/saturated?every={self.case.turns}")
+        turns = self._turns
         speed = self._tokens / self._seconds
         return {
             **asdict(self.case),
@@ -232,7 +218,7 @@ class Trainer:
         if isinstance(players, PlayerProcesses):
             pids = await players.start()
             self.meter.players = [Host(pid) for pid in pids]
-            await asyncio.to_thread(self.engines.charge, pids)
+            await asyncio.to_thread(self.engines.ask, "/simulated/hosts", {"pids": pids})
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)

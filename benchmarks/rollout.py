@@ -77,11 +77,8 @@ def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -
     """Yield the rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
     path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
     if not path or not python:
-        print(
-            "slime's loop is left out: set SLIME_PATH to a checkout and SLIME_CPU_PYTHON to the interpreter that "
-            "tests/slime/cpu/install.sh makes",
-            file=sys.stderr,
-        )
+        missing = "set SLIME_PATH to a checkout and SLIME_CPU_PYTHON to what tests/slime/cpu/install.sh makes"
+        print(f"slime's loop is left out: {missing}", file=sys.stderr)
         return
     paths = {"checkpoint": str(checkpoint), "vocabulary": str(vocabulary)}
     lines = "".join(json.dumps({**asdict(case), **paths}) + "\n" for case in cases)

@@ -19,6 +19,8 @@ from rollout.workers.pool import EnvPool, EnvSession
 
 Player = Callable[[EnvSession, Sequence[Message], int], Awaitable[str]]
 """Responds to a prompt, given the environment's session, the prompt's messages and the turn's index."""
+UNMOVED = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}
+"""What is recorded of a turn that the environment does not get."""
 
 
 def scripted(name: str) -> Player:
@@ -65,7 +67,13 @@ async def _play(
         shown = session.reply.observation
         conversation.show(session.reply)
         if conversation.wants_notes():
-            await _write_notes(session, conversation, player, transcript, index)
+            # The environment does not get notes.
+            messages = list(conversation.show(session.reply, notes=True))
+            response = await player(session, messages, index)
+            conversation.noted(response)
+            notes = {"notes": conversation.notes, "summary": conversation.facts_kept()}
+            known = {**(session.reply.info or {}), **UNMOVED, **notes}
+            transcript.add(messages, images_of(messages), response, known)
             conversation.show(session.reply)
         messages = list(conversation.messages)
         response = await player(session, messages, index)
@@ -78,19 +86,6 @@ async def _play(
         if info["truncated"]:
             return StopReason.TIME_LIMIT
     return StopReason.MAX_TURNS
-
-
-async def _write_notes(
-    session: EnvSession, conversation: Conversation, player: Player, transcript: Transcript, index: int
-) -> None:
-    """Ask the player for notes, which the environment does not get, and record the turn."""
-    assert session.reply is not None and session.reply.info is not None
-    messages = list(conversation.show(session.reply, notes=True))
-    response = await player(session, messages, index)
-    conversation.noted(response)
-    unmoved = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}
-    notes = {"notes": conversation.notes, "summary": conversation.facts_kept()}
-    transcript.add(messages, images_of(messages), response, {**session.reply.info, **unmoved, **notes})
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:

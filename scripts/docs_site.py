@@ -94,7 +94,6 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
 
 
 def _line_of(path: str, name: str) -> int:
-    """Find the first line of a function or class."""
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if getattr(node, "name", None) == name:
             return node.lineno

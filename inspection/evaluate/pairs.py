@@ -16,8 +16,7 @@ COLUMNS = {"success": "win rate", "return": "return", "progression": "progressio
 KEYS = ("setting", "player", "task_name", "task", "env_path", "seed", "stop")
 """What a comparison needs of an episode beside the columns."""
 RESAMPLES = 10_000
-SHOWN = 20
-"""Seeds that a list names before it is cut."""
+SHOWN = 20  # seeds that a list names before it is cut
 
 Episodes = Mapping[Key, Mapping[str, Any]]
 Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -42,10 +41,18 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     if not good:
         raise ConfigError(f"all {len(common)} pairs of {a} and {b} have a failed episode")
     pairs = {key: (first[key], second[key]) for key in good}
+    caption = (
+        f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
+        "resampled on its own; * marks an interval without 0."
+    )
+    if alone := len(first) + len(second) - 2 * len(common):
+        caption += f" {alone} episodes that only one of the two played are left out."
+    if failed := len(common) - len(good):
+        caption += f" {failed} pairs with a failed episode are left out."
     parts = [
         f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}",
         _table(pairs),
-        _caption(len(first) + len(second) - 2 * len(common), len(common) - len(good)),
+        caption,
         _winners("A", [key for key, (x, y) in pairs.items() if x["success"] and not y["success"]]),
         _winners("B", [key for key, (x, y) in pairs.items() if y["success"] and not x["success"]]),
     ]
@@ -112,18 +119,6 @@ def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[lis
         head = [setting, task, str(len(differences))] if column == "success" else ["", "", ""]
         rows.append([*head, title, f"{mean_a:.3f}", f"{mean_b:.3f}", f"{differences.mean():+.3f}", text])
     return rows
-
-
-def _caption(alone: int, failed: int) -> str:
-    text = (
-        f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
-        "resampled on its own; * marks an interval without 0."
-    )
-    if alone:
-        text += f" {alone} episodes that only one of the two played are left out."
-    if failed:
-        text += f" {failed} pairs with a failed episode are left out."
-    return text
 
 
 def _winners(name: str, keys: Sequence[Key]) -> str:

@@ -94,10 +94,8 @@ def _at_address(given: str, options: Namespace) -> PlayerSpec:
             raise ConfigError(f"an OpenAI-compatible address needs the model's name: give --model NAME with {given}")
         return PlayerSpec(Kind.CHAT, options.model, url.removesuffix(CHAT))
     if not options.tokenizer:
-        raise ConfigError(
-            f"{given} is asked with token ids (/generate): give --tokenizer FOLDER with the model's tokenizer. For an "
-            "OpenAI-compatible endpoint, the address must end in /v1 or /chat/completions"
-        )
+        needed = f"{given} is asked with token ids (/generate): give --tokenizer FOLDER with the model's tokenizer"
+        raise ConfigError(f"{needed}. An OpenAI-compatible address must end in /v1 or /chat/completions")
     name = options.model or address.netloc.rpartition("@")[2]
     return PlayerSpec(Kind.SGLANG, name, url, str(Path(options.tokenizer).expanduser()))
 
@@ -144,11 +142,8 @@ class ChatPlayer:
             raise
 
     async def _ask(self, messages: Sequence[Message]) -> str:
-        body = {
-            **self._body,
-            self._length_key: self._max_tokens,
-            "messages": [{**message, "content": _openai_content(message["content"])} for message in messages],
-        }
+        sent = [{**message, "content": _openai_content(message["content"])} for message in messages]
+        body = {**self._body, self._length_key: self._max_tokens, "messages": sent}
         return await self._client.request(CHAT, body, parse_completion, self._headers)
 
 

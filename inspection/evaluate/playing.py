@@ -21,8 +21,7 @@ from slime_verlog import ConfigError
 Play = Callable[[EpisodeSpec], Awaitable[dict[str, Any]]]
 
 MAX_RESPONSE_LEN = 512
-PROBE_S = 10.0
-"""Seconds to wait for any answer from an address."""
+PROBE_S = 10.0  # seconds to wait for any answer from an address
 
 
 @contextmanager
@@ -63,7 +62,14 @@ async def open_player(
     """
     async with AsyncExitStack() as stack:
         if player.kind in (Kind.FOLDER, Kind.SGLANG):
-            runtime = await asyncio.to_thread(build_runtime, _rollout_args(player, point, options, engine))
+            # slime's `args` as the rollout reads them: flags and the YAML's top-level keys.
+            ones = dict.fromkeys(("rollout_batch_size", "n_samples_per_prompt", "global_batch_size"), 1)
+            lengths = {f"rollout_{name}": vars(engine)[name] for name in ("max_response_len", "max_context_len")}
+            sampling = {"rollout_temperature": options.temperature, "rollout_top_p": 1.0, "rollout_top_k": -1}
+            # A seed per turn; other engines than ours would have to be started for it.
+            sampling |= {"sglang_enable_deterministic_inference": player.kind is Kind.FOLDER}
+            flags = {"hf_checkpoint": player.tokenizer, "rollout_seed": options.seed, **ones, **lengths, **sampling}
+            runtime = await asyncio.to_thread(build_runtime, Namespace(**flags, **point.config))
             runtime.engine = EngineClient(engine.address, runtime.settings.engine)
             stack.push_async_callback(runtime.close)
             if player.kind is Kind.SGLANG:
@@ -96,22 +102,3 @@ async def _probe(url: str, use_proxy: bool) -> None:
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         reason = str(error) or f"no answer within {PROBE_S:g} s"
         raise ConfigError(f"no engine answers at {url}: {reason}") from error
-
-
-def _rollout_args(player: PlayerSpec, point: SweepPoint, options: Namespace, engine: Namespace) -> Namespace:
-    """slime's `args` as the rollout reads them: flags and the YAML's top-level keys."""
-    return Namespace(
-        hf_checkpoint=player.tokenizer,
-        rollout_batch_size=1,
-        n_samples_per_prompt=1,
-        global_batch_size=1,
-        rollout_max_response_len=engine.max_response_len,
-        rollout_max_context_len=engine.max_context_len,
-        rollout_temperature=options.temperature,
-        rollout_top_p=1.0,
-        rollout_top_k=-1,
-        rollout_seed=options.seed,
-        # A seed per turn; other engines than ours would have to be started for it.
-        sglang_enable_deterministic_inference=player.kind is Kind.FOLDER,
-        **point.config,
-    )

@@ -58,7 +58,10 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
         return Match(names[line], AFTER if "\n" in text else "case, punctuation or markup")
     if (match := _by_words(line, names)) is not None:
         return match
-    meant = _meanings(line)
+    said = line
+    for phrase, word in _DATA["phrases"].items():
+        said = said.replace(phrase, word)
+    meant = [_canonical(word) for word in said.split() if word not in _FILLER and not word.isdigit()]
     same = {action for name, action in names.items() if meant and _means(meant, name)}
     if len(same) == 1:
         return Match(same.pop(), SYNONYM)
@@ -107,12 +110,6 @@ def _drop_filler(text: str) -> str:
 def _stem(text: str) -> str:
     """Without a final 's' or 'ing' on any word."""
     return " ".join(re.sub(r"(?<=\w\w)(?:ing|s)$", "", word) for word in text.split())
-
-
-def _meanings(line: str) -> list[frozenset[str]]:
-    for phrase, word in _DATA["phrases"].items():
-        line = line.replace(phrase, word)
-    return [_canonical(word) for word in line.split() if word not in _FILLER and not word.isdigit()]
 
 
 def _canonical(word: str) -> frozenset[str]:
@@ -210,7 +207,6 @@ def sort_rejections(rejected: Iterable[Rejected], actions: Sequence[str]) -> Rej
 
 
 def _find_cause(rejected: Rejected, actions: Sequence[str]) -> tuple[str, str | None]:
-    """The cause, and the action that was probably meant."""
     if rejected.cut:
         return "cut at the length limit", None
     match = find_match(rejected.candidate, rejected.commands or actions)

@@ -69,10 +69,7 @@ class Decoder:
 _ARRAYS = [np.ndarray, np.zeros(0).__reduce__()[0], np.dtype]
 _ARRAYS += [type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32", "float64")]
 _SAFE = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan, *_ARRAYS, array.array, list]
-_TRAINED_VALUES = (
-    *("log_probs", "ref_log_probs", "teacher_log_probs"),
-    *("values", "advantages", "returns", "kl", "entropy"),
-)
+_TRAINED_VALUES = "log_probs", "ref_log_probs", "teacher_log_probs", "values", "advantages", "returns", "kl", "entropy"
 _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
 
 

@@ -77,11 +77,9 @@ def cut_record(path: Path) -> str | None:
 
 def _require(found: list[Path], run: Path) -> list[Path]:
     if not found:
-        raise ConfigError(
-            f"{run} has no episodes: expected {FILE}, or .pt files from slime's --dump-details, "
-            "--save-debug-rollout-data or --save-debug-train-data; `slime-verlog train` and `slime-verlog evaluate` "
-            "make a run"
-        )
+        dumps = ".pt files from slime's --dump-details, --save-debug-rollout-data or --save-debug-train-data"
+        makers = "`slime-verlog train` and `slime-verlog evaluate` make a run"
+        raise ConfigError(f"{run} has no episodes: expected {FILE}, or {dumps}; {makers}")
     return found
 
 

@@ -184,15 +184,13 @@ def _alarms(rows: Rows, summary: Mapping[str, Any], problems: list[str]) -> list
 def _mapping(path: Path, problems: list[str], holds: str) -> dict[str, Any]:
     """Read a file with a mapping; if it is damaged, a problem says that what it `holds` is missing."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        problems.append(f"{path.name} is damaged, so the {holds} are missing.")
-    except FileNotFoundError:
-        pass
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
         problems.append(f"{path.name} is cut or damaged, so the {holds} are missing.")
-    return {}
+        return {}
+    return found
 
 
 def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:

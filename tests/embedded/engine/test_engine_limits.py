@@ -34,9 +34,7 @@ IMPOSSIBLE: list[tuple[str, Any, str]] = [
     ("/generate", sampled(stop=""), "stop has an empty text"),
     ("/generate", {"input_ids": [1], "rid": 5}, "rid must be"),
     ("/generate", {"input_ids": [1], "rid": [5]}, "rid must be"),
-
     ("/generate", {"input_ids": [[1], 3]}, "list of integers"),
-
     ("/abort_request", {"rid": 5}, "rid must be"),
     ("/abort_request", {"rid": ["a"]}, "rid must be"),
     ("/pause_generation", {"mode": ["abort"]}, "mode must be"),
