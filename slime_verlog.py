@@ -236,7 +236,6 @@ def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
 
 
 def _fields(model: type[Settings]) -> dict[str, Any]:
-    """The model's fields by their keys in the YAML."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 

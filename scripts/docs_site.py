@@ -58,7 +58,6 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def _command(name: str) -> str:
-    """Return what a part's docstring says, its usage, and a table of its options."""
     from inspection.command import module_of
 
     module = module_of(name)

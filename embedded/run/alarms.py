@@ -37,8 +37,7 @@ LIMITS = (
 """Healthy ranges, as docs/metrics.md has them."""
 PATIENCE = 5
 """Updates in a row outside its range after which a metric raises its alarm; single batches are noisy."""
-FEW_ACTOR_UPDATES = 10
-"""A policy that trains in fewer updates than this hardly changes."""
+FEW_ACTOR_UPDATES = 10  # a policy that trains in fewer updates than this hardly changes
 LONG_EPISODE = 7
 """Episodes are long if they take more updates than this from their first turn to their last."""
 

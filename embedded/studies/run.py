@@ -49,7 +49,6 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
 
 
 def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> None:
-    """Train a run whose folder is claimed, from its latest checkpoint if there is one."""
     from embedded.arguments import EmbeddedFlags, make_args
     from embedded.pretraining import pretrain_critic, split_run
     from embedded.train import train

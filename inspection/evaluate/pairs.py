@@ -105,7 +105,6 @@ def _table(pairs: Mapping[Key, Pair]) -> str:
 
 
 def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[list[str]]:
-    """One row per column for the pairs of one task, or of several."""
     rows = []
     for column, title in COLUMNS.items():
         values = [np.array([[float(episode[column]) for episode in pair] for pair in group]) for group in groups]

@@ -167,6 +167,6 @@ def half_blocks(image: Any) -> str:
     lines = []
     for y in range(0, rows, 2):
         pairs = [(small.getpixel((x, y)), small.getpixel((x, y + 1))) for x in range(columns)]
-        line = "".join(f"\033[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in pairs)
-        lines.append(line + "\033[0m")
+        blocks = (f"\033[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in pairs)
+        lines.append("".join([*blocks, "\033[0m"]))
     return "\n".join(lines)

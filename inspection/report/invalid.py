@@ -23,8 +23,7 @@ SYNONYM = "synonym"
 TYPO = "misspelt"
 NO_LINE = "no ACTION line"
 UNKNOWN = "unknown action"
-ALIAS_KINDS = (FILLER, PLURAL, SYNONYM, TYPO)
-"""Near matches that a table of aliases can catch."""
+ALIAS_KINDS = (FILLER, PLURAL, SYNONYM, TYPO)  # near matches that a table of aliases can catch
 
 _FILLER = frozenset(_DATA["filler_words"].split())
 _SYNONYMS = [(name, words.split()) for name, words in _DATA["synonyms"].items()]
@@ -71,7 +70,9 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
 
 def _by_words(line: str, names: Mapping[str, str]) -> Match | None:
     bare = _drop_filler(line)
-    for kind, form in ((FILLER, _drop_filler), (PLURAL, _stem)):
+    # Without a final 's' or 'ing' on any word.
+    stem = lambda text: " ".join(re.sub(r"(?<=\w\w)(?:ing|s)$", "", word) for word in text.split())
+    for kind, form in ((FILLER, _drop_filler), (PLURAL, stem)):
         same = {action for name, action in names.items() if form(name) == form(line) or form(name) == form(bare)}
         if len(same) == 1:
             return Match(same.pop(), kind)
@@ -105,11 +106,6 @@ def _plain(text: str) -> str:
 
 def _drop_filler(text: str) -> str:
     return " ".join(word for word in text.split() if word not in _FILLER and not word.isdigit())
-
-
-def _stem(text: str) -> str:
-    """Without a final 's' or 'ing' on any word."""
-    return " ".join(re.sub(r"(?<=\w\w)(?:ing|s)$", "", word) for word in text.split())
 
 
 def _canonical(word: str) -> frozenset[str]:

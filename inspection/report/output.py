@@ -195,5 +195,4 @@ def _examples(column: Column) -> list[tuple[str, Place]]:
 
 
 def _where(place: Place) -> str:
-    """Task, seed and turn of an example, for `slime-verlog view`."""
     return f"{clean(place.task, 40)}, seed {clean(str(place.seed), 24)}, turn {place.turn}" if place.turn else ""

@@ -24,11 +24,9 @@ from inspection.view.training import expand_runs, names_of, read_training
 from inspection.view.worlds import Worlds
 from slime_verlog import ConfigError
 
-PAIR = 2
-"""Two runs are compared episode by episode; of more, a page compares the training."""
+PAIR = 2  # two runs are compared episode by episode; of more, a page compares the training
 
-_IDLE_PER_BUSY = 3
-"""A followed page costs at most a quarter of a CPU, however large it is."""
+_IDLE_PER_BUSY = 3  # a followed page costs at most a quarter of a CPU, however large it is
 _State = dict[Path, tuple[int, int]]
 
 

@@ -23,8 +23,7 @@ _FROM_SLIME = {
     **{f"train/{name}": f"actor/{name}" for name in ("ppo_kl", "pg_loss", "pg_clipfrac", "grad_norm")},
 }
 """slime's names of metrics that runs on one machine also have."""
-Rows = dict[int, dict[str, float]]
-"""Metrics by number of updates."""
+Rows = dict[int, dict[str, float]]  # metrics by number of updates
 
 
 def metric_files(run: Path) -> list[Path]:
@@ -106,7 +105,6 @@ def _waiting(run: Path, rows: Rows, settings: Mapping[str, Any]) -> str:
 
 
 def _json_rows(path: Path, problems: list[str]) -> Rows:
-    """Rows of updates and evaluations, merged by update."""
     rows: Rows = {}
     *lines, rest = path.read_bytes().split(b"\n")
     if rest:
