@@ -38,7 +38,6 @@ MINIMUM: dict[str, float] = dict.fromkeys(("episodes", "max_response_len", "max_
 MINIMUM |= dict.fromkeys(("allow_failures", "temperature", "seed"), 0)
 """Least values of the options."""
 
-
 RUN = "run.json"
 
 

@@ -131,9 +131,9 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
                 raise ConfigError(f"{where} has pictures, and jsonl and parquet are for text; use --format atif")
             row = []
             for place, message in enumerate([*shown, {"role": "assistant", "content": chain[-1]["response"]}]):
-                is_trained = message["role"] != "assistant" or place in trained
+                mask = int(message["role"] != "assistant" or place in trained)
                 kept = {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}
-                row.append({**kept, "step_loss_mask": int(is_trained)})
+                row.append({**kept, "step_loss_mask": mask})
             yield {
                 "messages": row,
                 "tools": json.dumps(episode.get("tools") or []),
