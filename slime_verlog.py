@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import Field as Field  # for the settings models of all packages
 
 
 class SlimeVerlogError(Exception):
@@ -94,8 +94,7 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
         ConfigError: an unknown key (the text suggests the nearest one), a wrong type, a number out of range, a missing
             value, or a combination that the model refuses. One sentence, about the first mistake.
     """
-    if mapping is None:
-        mapping = {}
+    mapping = {} if mapping is None else mapping
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where.rstrip('.') or 'the configuration'} must be a mapping, got {mapping!r}")
     try:
@@ -219,21 +218,14 @@ def _explain(model: type[Settings], error: Any, where: str) -> str:
         case "missing":
             return f"{key} is missing; it has no default"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
-            return f"{key} must be {_RANGES[kind]} {next(iter(context.values())):g}, got {value!r}"
+            words = {"greater_than": "greater than", "greater_than_equal": "at least", "less_than": "less than"}
+            return f"{key} must be {words.get(kind, 'at most')} {next(iter(context.values())):g}, got {value!r}"
         case "string_too_long":
             return f"{key} must have at most {context['max_length']} characters, got {len(value)}"
         case "finite_number":
             return f"{key} must be a finite number, got {value!r}"
     note = " (YAML wants a dot: write 1.0e-6)" if kind == "float_type" and isinstance(value, str) else ""
     return f"{key} must be {_words(hint)}, got {value!r}{note}"
-
-
-_RANGES = {
-    "greater_than": "greater than",
-    "greater_than_equal": "at least",
-    "less_than": "less than",
-    "less_than_equal": "at most",
-}
 
 
 def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
@@ -244,7 +236,6 @@ def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
 
 
 def _fields(model: type[Settings]) -> dict[str, Any]:
-    """The model's fields by their keys in the YAML."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
@@ -263,14 +254,11 @@ def _locate(model: type[Settings], location: Sequence[int | str]) -> tuple[str, 
             path, hint = f"{path}.{part}", (*typing.get_args(inner), Any, Any)[1]
         else:  # the name of one alternative of a union
             named = part.rstrip("]").rpartition(" ")[2]  # a model with a validator is `function-after[f(), Model]`
-            hint = next((option for option in typing.get_args(inner) if _name(option) == named), inner)
+            models = (o for o in typing.get_args(inner) if isinstance(o, type) and issubclass(o, Settings))
+            hint = next((model for model in models if model.__name__ == named), inner)
             if hint is inner or part == location[-1]:
                 return path, inner, holder
     return path, hint, holder
-
-
-def _name(hint: Any) -> str | None:
-    return hint.__name__ if isinstance(hint, type) and issubclass(hint, Settings) else None
 
 
 def _inner(hint: Any) -> Any:
@@ -298,7 +286,6 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """The expected type in words."""
     hint = _inner(hint)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -311,6 +298,3 @@ def _words(hint: Any) -> str:
     if _is_mapping(hint) or (isinstance(hint, type) and issubclass(hint, BaseModel)):
         return "a mapping"
     return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(hint, f"a {hint}")
-
-
-Field = pydantic.Field

@@ -8,7 +8,7 @@
 
 Times are CPU time of one thread. Compare ratios: milliseconds depend on the machine.
 
-    python benchmarks/encoding.py [--tokenizer FOLDER] [--turns 4 40 400] [--no-images]
+    python benchmarks/encoding.py [--tokenizer FOLDER] [--turns 4 40 400]
 """
 
 import argparse
@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rollout.play.engine import request_body
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import picture, processor
 
@@ -56,12 +55,6 @@ class Conversation:
         past = [message for user in self.users[:turn] for message in (user, response)]
         return [SYSTEM, *past, self.users[turn]]
 
-    def prompt_before(self, turn: int) -> Prompt:
-        prompt = self.encoder.prompt(self.messages(0))
-        for k in range(1, turn):
-            prompt, _ = self.encoder.append(prompt, self.response, [self.users[k]])
-        return prompt
-
 
 def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None, repeats: int = 9) -> float:
     """Median CPU milliseconds of `work` on the result of `prepare`, without the time of `prepare`."""
@@ -83,7 +76,10 @@ def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
 
 def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
     """Median CPU milliseconds to append a turn, and to write its request, over this turn and the next 24."""
-    encoder, prompt, times = conversation.encoder, conversation.prompt_before(turn), []
+    encoder, times = conversation.encoder, []
+    prompt = encoder.prompt(conversation.messages(0))
+    for user in conversation.users[1:turn]:
+        prompt, _ = encoder.append(prompt, conversation.response, [user])
     request_body(prompt, {})
     for user in conversation.users[turn : turn + NEXT]:
         forget(encoder, user)
@@ -166,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", help="folder of a tokenizer with a chat template; default: a tiny ChatML one")
     parser.add_argument("--turns", type=int, nargs="+", default=[4, 40, 400])
-    parser.add_argument("--no-images", action="store_true")
+
     options = parser.parse_args()
     tokenizer = chatml_tokenizer()
     if options.tokenizer:
@@ -174,10 +170,9 @@ def main() -> None:
 
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     table("text", Conversation(DeltaEncoder(tokenizer), max(options.turns), False), options.turns, False)
-    if not options.no_images:
-        encoder = DeltaEncoder(chatml_tokenizer(), processor())
-        table("text and an image", Conversation(encoder, max(options.turns), True), options.turns, True)
-        memory(encoder)
+    encoder = DeltaEncoder(chatml_tokenizer(), processor())
+    table("text and an image", Conversation(encoder, max(options.turns), True), options.turns, True)
+    memory(encoder)
 
 
 if __name__ == "__main__":

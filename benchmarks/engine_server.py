@@ -96,21 +96,13 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**28, middlewares=[self._count])
-        app.add_routes(
-            [
-                web.post("/generate", self.generate),
-                web.get("/workers", self.workers),
-                web.post("/abort_request", self.abort),
-                web.post("/pause_generation", self.pause),
-                web.post("/continue_generation", self.resume),
-                web.get("/v1/loads", self.loads),
-                web.post("/simulated/update", self.update),
-                web.post("/simulated/sleep", self.sleep),
-                web.post("/simulated/hosts", self.set_hosts),
-                web.get("/simulated/now", self.clock),
-                web.get("/simulated/saturated", self.saturated),
-            ]
-        )
+        posts = {"/generate": self.generate, "/abort_request": self.abort, "/pause_generation": self.pause}
+        posts |= {"/continue_generation": self.resume, "/simulated/update": self.update}
+        posts |= {"/simulated/sleep": self.sleep, "/simulated/hosts": self.set_hosts}
+        gets = {"/workers": self.workers, "/v1/loads": self.loads}
+        gets |= {"/simulated/now": self.clock, "/simulated/saturated": self.saturated}
+        app.add_routes([web.post(path, handler) for path, handler in posts.items()])
+        app.add_routes([web.get(path, handler) for path, handler in gets.items()])
         return app
 
     @web.middleware

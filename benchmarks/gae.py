@@ -131,7 +131,7 @@ def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor
     return torch.cat(rows)
 
 
-def cpu_ms(run: Callable[[], object], rounds: int) -> float:
+def cpu_ms(run: Callable[[], object], rounds: int = 20) -> float:
     """Time the best of several rounds."""
     times = []
     for _ in range(rounds):
@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=4000)
     parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=20)
+
     options = parser.parse_args()
     if options.turns % TURNS_PER_EPISODE:
         parser.error(f"--turns must be a multiple of {TURNS_PER_EPISODE}, got {options.turns}")
@@ -162,10 +162,10 @@ def main() -> None:
     one_discount = lambda: single_discount(values, rewards, discounts)
     # The hook removes the turn table, so each call gets a fresh mapping.
     times = {
-        "compute_advantages": cpu_ms(lambda: compute_advantages(args, dict(data)), options.rounds),
-        "its lists joined and split, no arithmetic": cpu_ms(lambda: join_and_split(data), options.rounds),
-        "single discount, loop over columns": cpu_ms(one_discount, options.rounds),
-        "double loop, token by token": cpu_ms(lambda: token_by_token(work, discounts), 1),
+        "compute_advantages": cpu_ms(lambda: compute_advantages(args, dict(data))),
+        "its lists joined and split, no arithmetic": cpu_ms(lambda: join_and_split(data)),
+        "single discount, loop over columns": cpu_ms(one_discount),
+        "double loop, token by token": cpu_ms(lambda: token_by_token(work, discounts), rounds=1),
     }
     print(f"{options.turns} turns, {len(work['values'])} tokens, one thread; largest difference {difference:.1e}")
     for name, ms in times.items():

@@ -14,21 +14,23 @@ import sys
 import time
 import urllib.request
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import aiohttp
+import orjson
 
 from benchmarks import parts
 from benchmarks.engine_server import Host
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
+from rollout.play import engine
 from rollout.play.batch import Batch
 from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players.manager import PlayerProcesses
@@ -41,9 +43,10 @@ WORDS = (
     "open room before after because near far behind toward path closed first second again still goal"
 )
 ENDS = (".\nACTION: left", ".\nACTION: right")
-MEAN_EPISODE = 16
-"""Turns of an episode on average."""
+MEAN_EPISODE = 16  # turns of an episode on average
 ANSWER_LIMIT = 1024
+BARE_REQUESTS = 2048
+"""Requests that a bare client repeats."""
 TRAINING_S = 1 / 45
 """Seconds of training per turn of a batch and engine: half of what one saturated engine needs to play a turn."""
 
@@ -64,6 +67,8 @@ class Case:
     """Batches before them. Loops that never stop need one more, with an update of the weights before the measuring."""
     processes: int = 1
     """Processes that play (`rollout_processes`)."""
+    parts: bool = False
+    """Time the parts of a turn (`benchmarks/parts.py`), which adds about 5 % to what it costs."""
 
 
 def episode_length(seed: int) -> int:
@@ -102,30 +107,16 @@ class SimulatedEngines:
         self._process.terminate()
         self._process.communicate()
 
-    def now(self) -> float:
-        """Read the simulated seconds so far."""
-        return self._call("/simulated/now")["now"]
-
-    def saturated(self, every: int) -> dict[str, float]:
-        """Measure `tokens_per_s` and `turns_per_s` of the same engines and requests with a queue that is never empty.
-
-        `updated_tokens_per_s` is the same with new weights after `every` responses.
-        """
-        return self._call(f"/simulated/saturated?every={every}")
-
     def update(self) -> None:
         """Load new weights, which aborts the requests in flight."""
-        self._call("/simulated/update", {})
-
-    def charge(self, pids: Sequence[int]) -> None:
-        """Put the CPU time of these processes on the clock, too, each as if it had its own core."""
-        self._call("/simulated/hosts", {"pids": list(pids)})
+        self.ask("/simulated/update", {})
 
     def sleep(self, seconds: float) -> None:
         """Wait for simulated seconds, as a trainer that works on other machines."""
-        self._call("/simulated/sleep", {"seconds": seconds})
+        self.ask("/simulated/sleep", {"seconds": seconds})
 
-    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Ask for one of the paths of `benchmarks.engine_server`, with POST if there is a body."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
@@ -158,15 +149,14 @@ class Meter:
         """The processes that play, if this one does not."""
 
     def start(self) -> None:
-        self._seconds -= self.engines.now()
-        self._add_cpu(-1)
+        self._add_clocks(-1)
         parts.SECONDS.clear()
 
     def stop(self) -> None:
-        self._add_cpu(1)
-        self._seconds += self.engines.now()
+        self._add_clocks(1)
 
-    def _add_cpu(self, sign: int) -> None:
+    def _add_clocks(self, sign: int) -> None:
+        self._seconds += sign * self.engines.ask("/simulated/now")["now"]
         self._cpu_s += sign * time.process_time()
         self._players_s += sign * sum(player.cpu_s() for player in self.players)
 
@@ -181,7 +171,9 @@ class Meter:
 
     def row(self) -> dict[str, Any]:
         """Summarize the case. `staleness` has the share of turns by their age in updates."""
-        saturated, turns = self.engines.saturated(self.case.turns), self._turns
+        # The same engines and requests with a queue that is never empty; "updated" with new weights once per batch.
+        saturated = self.engines.ask(f"/simulated/saturated?every={self.case.turns}")
+        turns = self._turns
         speed = self._tokens / self._seconds
         return {
             **asdict(self.case),
@@ -232,7 +224,7 @@ class Trainer:
         if isinstance(players, PlayerProcesses):
             pids = await players.start()
             self.meter.players = [Host(pid) for pid in pids]
-            await asyncio.to_thread(self.engines.charge, pids)
+            await asyncio.to_thread(self.engines.ask, "/simulated/hosts", {"pids": pids})
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)
@@ -323,6 +315,38 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
         finally:
             await close_runtimes()
 
-    engines = SimulatedEngines(vocabulary, case.engines, case.places)
-    with engines, engines.sleeping(), parts.timed():
-        return asyncio.run(play(engines))
+    bodies: deque[bytes] = deque(maxlen=BARE_REQUESTS)
+
+    def kept_body(*arguments: Any) -> bytes:
+        bodies.append(write_body(*arguments))
+        return bodies[-1]
+
+    write_body, engines = engine.request_body, SimulatedEngines(vocabulary, case.engines, case.places)
+    timed = parts.timed() if case.parts else nullcontext()
+    with engines, engines.sleeping():
+        with mock.patch.object(engine, "request_body", kept_body), timed:
+            row = asyncio.run(play(engines))
+        row["bare_cpu_ms_per_turn"] = asyncio.run(bare_client(engines.port, bodies, case.places))
+        return row
+
+
+async def bare_client(port: int, bodies: Iterable[bytes], places: int) -> float:
+    """Send the bodies of `/generate` and parse the responses, with aiohttp and orjson alone; return CPU ms for each.
+
+    The first `places` responses, whose connections are opened, do not count. 0 without bodies: players sent them.
+    """
+    sent, url = iter(bodies), f"http://127.0.0.1:{port}/generate"
+    begun, answered = 0.0, 0
+
+    async def send() -> None:
+        nonlocal begun, answered
+        for body in sent:
+            async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
+                orjson.loads(await response.read())
+            answered += 1
+            if answered == places:
+                begun = time.process_time()
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=places)) as session:
+        await asyncio.gather(*(send() for _ in range(places)))
+        return 1e3 * (time.process_time() - begun) / (answered - places) if answered > places else 0.0

@@ -18,8 +18,7 @@ from rollout.players.wire import Link
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.workers.worker import EnvHost
 
-SECONDS: Counter[str] = Counter()
-"""By part, since it was cleared."""
+SECONDS: Counter[str] = Counter()  # by part, since it was cleared
 PLACES: tuple[tuple[str, Any, str], ...] = (
     ("prompt", Episode, "_build_prompt"),
     ("prompt", DeltaEncoder, "check"),

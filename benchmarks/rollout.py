@@ -17,12 +17,14 @@ Columns, of rollouts alone; continuous loops play on while training runs.
   the running responses and empties the prefix cache
 - stale: share of turns that are 0, 1, or more updates old when they are trained on
 - host ms: CPU milliseconds of the rollout process per turn; with several processes, of the one that keeps the batch
+- bare ms: the same of a client that sends the requests of the last turns again and parses the responses, with aiohttp
+  and orjson alone; 0 if several processes play
 - players ms: CPU milliseconds of the processes that play per turn, with `--processes` above 1
 - busy: share of the time for which the rollout process computes, and the same of the players on average
 
 `--processes` counts the processes that play (`rollout_processes`). Each is charged its own core (see
-`benchmarks/engine_server.py` for how, and for what that cannot show). The JSON file has what each part of a turn costs
-the rollout process (`benchmarks/parts.py`).
+`benchmarks/engine_server.py` for how, and for what that cannot show). With `--parts`, the JSON file has what each part
+of a turn costs the rollout process (`benchmarks/parts.py`); that adds about 5 % to the cost.
 """
 
 import argparse
@@ -52,6 +54,7 @@ COLUMNS = (
     ("stale 0/1/2+", "{ages}"),
     ("processes", "{processes}"),
     ("host ms", "{host_cpu_ms_per_turn:.2f}"),
+    ("bare ms", "{bare_cpu_ms_per_turn:.2f}"),
     ("players ms", "{players_cpu_ms_per_turn:.2f}"),
     ("busy", "{host_busy_share:.0%} / {players_busy_share:.0%}"),
 )
@@ -77,11 +80,8 @@ def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -
     """Yield the rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
     path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
     if not path or not python:
-        print(
-            "slime's loop is left out: set SLIME_PATH to a checkout and SLIME_CPU_PYTHON to the interpreter that "
-            "tests/slime/cpu/install.sh makes",
-            file=sys.stderr,
-        )
+        missing = "set SLIME_PATH to a checkout and SLIME_CPU_PYTHON to what tests/slime/cpu/install.sh makes"
+        print(f"slime's loop is left out: {missing}", file=sys.stderr)
         return
     paths = {"checkpoint": str(checkpoint), "vocabulary": str(vocabulary)}
     lines = "".join(json.dumps({**asdict(case), **paths}) + "\n" for case in cases)
@@ -104,7 +104,7 @@ def run_all(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> 
     for row in itertools.chain(ours, run_slime(slimes, checkpoint, vocabulary) if slimes else ()):
         young = [row["staleness"].get(age, 0.0) for age in ("0", "1")]
         ages = " / ".join(f"{share:.0%}" for share in (*young, max(0.0, 1 - sum(young))))
-        yield {**row, "label": LABELS[row["loop"]], "ages": ages}
+        yield {"bare_cpu_ms_per_turn": 0.0, **row, "label": LABELS[row["loop"]], "ages": ages}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -116,12 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--places", type=int, default=96, help="requests that one engine runs at once")
     parser.add_argument("--batches", type=int, default=2, help="measured batches")
     parser.add_argument("--warm", type=int, default=1, help="batches before them")
+    parser.add_argument("--parts", action="store_true", help="time the parts of a turn")
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
     options = parser.parse_args(arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sizes = itertools.product(options.engines, options.turns, options.processes)
     cases = [
-        loops.Case(loop, turns, engines, options.places, options.batches, options.warm, processes)
+        loops.Case(loop, turns, engines, options.places, options.batches, options.warm, processes, options.parts)
         for engines, turns, processes in sizes
         for loop in options.loops
         if processes == 1 or loop in loops.LOOPS

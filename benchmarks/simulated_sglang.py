@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-BLOCK = 16
-"""Tokens per block of the prefix cache."""
+BLOCK = 16  # tokens per block of the prefix cache
 
 
 @dataclass(frozen=True)

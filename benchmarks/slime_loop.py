@@ -33,13 +33,7 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
         *("custom_rm_path", "rm_type", "rm_url", "rollout_stop", "rollout_stop_token_ids", "rollout_sample_hook_path"),
         *("dynamic_sampling_filter_path", "rollout_sample_filter_path", "rollout_all_samples_process_path"),
     )
-    off = (
-        "mask_offpolicy_in_partial_rollout",
-        "rollout_skip_special_tokens",
-        "use_distributed_post",
-        "group_rm",
-        "ci_test",
-    )
+    off = ("mask_offpolicy_in_partial_rollout", "rollout_skip_special_tokens", "use_distributed_post", "group_rm")
     flags = {
         **dict.fromkeys(absent),
         **dict.fromkeys((*off, "ci_test"), False),

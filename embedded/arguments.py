@@ -136,10 +136,7 @@ class EmbeddedFlags(OptimizerFlags):
     @model_validator(mode="after")
     def _one_kl(self) -> Self:
         if self.kl_coef and self.use_kl_loss:
-            raise ConfigError(
-                f"kl_coef {self.kl_coef} charges KL in the rewards and use_kl_loss charges it in the loss; "
-                "set one of them to 0"
-            )
+            raise ConfigError(f"kl_coef {self.kl_coef} and use_kl_loss charge the same KL twice; set one of them to 0")
         return self
 
 

@@ -204,10 +204,8 @@ class _Run:
             finally:
                 signal.signal(signal.SIGINT, handler)
             kept = f"policy_after/ is the policy after {updates} updates" if updates else "no update was made"
-            raise KeyboardInterrupt(
-                f"interrupted after {updates} updates; {kept}, and the same command with --resume continues the run "
-                f"in {self.folder}/"
-            ) from None
+            continues = f"the same command with --resume continues the run in {self.folder}/"
+            raise KeyboardInterrupt(f"interrupted after {updates} updates; {kept}, and {continues}") from None
         except Exception as error:
             self._write_about({**about, **machine, **began, "stopped": str(error) or type(error).__name__})
             raise
@@ -262,16 +260,11 @@ class _Run:
             make_policy(settings, self.policy, warm, self.ppo.flags["rollout_seed"])
         imitation, defaults = read_imitation(self.policy), EmbeddedFlags(hf_checkpoint="")
         lengths = imitation.lengths(defaults)
-        changed = [
-            f"{name} {value}"
-            for name, value in lengths.items()
-            if value != getattr(defaults, name) and name not in self.ppo.flags
-        ]
+        free = {name: value for name, value in lengths.items() if name not in self.ppo.flags}
+        changed = [f"{name} {value}" for name, value in free.items() if value != getattr(defaults, name)]
         if changed:
-            print(
-                f"the longest prompt has {imitation.longest_prompt} tokens and the longest answer "
-                f"{imitation.longest_answer}, so these flags are raised: {', '.join(changed)}"
-            )
+            longest = f"prompt has {imitation.longest_prompt} tokens and the longest answer {imitation.longest_answer}"
+            print(f"the longest {longest}, so these flags are raised: {', '.join(changed)}")
         if new:
             updates = self.ppo.flags["num_rollout"]
             print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
@@ -294,7 +287,6 @@ class _Run:
 
 
 def _beginning(start: WarmStart | Path, settings: RolloutSettings) -> str:
-    """Say what the policy imitates, or what it starts from instead."""
     if isinstance(start, Path):
         return f"starting from {start}"
     from embedded.warmstart.demonstrations import find_expert

@@ -54,10 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     import torch
 
     if flags.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"torch {torch.__version__} finds no CUDA device; run this on a machine with a GPU, or try a few turns "
-            "with --device cpu"
-        )
+        raise ConfigError(f"torch {torch.__version__} finds no CUDA device; take a machine with a GPU or --device cpu")
     from embedded.launch import set_up_process
 
     set_up_process()
@@ -109,10 +106,7 @@ def find_model(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason} "
-            "Give the folder of a Hugging Face model"
-        ) from error
+        raise ConfigError(f"--model '{name}' is not a folder, and the hub does not provide it: {reason}") from error
 
 
 if __name__ == "__main__":

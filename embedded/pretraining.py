@@ -55,10 +55,7 @@ def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(stage.keys), sort_keys=False), encoding="utf-8")
         train(make_args(folder / "config.yaml", **{**flags, **stage.flags}), MetricsLog(rows))
     last = [row for row in read_rows(rows) if "critic/held_out_explained_variance" in row][-1]
-    print(
-        f"value pretraining: {last['turns']:.0f} turns, held-out explained variance "
-        f"{last['critic/held_out_explained_variance']:.2f} after {last['critic/passes']:.0f} passes; the critic is in "
-        f"{folder}/",
-        flush=True,
-    )
+    turns, passes, explained = (last[key] for key in ("turns", "critic/passes", "critic/held_out_explained_variance"))
+    reached = f"held-out explained variance {explained:.2f} after {passes:.0f} passes; the critic is in {folder}/"
+    print(f"value pretraining: {turns:.0f} turns, {reached}", flush=True)
     return last["turns"]

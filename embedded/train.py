@@ -51,10 +51,8 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
     Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout function raises.
     """
     flags = embedded_flags(args)
-    generate, convert, source_class = (
-        load_attribute(getattr(flags, name), name)
-        for name in ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
-    )
+    hooks = ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
+    generate, convert, source_class = (load_attribute(getattr(flags, name), name) for name in hooks)
     evaluate = load_attribute(flags.eval_function_path, "eval_function_path") if flags.eval_function_path else generate
     with EngineProcess(_engine_options(flags)) as engine, ExitStack() as at_end:
         at_end.callback(lambda: run(close_runtimes()))

@@ -44,10 +44,8 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
     """Return one turn as a row, `messages` and `metadata`; raises ConfigError if a message has images."""
     if any(not isinstance(message["content"], str) for message in turn.messages):
         raise ConfigError("demonstrations are text only; remove env.vlm from the YAML")
-    shown = [
-        {"role": m["role"], "content": m["content"], "step_loss_mask": int(m["role"] != "assistant")}
-        for m in turn.messages
-    ]
+    shown = [{"role": m["role"], "content": m["content"]} for m in turn.messages]
+    shown = [{**message, "step_loss_mask": int(message["role"] != "assistant")} for message in shown]
     answer = {"role": "assistant", "content": turn.response, "step_loss_mask": 1}
     metadata = {"task": turn.task, "seed": turn.seed, "turn": turn.turn, "progression": float(turn.progression)}
     return {"messages": [*shown, answer], "metadata": metadata}
@@ -78,10 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", required=True, help="custom YAML, as for --custom-config-path")
     parser.add_argument("--episodes", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl or .parquet file")
-    seeds = "selects the episodes; they never use seeds of training or evaluation"
-    parser.add_argument("--seed", type=int, default=0, help=seeds)
-    moves = "share of random moves, which are never trained on"
-    parser.add_argument("--random-share", type=float, default=0.0, help=moves)
+    parser.add_argument("--seed", type=int, default=0, help="selects episodes; never those of training or evaluation")
+    parser.add_argument("--random-share", type=float, default=0.0, help="of random moves, which are never trained on")
     parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes with less progression")
     parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
     given = parser.parse_args(arguments)
@@ -91,12 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     turns = demonstrate(config, given.episodes, given.random_share, given.seed, explain, expert_answers=True)
     kept = [turn for turn in turns if turn.progression >= given.min_progression]
     write_rows([to_row(turn) for turn in kept], given.out)
-    episodes = {(turn.task, turn.seed): turn.progression for turn in turns}
-    won = sum(progression >= 1.0 for progression in episodes.values())
-    print(
-        f"{len(kept)} of {len(turns)} turns from {len(episodes)} episodes ({won} won, mean progression "
-        f"{sum(episodes.values()) / len(episodes):.2f}) written to {given.out}"
-    )
+    ends = {(turn.task, turn.seed): turn.progression for turn in turns}.values()
+    won = f"{sum(end >= 1.0 for end in ends)} won, mean progression {sum(ends) / len(ends):.2f}"
+    print(f"{len(kept)} of {len(turns)} turns from {len(ends)} episodes ({won}) written to {given.out}")
 
 
 if __name__ == "__main__":

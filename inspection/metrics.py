@@ -78,5 +78,4 @@ def _framework_logger(*names: str) -> Any:
             for name in names:
                 if hasattr(module, name):
                     return getattr(module, name)
-    found = f"found {FRAMEWORK}; leave --custom-rollout-log-function-path out"
-    raise RuntimeError(f"the log hooks need slime or miles, {found}")
+    raise RuntimeError(f"the log hooks need slime or miles, found {FRAMEWORK}; leave the flags with log hooks out")

@@ -11,8 +11,7 @@ from typing import Any
 from slime_verlog import ConfigError
 
 FILE = "episodes.jsonl"
-LARGE_KEYS = ("messages", "pictures", "story")
-"""Keys of a record that tables do not need."""
+LARGE_KEYS = ("messages", "pictures", "story")  # keys of a record that tables do not need
 
 
 def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting: str = "-") -> None:

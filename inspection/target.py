@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from envs.mixture import TaskSpec
     from rollout.bridge.settings import RolloutSettings
 
-ANY_TASK = "default"
-"""The task of an environment that names none."""
+ANY_TASK = "default"  # the task of an environment that names none
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that choose a target."""
     parser.add_argument("target", metavar="ENV_OR_YAML", help="YAML, or an environment: module name or .py file")
     parser.add_argument("--task", help="one task; default: all tasks of the YAML, or the environment's DEFAULT_TASK")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key; may be repeated"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; repeatable")
 
 
 def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> None:

@@ -31,10 +31,5 @@ def align(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
     """Return the rows as lines with aligned columns; those after the first `left` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = len(widths) if left is None else left
-    return [
-        "  ".join(
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    aligned = lambda k, cell: cell.ljust(widths[k]) if k < left else cell.rjust(widths[k])
+    return ["  ".join(aligned(k, cell) for k, cell in enumerate(row)).rstrip() for row in rows]

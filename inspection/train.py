@@ -28,11 +28,6 @@ from pathlib import Path
 
 from embedded import launch
 
-_WORLDS = 24
-"""Episodes whose world is drawn while the run goes on; drawing takes time from training."""
-_END_S = 60.0
-"""Seconds for the last page."""
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog train`."""
@@ -49,7 +44,7 @@ def run(options: Namespace) -> int:
 @contextmanager
 def page_of(out: Path) -> Iterator[None]:
     """Follow the run in another process, which writes the page once more at the end."""
-    words = ["view", str(out), "--follow", "--worlds", str(_WORLDS), "--open"]
+    words = ["view", str(out), "--follow", "--worlds", "24", "--open"]  # drawing worlds takes time from training
     print(f"the page of this run: {out / 'episodes.html'}", flush=True)
     # A separate session: Ctrl-C reaches the training alone, and the page is finished after it.
     command, quiet = [sys.executable, "-m", "inspection", *words], subprocess.DEVNULL
@@ -59,4 +54,4 @@ def page_of(out: Path) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(60.0)  # for the last page

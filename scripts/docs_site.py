@@ -58,7 +58,6 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def _command(name: str) -> str:
-    """Return what a part's docstring says, its usage, and a table of its options."""
     from inspection.command import module_of
 
     module = module_of(name)
@@ -94,7 +93,6 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
 
 
 def _line_of(path: str, name: str) -> int:
-    """Find the first line of a function or class."""
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if getattr(node, "name", None) == name:
             return node.lineno

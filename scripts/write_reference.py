@@ -4,7 +4,6 @@ It also names the schema in the first line of each YAML file in custom_configs/ 
 change to a settings model, a YAML file or a script: python scripts/write_reference.py
 """
 
-import functools
 import importlib
 import json
 import os
@@ -96,36 +95,23 @@ def schema(environments: Mapping[str, type[Settings]]) -> str:
     models = [RolloutSettings, *environments.values(), TaskSettings]
     references, definitions = models_json_schema([(m, "validation") for m in dict.fromkeys(models)])
     definitions = _tidy(definitions["$defs"])
-    for definition in definitions.values():
-        _allow_empty_sections(definition.get("properties", {}), definitions)
+    # A section whose keys are all commented out reads as null, which the models take for an empty mapping.
+    for properties in [definition.get("properties", {}) for definition in definitions.values()]:
+        for key, node in properties.items():
+            if definitions.get(node.get("$ref", "").rpartition("/")[2], {}).get("type") == "object":
+                section = {"anyOf": [{"$ref": node["$ref"]}, {"type": "null"}]}
+                properties[key] = {**section, **{k: v for k, v in node.items() if k != "$ref"}}
     reference_of = lambda model: references[(model, "validation")]["$ref"]
     root = definitions.pop(reference_of(RolloutSettings).rpartition("/")[2])
     items = {"anyOf": [{"type": "string"}, {"$ref": reference_of(TaskSettings)}]}
     for owner in (root, definitions["EvalSettings"]):
         owner["properties"]["tasks"]["items"] = items
-    rules = [
-        {
-            "if": {"properties": {"rollout_interaction_env_path": {"const": name}}},
-            "then": {"properties": {"env": {"$ref": reference_of(model)}}},
-        }
-        for name, model in environments.items()
-    ]
-    whole = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "slime-verlog configuration",
-        **root,
-        "allOf": rules,
-        "$defs": definitions,
-    }
+    if_named = lambda name: {"properties": {"rollout_interaction_env_path": {"const": name}}}
+    options_of = lambda model: {"properties": {"env": {"$ref": reference_of(model)}}}
+    rules = [{"if": if_named(name), "then": options_of(model)} for name, model in environments.items()]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "slime-verlog configuration"}
+    whole = {**head, **root, "allOf": rules, "$defs": definitions}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
-
-
-def _allow_empty_sections(properties: dict[str, Any], definitions: Mapping[str, Any]) -> None:
-    """A section whose keys are all commented out reads as null, which the models take for an empty mapping."""
-    for key, node in properties.items():
-        if definitions.get(node.get("$ref", "").rpartition("/")[2], {}).get("type") == "object":
-            section = {"anyOf": [{"$ref": node["$ref"]}, {"type": "null"}]}
-            properties[key] = {**section, **{k: v for k, v in node.items() if k != "$ref"}}
 
 
 def _tidy(node: Any) -> Any:
@@ -178,7 +164,8 @@ def _environment_sections(environments: Mapping[str, type[Settings]]) -> Iterato
         yield from _section(headings[model], model, "env.", own_fields(model), text, level=3)
     for name, model in environments.items():
         inherited = [headings[base] for base in model.__mro__[1:] if base in headings]
-        links = " and ".join(f"[{base.strip('`')}](#{_anchor(base)})" for base in inherited)
+        anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in inherited]  # as GitHub's
+        links = " and ".join(f"[{h.strip('`')}](#{anchor})" for h, anchor in zip(inherited, anchors, strict=True))
         text = _line(model.__doc__) + (f" The keys of {links} apply too." if inherited else "")
         yield from _section(f"`{name}`", model, "env.", own_fields(model), text, level=3)
 
@@ -212,35 +199,21 @@ def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _row(model: type[Settings], prefix: str, name: str, field: FieldInfo) -> str:
-    meaning = _meaning(model, name).replace("|", "\\|")
-    values = _describe(_properties(model)[name])
-    return f"| `{prefix}{field.alias or name}` | {values} | {_default(field)} | {meaning} |"
-
-
-def _meaning(model: type[Settings], name: str) -> str:
-    """The field's docstring, else that of the field it overrides, else that of the model it holds."""
+    """A row of a table; the meaning is the docstring of the field, of the one it overrides or of its model."""
     bases = [base for base in model.__mro__ if issubclass(base, Settings) and name in base.model_fields]
     texts = [base.model_fields[name].description for base in bases]
-    texts += [nested.__doc__ for nested in _nested(model.model_fields[name].annotation)]
-    return _line(next(filter(None, texts), ""))
-
-
-@functools.cache
-def _properties(model: type[Settings]) -> dict[str, Any]:
-    return model.model_json_schema(by_alias=False)["properties"]
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "**required**"
-    value = field.get_default(call_default_factory=True)
-    if isinstance(value, BaseModel):
-        return "see below"
-    return f"`{value}`" if isinstance(value, str) and value else f"`{json.dumps(value)}`"
+    texts += [nested.__doc__ for nested in _nested(field.annotation)]
+    meaning = _line(next(filter(None, texts), "")).replace("|", "\\|")
+    default = "**required**"
+    if not field.is_required():
+        value = field.get_default(call_default_factory=True)
+        shown = value if isinstance(value, str) and value else json.dumps(value, default=str)
+        default = "see below" if isinstance(value, BaseModel) else f"`{shown}`"
+    values = _describe(model.model_json_schema(by_alias=False)["properties"][name])
+    return f"| `{prefix}{field.alias or name}` | {values} | {default} | {meaning} |"
 
 
 def _describe(node: Mapping[str, Any]) -> str:
-    """Type and range in words."""
     if options := node.get("anyOf"):
         return " or ".join(dict.fromkeys(map(_describe, options)))
     if "$ref" in node:
@@ -267,11 +240,6 @@ def _nested(annotation: Any) -> list[type[Settings]]:
 
 def _line(text: str | None) -> str:
     return " ".join((text or "").split())
-
-
-def _anchor(heading: str) -> str:
-    """GitHub's anchor of a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -71,13 +71,12 @@ def finished_runs(study: Study) -> list[Run]:
 
 def filled(page: str) -> str:
     """Write every table of the page anew."""
-    return _PLACE.sub(lambda found: f"{found[1]}\n{table_of(found[2], found[3])}\n\n", page)
 
+    def table(found: re.Match[str]) -> str:
+        study = load_study(found[3])
+        return "\n".join([found[1], *TABLES[found[2]](study, finished_runs(study)), "\n"])
 
-def table_of(kind: str, name: str) -> str:
-    """Format one of a study's tables in Markdown."""
-    study = load_study(name)
-    return "\n".join(TABLES[kind](study, finished_runs(study)))
+    return _PLACE.sub(table, page)
 
 
 if __name__ == "__main__":

@@ -218,10 +218,9 @@ def load_hf_model(folder: str | Path) -> Any:
     config = AutoConfig.from_pretrained(folder)
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in SERVED_TYPES or layer_types != {"full_attention"}:
-        raise ConfigError(
-            f"'{folder}' holds a {config.model_type} model with {', '.join(sorted(layer_types))}; the embedded engine "
-            f"serves {', '.join(SERVED_TYPES)} with full attention. Serve it with SGLang instead"
-        )
+        found = f"'{folder}' holds a {config.model_type} model with {', '.join(sorted(layer_types))}"
+        served = f"the embedded engine serves {', '.join(SERVED_TYPES)} with full attention"
+        raise ConfigError(f"{found}; {served}. Serve it with SGLang instead")
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

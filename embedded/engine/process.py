@@ -6,7 +6,6 @@ continue.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,6 @@ from embedded.engine.decoder import write_policy
 from embedded.engine.engine import HOST, EngineOptions
 from rollout.errors import ConfigError, EngineError
 
-CONTROL_S = 600.0
-"""Seconds for one control request; loading a large model takes long on a busy machine."""
-FLUSH_PAUSE_S = 0.002
-"""Seconds between two requests to flush the cache, which is refused until the last response is aborted."""
 IN_MEMORY = Path("/dev/shm")
 """Where Linux keeps files in memory. Without it, or if it is small, weights go to the temporary folder."""
 ROOM = 8
@@ -38,7 +34,7 @@ ROOM = 8
 16-bit weights has twice the size, and the old and the new copy exist at once; the rest is a reserve."""
 
 
-class EngineProcess:
+class EngineProcess(AbstractContextManager["EngineProcess"]):
     """A context manager around a child process that serves one model; it ends with this process, however that ends."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -78,7 +74,7 @@ class EngineProcess:
             raise EngineError(f"the weights for the engine cannot be written to {folder}: {error}") from error
         self._post("/pause_generation")
         while self._post("/flush_cache", refused=400) == 400:
-            time.sleep(FLUSH_PAUSE_S)
+            time.sleep(0.002)  # flushing is refused until the last response is aborted
         self._post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": version})
         self._post("/continue_generation")
 
@@ -94,7 +90,8 @@ class EngineProcess:
         return status
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=CONTROL_S)
+        # Loading a large model takes long on a busy machine.
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=600.0)
         try:
             connection.request(method, path, json.dumps(body or {}), {"Content-Type": "application/json"})
             response = connection.getresponse()
@@ -106,7 +103,6 @@ class EngineProcess:
         return response.status, json.loads(said) if response.headers.get_content_type().endswith("json") else said
 
     def _obituary(self) -> str:
-        """Say why the child ended."""
         code = self._process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return f"the engine's process ended {how}; if it printed no reason above, the system may have run out of memory"
@@ -117,12 +113,9 @@ class EngineProcess:
         self._process.communicate()
         shutil.rmtree(self._weights, ignore_errors=True)
 
-    def __enter__(self) -> EngineProcess:
-        return self
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, EngineError):
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a connection may break a moment earlier
+            with suppress(subprocess.TimeoutExpired):  # a connection may break a moment earlier
                 self._process.wait(timeout=1)
         lost = self._obituary() if isinstance(error, EngineError) and self._process.returncode is not None else None
         self.close()

@@ -17,9 +17,6 @@ NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "custom_params")),
 }
 """Parameters of SGLang for features that this engine lacks: only None, or the value that has no effect, is accepted."""
-IGNORED = ("spaces_between_special_tokens",)
-"""Parameters of SGLang that are accepted and have no effect."""
-
 MAX_BIAS = 1e4
 
 
@@ -78,7 +75,8 @@ def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
             value = mapping.get(name)
             if value not in (None, neutral):
                 raise ConfigError(f"sampling_params.{name}={value!r} is not supported by this engine; remove it")
-        mapping = {name: value for name, value in mapping.items() if name not in NEUTRAL and name not in IGNORED}
+        without_effect = (*NEUTRAL, "spaces_between_special_tokens")
+        mapping = {name: value for name, value in mapping.items() if name not in without_effect}
     return read_settings(SamplingParams, mapping, "sampling_params.")
 
 

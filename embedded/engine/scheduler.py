@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from embedded.engine.decoder import Decoder
     from embedded.engine.vision import VisionDecoder
 
-PREFILL_BUDGET = 4096
-"""Prompt tokens admitted in one step; this bounds the delay of running requests."""
-
 
 Update = tuple[Mapping[str, torch.Tensor], str | None, Future[str]]
 """New weights, their version if given, and the future that receives the version served."""
@@ -140,11 +137,8 @@ class Scheduler:
     def load(self) -> dict[str, int]:
         """Count requests running and waiting, and tokens held in the cache."""
         with self._wake:
-            return {
-                "num_running_reqs": len(self._running),
-                "num_waiting_reqs": len(self._waiting),
-                "num_used_tokens": int(self._written.sum()),
-            }
+            running, waiting, used = len(self._running), len(self._waiting), int(self._written.sum())
+        return {"num_running_reqs": running, "num_waiting_reqs": waiting, "num_used_tokens": used}
 
     @property
     def healthy(self) -> bool:
@@ -204,7 +198,6 @@ class Scheduler:
         return bool(commands or (not self._paused and (self._running or self._waiting)))
 
     def _fail(self, error: EngineError) -> None:
-        """Answer all waiting and all later requests with `error`."""
         self._error = error
         for request in [*self._running.values(), *self._waiting]:
             request.future.set_exception(error)
@@ -242,7 +235,7 @@ class Scheduler:
     def _admit(self) -> list[Request]:
         """Give rows to waiting requests; each reuses the longest cached prefix, in place or as a copy."""
         admitted: list[Request] = []
-        budget = PREFILL_BUDGET
+        budget = 4096  # prompt tokens in one step; this bounds the delay of running requests
         while self._waiting and len(self._running) < self.decoder.rows and budget > 0:
             request = self._waiting.popleft()
             tokens = np.asarray(request.prompt)

@@ -14,6 +14,7 @@ import reprlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -24,9 +25,6 @@ from embedded.engine.engine import HOST, Engine, EngineOptions
 from embedded.engine.vision import VisionEngine, has_vision
 from rollout.errors import EngineError
 from slime_verlog import ConfigError, command, read_settings
-
-MAX_ERROR_LENGTH = 2000
-"""Characters of an error's text in a response; longer texts are cut, because they may quote the request."""
 
 
 def build_app(engine: Engine) -> web.Application:
@@ -52,7 +50,7 @@ def build_app(engine: Engine) -> web.Application:
 
 
 def _error(text: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": text[:MAX_ERROR_LENGTH]}}, status=status)
+    return web.json_response({"error": {"message": text[:2000]}}, status=status)  # it may quote the request
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
@@ -191,7 +189,7 @@ ROUTES: Mapping[str, Callable[[Engine, web.Request], Awaitable[web.Response]]] =
 """Methods, paths and handlers."""
 
 
-class EngineServer:
+class EngineServer(AbstractContextManager["EngineServer"]):
     """An engine and its HTTP server in a thread of this process; a context manager."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -207,10 +205,6 @@ class EngineServer:
             raise
         self.url = f"http://{HOST}:{self.port}"
 
-    def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> str:
-        """Load weights with Hugging Face names into the engine; returns the version that it now serves."""
-        return self.engine.scheduler.update_weights(state, version).result(timeout=600)
-
     def close(self) -> None:
         """Stop listening and end the worker; requests in flight are aborted. Safe to call twice."""
         self.engine.scheduler.close()
@@ -221,9 +215,6 @@ class EngineServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
-
-    def __enter__(self) -> EngineServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -240,11 +231,8 @@ async def _listen(engine: Engine) -> tuple[web.AppRunner, int]:
         await web.TCPSite(runner, HOST, port).start()
     except OSError as error:
         await runner.cleanup()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {HOST} is in use; stop the process that listens there, or choose another --port"
-            ) from error
-        raise ConfigError(f"cannot listen on {HOST}:{port}: {error.strerror}") from error
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        raise ConfigError(f"port {port} on {HOST} {reason}; choose another --port") from error
     return runner, runner.addresses[0][1]
 
 

@@ -98,10 +98,8 @@ def load_vision_model(folder: str | Path) -> Any:
 
     kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
     if kind not in SERVED_TYPES:
-        raise ConfigError(
-            f"'{folder}' is a {kind} model; the embedded engine supports the vision-language models "
-            f"{', '.join(SERVED_TYPES)}. Serve this model with SGLang instead"
-        )
+        supported = f"the embedded engine supports the vision-language models {', '.join(SERVED_TYPES)}"
+        raise ConfigError(f"'{folder}' is a {kind} model; {supported}. Serve this model with SGLang instead")
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
 

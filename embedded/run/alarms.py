@@ -13,53 +13,31 @@ if TYPE_CHECKING:
     from embedded.arguments import EmbeddedFlags
     from embedded.warmstart.imitation import Imitation
 
+_READ_INVALID = (
+    "read the invalid answers (slime-verlog report), accept more ways to write an action in `translate`, or lower "
+    "the learning rate (--set-flag lr=1e-4)"
+)
+_RAISE_LENGTH = (
+    "raise it (--set-flag rollout_max_response_len=N); if it rises as training goes on, lower the learning rate"
+)
+_CHARGE_KL = "lower the learning rate (--set-flag lr=1e-4) or charge more for it (--set-flag kl_coef=0.01)"
+_SMALLER_UPDATES = (
+    "one update moves the policy too far: lower the learning rate (--set-flag lr=1e-4), or enlarge the batch "
+    "(--set-flag rollout_batch_size=512)"
+)
+_TRAIN_CRITIC = "train the critic longer alone (--set-flag num_critic_only_steps=N), or set value_pretraining.batches"
+_EXPLAINED = "the share of the returns' variance that the critic explains"
 LIMITS = (
-    Limit(
-        "turn/valid_action_ratio",
-        "the share of valid answers",
-        1.0,
-        "",
-        "read the invalid answers (slime-verlog report), accept more ways to write an action in `translate`, or lower "
-        "the learning rate (--set-flag lr=1e-4)",
-        lowest=0.95,
-    ),
-    Limit(
-        "turn/length_stop_ratio",
-        "the share of answers cut by their length limit",
-        0.02,
-        "",
-        "raise it (--set-flag rollout_max_response_len=N); if it rises as training goes on, lower the learning rate",
-    ),
-    Limit(
-        "actor/ref_kl",
-        "the KL to the policy before PPO, in nats per token,",
-        0.5,
-        "",
-        "lower the learning rate (--set-flag lr=1e-4) or charge more for it (--set-flag kl_coef=0.01)",
-        lowest=-math.inf,
-    ),
-    Limit(
-        "actor/ppo_kl",
-        "the KL of one update",
-        0.1,
-        "",
-        "one update moves the policy too far: lower the learning rate (--set-flag lr=1e-4), or enlarge the batch "
-        "(--set-flag rollout_batch_size=512)",
-        lowest=-math.inf,
-    ),
-    Limit(
-        "critic/explained_variance",
-        "the share of the returns' variance that the critic explains",
-        math.inf,
-        "",
-        "train the critic longer alone (--set-flag num_critic_only_steps=N), or set value_pretraining.batches",
-    ),
+    Limit("turn/valid_action_ratio", "the share of valid answers", 1.0, "", _READ_INVALID, lowest=0.95),
+    Limit("turn/length_stop_ratio", "the share of answers cut by their length limit", 0.02, "", _RAISE_LENGTH),
+    Limit("actor/ref_kl", "the KL to the policy before PPO, in nats per token,", 0.5, "", _CHARGE_KL, -math.inf),
+    Limit("actor/ppo_kl", "the KL of one update", 0.1, "", _SMALLER_UPDATES, -math.inf),
+    Limit("critic/explained_variance", _EXPLAINED, math.inf, "", _TRAIN_CRITIC),
 )
 """Healthy ranges, as docs/metrics.md has them."""
 PATIENCE = 5
 """Updates in a row outside its range after which a metric raises its alarm; single batches are noisy."""
-FEW_ACTOR_UPDATES = 10
-"""A policy that trains in fewer updates than this hardly changes."""
+FEW_ACTOR_UPDATES = 10  # a policy that trains in fewer updates than this hardly changes
 LONG_EPISODE = 7
 """Episodes are long if they take more updates than this from their first turn to their last."""
 

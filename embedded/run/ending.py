@@ -2,13 +2,13 @@
 
 import shlex
 import shutil
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MIN_PAIRS = 10
-"""With fewer held-out episodes, two standard errors mean nothing."""
+MIN_PAIRS = 10  # with fewer held-out episodes, two standard errors mean nothing
 SOLVED = 0.95
 ENOUGH_UPDATES = 30
 """Updates of the actor after which more of them are not the first thing to try."""
@@ -40,9 +40,8 @@ def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def share(values: Iterable[float]) -> dict[str, float]:
     """Compute the mean of zeros and ones, its binomial standard error, and their number."""
     found = list(values)
-    n = len(found)
-    rate = sum(found) / n if n else 0.0
-    return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / n) ** 0.5, 4) if n else 0.0, "n": n}
+    rate, n = statistics.fmean(found or [0.0]), len(found)
+    return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / max(n, 1)) ** 0.5, 4), "n": n}
 
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
@@ -55,11 +54,9 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
     lines.append(f"verdict: {verdict['sentence']}")
     if verdict["verdict"] != "improved" and not (summary["fault"] or summary["note"]):
         lines.append(f"next: {next_step(summary)}")
-    if summary["failed_episodes"]:
-        lines.append(
-            f"error: {summary['failed_episodes']} held-out episodes failed and count as 0; the first: "
-            f"{summary['first_failure']}"
-        )
+    if failed := summary["failed_episodes"]:
+        first = summary["first_failure"]
+        lines.append(f"error: {failed} held-out episodes failed and count as 0; the first: {first}")
     if summary["note"]:
         lines.append(f"note: {summary['note']}")
     if summary["fault"]:
@@ -83,10 +80,8 @@ def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
 def spread(values: Iterable[float]) -> dict[str, float]:
     """Compute mean, standard error and number of the values."""
     found = list(values)
-    n = len(found)
-    center = sum(found) / n if n else 0.0
-    variance = sum((value - center) ** 2 for value in found) / (n - 1) if n > 1 else 0.0
-    return {"mean": round(center, 4), "se": round((variance / n) ** 0.5, 4) if n else 0.0, "n": n}
+    error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+    return {"mean": round(statistics.fmean(found or [0.0]), 4), "se": round(error, 4), "n": len(found)}
 
 
 def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,10 +117,7 @@ def next_step(summary: Mapping[str, Any]) -> str:
         return f"train longer: --updates {2 * max(summary['updates'], ENOUGH_UPDATES)}, in another --out"
     if not summary["win_rate_after"]["mean"]:
         return "no held-out episode was ever won: reward progress, or begin with an easier task"
-    return (
-        "read the episodes; then try larger batches (--set-flag rollout_batch_size=512), more updates, or rewards for "
-        "progress"
-    )
+    return "read the episodes; then try larger batches (--set-flag rollout_batch_size=512) or rewards for progress"
 
 
 def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:

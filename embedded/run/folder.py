@@ -42,15 +42,11 @@ def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None
         raise ConfigError(f"{folder} holds {held[0]}, but not of a training run; choose another --out")
     if if_held == "refuse":
         state = "a finished" if is_finished(folder) else "an unfinished"
-        raise ConfigError(
-            f"{folder} holds {state} run, and nothing was changed: {'--resume continues it, ' * resumes}--overwrite "
-            "deletes it, another --out keeps both"
-        )
+        choices = f"{'--resume continues it, ' * resumes}--overwrite deletes it, another --out keeps both"
+        raise ConfigError(f"{folder} holds {state} run, and nothing was changed: {choices}")
     if if_held == "resume" and SETTINGS not in held:
-        raise ConfigError(
-            f"{folder} holds a run without {SETTINGS}, so it cannot be continued; choose another --out, or delete it "
-            "with --overwrite"
-        )
+        lost = f"{folder} holds a run without {SETTINGS}, so it cannot be continued"
+        raise ConfigError(f"{lost}; choose another --out, or delete it with --overwrite")
 
 
 @contextmanager
@@ -109,10 +105,8 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
         return
     found, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(settings))
     for key, there, here in differences(found, wanted):
-        raise ConfigError(
-            f"{folder} holds a run with other settings: {key} is {there!r} there and {here!r} here; choose another "
-            "--out, or delete that run"
-        )
+        differs = f"{folder} holds a run with other settings: {key} is {there!r} there and {here!r} here"
+        raise ConfigError(f"{differs}; choose another --out, or delete that run")
 
 
 def differences(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:

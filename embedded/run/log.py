@@ -73,10 +73,8 @@ def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
     trained = [row for row in updates if row["train/actor_trains"]]
     norms = [row.get("actor/grad_norm", 0.0) for row in trained]
     if not trained:
-        return (
-            f"the actor never trained: only the critic did, in all {len(updates)} updates; raise the number of updates "
-            "above num_critic_only_steps"
-        )
+        never = f"the actor never trained: only the critic did, in all {len(updates)} updates"
+        return f"{never}; raise the number of updates above num_critic_only_steps"
     if not all(math.isfinite(norm) for norm in norms):
         return "the actor's gradient was not finite (see actor/grad_norm); lower lr"
     if not any(norms):
@@ -94,7 +92,5 @@ def reward_note(rows: Sequence[Mapping[str, float]]) -> str | None:
     rewards = [row["turn/reward"] for row in rows if "turn/reward" in row]
     if len(rewards) < 2 or len(set(rewards)) > 1:
         return None
-    return (
-        f"every batch paid the same mean reward, {rewards[0]:g} per turn, so there was nothing to learn from; look "
-        "at the episodes, and reward progress (a success by chance is needed at least now and then)"
-    )
+    same = f"every batch paid the same mean reward, {rewards[0]:g} per turn, so there was nothing to learn from"
+    return f"{same}; look at the episodes, and reward progress (a success by chance is needed at least now and then)"

@@ -20,9 +20,8 @@ TURNS = 16
 LONGEST = 64
 _PER_TOKEN = ("log_probs", "kl", "values", "advantages", "returns")
 _NO_ROW = TurnRow(0, 0, TurnKind.BOOTSTRAP)
-_DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
-PLAYER = "training"
-"""What the records name as the player of training episodes."""
+
+PLAYER = "training"  # what the records name as the player of training episodes
 
 
 class TrainingRecord:
@@ -78,6 +77,7 @@ class TrainingRecord:
         first += len(turns) - len(kept)
         ended = StopReason.TIME_LIMIT if row.truncated else StopReason.CUT
         stop = StopReason.TERMINATED if row.terminated else ended
+        names = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
         credit = {"role": role, "form": self._settings.gae_form, "kl_coef": self._kl_coef if role == "actor" else 0.0}
         return {
             **{"player": PLAYER, "task_name": facts.get("task_name"), "stop": stop},
@@ -89,7 +89,7 @@ class TrainingRecord:
             "metrics": facts.get("env_metrics") or {},
             "messages": [],
             "story": kept,
-            "credit": credit | {name: getattr(discounts, name) for name in _DISCOUNTS} | {"next_value": next_value},
+            "credit": credit | {name: getattr(discounts, name) for name in names} | {"next_value": next_value},
         }
 
     def _turn(

@@ -106,19 +106,13 @@ class RunReport:
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
 
     def write(self, *, interrupted: bool = False) -> dict[str, Any]:
-        """Write all files and return the summary; before the first evaluation, there is only the summary."""
-        self._board.close()
-        summary = {**self.about, "interrupted": interrupted, **self._counts(interrupted)}
-        if self.evaluations:
-            summary |= self._results()
-            plot_curve(self.folder / "curve.png", self.history, self.evaluations)
-        write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        return summary
+        """Write all files and return the summary; before the first evaluation, there is only the summary.
 
-    def _counts(self, interrupted: bool) -> dict[str, Any]:
-        """Updates, turns and time, and whether the actor trained. An interrupted run is not judged."""
-        return {
-            "updates": len(self.history),
+        An interrupted run is not judged.
+        """
+        self._board.close()
+        summary = {
+            **{**self.about, "interrupted": interrupted, "updates": len(self.history)},
             "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),
             "fault": None if interrupted else actor_fault(self.history),
             "note": None if interrupted else reward_note(self.history),
@@ -126,9 +120,13 @@ class RunReport:
             "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
             "wall_time_s": round(time.monotonic() - self.began, 1),
         }
+        if self.evaluations:
+            summary |= self._results()
+            plot_curve(self.folder / "curve.png", self.history, self.evaluations)
+        write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        return summary
 
     def _results(self) -> dict[str, Any]:
-        """Win rates, returns and turns of the held-out episodes."""
         first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
         faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
         best = self._best()

@@ -4,7 +4,7 @@ A contrast adds up areas under held-out curves with signs, for example dual_400 
 are paired: each gives one value. The first contrast of a study is the primary one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,7 +87,10 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     look tests the primary contrast alone. What a look has decided stays decided.
     """
     found = areas(study, runs)
-    values = {name: _values(signs, found, study.seeds) for name, signs in study.contrasts.items()}
+    values: dict[str, list[float]] = {}
+    for name, signs in study.contrasts.items():  # of each seed whose runs are all finished
+        whole = [seed for seed in study.seeds if all(seed in found[variant] for variant in signs)]
+        values[name] = [sum(sign * found[variant][seed] for variant, sign in signs.items()) for seed in whole]
     decided: dict[str, Result] = {}
     for look, alpha in LOOKS.items():
         planned = list(values)[: 1 if look == min(LOOKS) else None]
@@ -101,12 +104,6 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     first = {name: sorted(LOOKS)[name != primary] for name in values}
     early = lambda name: f"open: {len(values[name])} of {first[name]} seeds for its first look"
     return [decided.get(name) or Result(name, tuple(values[name]), None, None, early(name)) for name in values]
-
-
-def _values(signs: Mapping[str, float], found: Mapping[str, Mapping[int, float]], seeds: Sequence[int]) -> list[float]:
-    """The contrast of each seed whose runs are all finished, in the study's order of seeds."""
-    whole = [seed for seed in seeds if all(seed in found[variant] for variant in signs)]
-    return [sum(sign * found[variant][seed] for variant, sign in signs.items()) for seed in whole]
 
 
 def _verdict(values: Sequence[float], adjusted: float, alpha: float, *, last: bool) -> str:

@@ -11,8 +11,7 @@ from embedded.run.log import read_rows
 from embedded.studies.study import Study, check_study, run_keys
 from slime_verlog import read_settings
 
-SAVE_INTERVAL = 10
-"""Updates between two checkpoints of a run."""
+SAVE_INTERVAL = 10  # updates between two checkpoints of a run
 ROWS, DONE = "rows.jsonl", "done.json"
 """Files of a run beside its settings and checkpoints: its metrics, and that it is finished."""
 
@@ -89,7 +88,15 @@ def overview(plan: Plan) -> str:
         folder, updates = plan.run_folder(variant, seed), plan.settings(variant, seed)["flags"]["num_rollout"]
         state = "finished" if (folder / DONE).exists() else "begun" if folder.is_dir() else "to do"
         lines.append(f"  {variant}, seed {seed}: {updates} updates, {state}, {folder}/")
-    return "\n".join([*lines, *plan_warnings(plan), _duration(plan)])
+    flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
+    ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]
+    turns, seconds = (sum(row[key] for row in ends) for key in ("turns", "seconds"))
+    batch = lambda given: given.get("rollout_batch_size", 256) * given.get("n_samples_per_prompt", 1)
+    left = sum(given["num_rollout"] * batch(given) for given in flags)
+    pace = f"; no run in {plan.out}/ says yet how long that takes, the running study will"
+    if turns:
+        pace = f", about {seconds / turns * left / 60:.0f} min of training, one run after another"
+    return "\n".join([*lines, *plan_warnings(plan), f"{left} turns to play{pace}"])
 
 
 def plan_warnings(plan: Plan) -> list[str]:
@@ -105,15 +112,3 @@ def plan_warnings(plan: Plan) -> list[str]:
         flags = read_settings(EmbeddedFlags, ppo.flags)
         found += [f"warning: {variant}: {sentence}" for sentence in warnings_of_plan(flags)]
     return found
-
-
-def _duration(plan: Plan) -> str:
-    """Estimate how long the open runs will take, by the pace of the runs in the output folder."""
-    flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
-    ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]
-    turns, seconds = (sum(row[key] for row in ends) for key in ("turns", "seconds"))
-    batch = lambda given: given.get("rollout_batch_size", 256) * given.get("n_samples_per_prompt", 1)
-    left = sum(given["num_rollout"] * batch(given) for given in flags)
-    if not turns:
-        return f"{left} turns to play; no run in {plan.out}/ says yet how long that takes, the running study will"
-    return f"{left} turns to play, about {seconds / turns * left / 60:.0f} min of training, one run after another"

@@ -14,8 +14,7 @@ from typing import Any
 
 from slime_verlog import INTERRUPTED, SlimeVerlogError
 
-PATIENCE_S = 15.0
-"""Seconds that interrupted jobs get to end."""
+PATIENCE_S = 15.0  # seconds that interrupted jobs get to end
 
 
 def run_processes(

@@ -48,8 +48,7 @@ AXES = {
     "seconds": "wall time without evaluations, s",
     "cpu": "CPU time of trainer and engine, without evaluations, s",
 }
-COUNTS = ("update", "turns", "seconds")
-"""What every row has."""
+COUNTS = ("update", "turns", "seconds")  # what every row has
 
 
 def write_report(folder: Path, study: Study) -> str:

@@ -15,8 +15,7 @@ from rollout.play.metrics import mean
 
 MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
 """Names of what held-out episodes are compared by."""
-REPETITIONS = 2000
-"""Bootstrap samples per interval."""
+REPETITIONS = 2000  # bootstrap samples per interval
 _TASK_WIN_RATE = re.compile("eval/(.+)/success")
 
 

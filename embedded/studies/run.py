@@ -36,8 +36,7 @@ from embedded.studies.results import MEASURES
 from embedded.studies.study import load_study, study_names
 from slime_verlog import ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
 
-POLICIES = "policies"
-"""Folder of the initial policies, which studies share."""
+POLICIES = "policies"  # folder of the initial policies, which studies share
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
@@ -50,7 +49,6 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
 
 
 def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> None:
-    """Train a run whose folder is claimed, from its latest checkpoint if there is one."""
     from embedded.arguments import EmbeddedFlags, make_args
     from embedded.pretraining import pretrain_critic, split_run
     from embedded.train import train
@@ -170,16 +168,13 @@ def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "study", nargs="?", metavar="NAME|FILE.yaml", help=f"one of {', '.join(study_names())}, or a file"
-    )
+    known = f"one of {', '.join(study_names())}, or a file"
+    parser.add_argument("study", nargs="?", metavar="NAME|FILE.yaml", help=known)
     parser.add_argument("--list", action="store_true", help="print the studies and their questions")
     parser.add_argument("--dry-run", action="store_true", help="check the variants and print the runs")
     parser.add_argument("--variants", nargs="+", help="run only these variants")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: one per core)")
-    parser.add_argument(
-        "--keep-policies", action="store_true", help="keep policy_before/ and policy_after/ of each run"
-    )
+    parser.add_argument("--keep-policies", action="store_true", help="keep each run's first and last policy")
     parser.add_argument("--out", type=Path, default=Path("outputs/ablations"), help="default: %(default)s")
     shared = parser.add_argument_group("in place of the values in the study's file")
     shared.add_argument("--seeds", type=int, nargs="+", help="each variant runs once per seed")
@@ -211,9 +206,7 @@ def main(argv: list[str] | None = None) -> None:
     plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
     for name in ("megatron", "matplotlib"):
         if find_spec(name) is None:
-            raise MissingDependencyError(
-                f"a study needs the package {name}; install it with: pip install 'slime-verlog[embedded]'"
-            )
+            raise MissingDependencyError(f"a study needs {name}; install it: pip install 'slime-verlog[embedded]'")
     if given.dry_run:
         print(overview(plan))
         return

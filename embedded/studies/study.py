@@ -66,7 +66,7 @@ class Study(Variant):
             raise ConfigError("variants is empty; name at least one")
         if not self.seeds or min(self.seeds) < 0:
             raise ConfigError(f"seeds must be a list of integers that are at least 0, got {list(self.seeds)}")
-        for name in (*self.variants, *([self.name] if self.name else [])):
+        for name in filter(None, (*self.variants, self.name)):
             if "/" in name or name.startswith("."):
                 raise ConfigError(f"{name!r} cannot be the name of a folder; leave out '/' and a leading '.'")
         unknown = {name for signs in self.contrasts.values() for name in signs} - set(self.variants)
@@ -104,9 +104,9 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     if path.parent == FOLDER and name not in study_names():
         raise ConfigError(f"unknown study {name!r}; choose one of {', '.join(study_names())}, or give a YAML file")
     content = read_yaml(str(path), "study")
+    named = {"name": path.stem, **content} if isinstance(content, Mapping) else content
     try:
-        named = {"name": path.stem, **(content if isinstance(content, Mapping) else {})}
-        read_settings(Study, named if isinstance(content, Mapping) else content)
+        read_settings(Study, named)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return read_settings(Study, {**named, **(overrides or {})})

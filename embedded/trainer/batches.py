@@ -64,10 +64,8 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[
     for sample, group in enumerate(rollout_ids):
         groups.setdefault(group, []).append(sample)
     if not groups or len(groups) % global_batch_size:
-        raise ConfigError(
-            f"{len(groups)} training groups do not fill steps of --global-batch-size {global_batch_size}; "
-            f"choose a divisor of {len(groups)}"
-        )
+        unfilled = f"{len(groups)} training groups do not fill steps of --global-batch-size {global_batch_size}"
+        raise ConfigError(f"{unfilled}; choose a divisor of {len(groups)}")
     members = list(groups.values())
     starts = range(0, len(members), global_batch_size)
     return [[sample for group in members[start : start + global_batch_size] for sample in group] for start in starts]

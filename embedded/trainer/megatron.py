@@ -73,8 +73,7 @@ def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default":
         raise ConfigError(
-            f"the embedded trainer supports plain rotary embeddings only, but this model has {rope['rope_type']} ones; "
-            "choose another model"
+            f"the trainer takes plain rotary embeddings only, but this model has {rope['rope_type']} ones"
         )
     is_qwen3 = config.model_type == "qwen3"
     transformer = TransformerConfig(

@@ -263,7 +263,6 @@ def sum_of_sample_mean(data: RolloutData, batch: MicroBatch) -> Reducer:
 def _per_sample(
     data: RolloutData, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Run `compute` on every micro-batch and split its flat results by sample."""
     found: dict[int, torch.Tensor] = {}
     for batch in batches:
         found.update(zip(batch.samples, torch.split(compute(batch), list(batch.lengths)), strict=True))

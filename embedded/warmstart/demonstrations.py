@@ -28,8 +28,7 @@ DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
 Environments that map seeds to fewer worlds do so within each range of 1,000,000,000."""
 _SEEDS_EACH = 100_000
 """Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000 runs."""
-_MAX_WORDS = 12
-"""Words of an observation that a thought repeats."""
+_MAX_WORDS = 12  # words of an observation that a thought repeats
 _SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
 
@@ -96,10 +95,8 @@ def demonstrate(
             raise
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise EnvironmentFault(
-                f"task {spec.name!r}, seed {number}: {spec.env.env_path} raised {type(error).__name__}: {error} "
-                f"({frame.filename}:{frame.lineno})"
-            ) from error
+            raised = f"{spec.env.env_path} raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+            raise EnvironmentFault(f"task {spec.name!r}, seed {number}: {raised}") from error
     return turns
 
 
@@ -177,7 +174,17 @@ def _play(
             turns.append(Demonstration(conversation.show(reply, notes=True), notes, spec.name, seed, len(turns)))
             conversation.noted(notes)
             messages = conversation.show(reply)
-        _check_kind(spec, is_random, env, messages)
+        if any(not isinstance(message["content"], str) for message in messages):
+            raise ConfigError(
+                f"task {spec.name!r}: the prompts have images, but demonstrations are text only; remove env.vlm from "
+                "the YAML, or train a vision-language model on GPUs as scripts/run_geo3k_vlm.sh does"
+            )
+        if is_random and not env.actions:
+            raise ConfigError(
+                f"task {spec.name!r}: {spec.env.env_path} takes free text (its actions are empty) and has no "
+                "expert_action(env), so there is nothing to imitate; add expert_action(env), which returns a scripted "
+                "player's next answer, or train a language model: python -m embedded.pretrained --demonstrations 0"
+            )
         shown = reply.observation
         response, played = player(env, shown["text"]["long_term_context"])
         observation, done, info = env.step(played)
@@ -187,21 +194,6 @@ def _play(
         turns.append(Demonstration(messages, response, spec.name, seed, len(turns), valid=info["valid_action"]))
     env.close()
     return [replace(turn, progression=info["progression"], finished=reply.done) for turn in turns]
-
-
-def _check_kind(spec: EpisodeSpec, is_random: bool, env: Any, messages: list[dict[str, Any]]) -> None:
-    """Refuse prompts with images, and free-text responses without an expert."""
-    if any(not isinstance(message["content"], str) for message in messages):
-        raise ConfigError(
-            f"task {spec.name!r}: the prompts have images, but demonstrations are text only; remove env.vlm from the "
-            "YAML, or train a vision-language model on GPUs as scripts/run_geo3k_vlm.sh does"
-        )
-    if is_random and not env.actions:
-        raise ConfigError(
-            f"task {spec.name!r}: {spec.env.env_path} takes free text (its actions are empty) and has no "
-            "expert_action(env), so there is nothing to imitate; add expert_action(env), which returns a scripted "
-            "player's next answer, or train a language model: python -m embedded.pretrained --demonstrations 0"
-        )
 
 
 def think(mission: str, observation: str) -> str:

@@ -26,8 +26,7 @@ from rollout.tokens.encoding import DeltaEncoder
 from slime_verlog import ConfigError, Field, Settings
 
 OPTIMIZER = OptimizerFlags(weight_decay=0.01, lr_decay_style="cosine")
-VOCABULARY = 1024
-"""Bytes and merges of a new tokenizer, at most."""
+
 IMITATION_FILE = "imitation.json"
 """File beside the policy with its `Imitation`."""
 
@@ -112,7 +111,7 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     texts = [message["content"] for turn in turns for message in turn.messages] + [turn.response for turn in turns]
     phrases = fixed_phrases(turn.messages for turn in turns)
     new = settings.model is None
-    tokenizer = train_tokenizer(texts, phrases, VOCABULARY) if new else AutoTokenizer.from_pretrained(settings.model)
+    tokenizer = train_tokenizer(texts, phrases, 1024) if new else AutoTokenizer.from_pretrained(settings.model)
     data = encode(tokenizer, turns, initialize())
     context = max(settings.size.context, _round_up(1.5 * max(data["total_lengths"]) + 64, 1024))
     size = settings.size.model_copy(update={"context": context})

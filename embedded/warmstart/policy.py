@@ -28,10 +28,8 @@ class PolicySize(Settings):
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden % self.heads or self.heads % self.kv_heads:
-            raise ConfigError(
-                f"size: heads {self.heads} must divide hidden {self.hidden}, and kv_heads {self.kv_heads} must divide "
-                "heads"
-            )
+            heads = f"heads {self.heads} must divide hidden {self.hidden}"
+            raise ConfigError(f"size: {heads}, and kv_heads {self.kv_heads} must divide heads")
         return self
 
 

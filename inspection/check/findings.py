@@ -10,10 +10,8 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.workers.reply import EnvReply
 from rollout.workers.trial_worker import Abilities
 
-LONG_OBSERVATION = 4000
-"""Tokens above which an observation is called long."""
-CHARS_PER_TOKEN = 4
-"""Estimate for English text, used without a tokenizer."""
+LONG_OBSERVATION = 4000  # tokens above which an observation is called long
+CHARS_PER_TOKEN = 4  # estimate for English text, used without a tokenizer
 SLOW_STEP_S, SLOW_RESET_S = 0.5, 10.0
 GROWTH, GROWTH_TURNS = 2.0, 16
 """A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
@@ -36,11 +34,11 @@ class Finding:
     detail: str
 
 
+CountTokens = Callable[[str], int] | None
+
+
 def judge(
-    plays: Sequence[Playthrough],
-    abilities: Abilities,
-    settings: RolloutSettings,
-    count_tokens: Callable[[str], int] | None,
+    plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings, count_tokens: CountTokens
 ) -> Iterator[Finding]:
     """Yield the findings about the episodes of one task."""
     replies = [reply for play in plays for reply in play.replies]
@@ -113,8 +111,10 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
     return Finding("prompt", Status.OK, detail)
 
 
-def _size(replies: Sequence[EnvReply], count_tokens: Callable[[str], int] | None) -> Finding:
-    observations = [_shown(reply) for reply in replies]
+def _size(replies: Sequence[EnvReply], count_tokens: CountTokens) -> Finding:
+    # The observation's texts, or the messages that show it if they are longer.
+    texts = [(reply.observation["text"], "\n".join(map(text_of, reply.messages))) for reply in replies]
+    observations = [max(f"{t['short_term_context']}\n{t['long_term_context']}", shown, key=len) for t, shown in texts]
     longest = max(observations, key=len)
     tokens = count_tokens(longest) if count_tokens else len(longest) // CHARS_PER_TOKEN
     mean = sum(map(len, observations)) / len(observations)
@@ -126,13 +126,6 @@ def _size(replies: Sequence[EnvReply], count_tokens: Callable[[str], int] | None
     if tokens > LONG_OBSERVATION:
         return Finding("observation", Status.WARNING, f"long: {detail}; every turn pays for it")
     return Finding("observation", Status.OK, detail)
-
-
-def _shown(reply: EnvReply) -> str:
-    """The observation's texts, or the messages that show it if they are longer."""
-    text = reply.observation["text"]
-    whole = "\n".join([text["short_term_context"], text["long_term_context"]])
-    return max(whole, "\n".join(text_of(message) for message in reply.messages), key=len)
 
 
 def _speed(name: str, seconds: Sequence[float], slow_s: float) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.mixture import TaskSpec
-from inspection.check.findings import Finding, Status, judge
+from inspection.check.findings import CountTokens, Finding, Status, judge
 from inspection.check.playthrough import Playthrough, play, replay_difference
 from inspection.target import Target
 from inspection.text import bold, paint, printable
@@ -38,9 +38,7 @@ class TaskReport:
         return sum(finding.status == status for finding in self.findings)
 
 
-async def check_task(
-    target: Target, task: TaskSpec, seed: int, most: int, count_tokens: Callable[[str], int] | None
-) -> TaskReport:
+async def check_task(target: Target, task: TaskSpec, seed: int, most: int, count_tokens: CountTokens) -> TaskReport:
     """Play the expert, if there is one, and the random player; judge, and replay in another process.
 
     A fault of the environment is a finding. Raises ConfigError or MissingDependencyError if it cannot be tried.
@@ -89,17 +87,12 @@ async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
 def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) -> Finding:
     if twice is None and elsewhere is None:
         return Finding("replay", Status.OK, "the same seed and answers show the same, also in another process")
-    where = "after a second reset" if twice is not None else "in another process"
-    step = twice if twice is not None else elsewhere
+    step, where = (elsewhere, "in another process") if twice is None else (twice, "after a second reset")
     differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
     if not played.replies[-1].deterministic:
         return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
-    return Finding(
-        "replay",
-        Status.ERROR,
-        f"{differs}; draw everything random in reset from the seed, avoid sets and the clock, or set "
-        "deterministic = False",
-    )
+    advice = "draw everything random in reset from the seed, avoid sets and the clock, or set deterministic = False"
+    return Finding("replay", Status.ERROR, f"{differs}; {advice}")
 
 
 def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
@@ -118,12 +111,9 @@ def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
     if sessions >= slots:
         yield Finding("capacity", Status.OK, f"the servers have a session for each of the {slots} slots")
         return
-    yield Finding(
-        "capacity",
-        Status.WARNING,
-        f"the servers have {sessions} free sessions for {slots} slots (n_env); allow three per slot, often with the "
-        "server's variable MAX_CONCURRENT_ENVS, or lower n_env",
-    )
+    advice = "allow three per slot, often with the server's variable MAX_CONCURRENT_ENVS, or lower n_env"
+    found = f"the servers have {sessions} free sessions for {slots} slots (n_env); {advice}"
+    yield Finding("capacity", Status.WARNING, found)
 
 
 def _references(task: TaskSpec) -> Iterator[Finding]:
@@ -189,9 +179,8 @@ def rows_of(report: TaskReport, brief: bool) -> str:
     rows = [row for row in report.findings if not brief or row.status != Status.OK]
     hidden = len(report.findings) - len(rows)
     lines = [bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else "")]
-    for row in rows:
-        lines.append(f"  {paint(f'{row.status:<8}', _COLORS[row.status])} {row.name:<12} {printable(row.detail)}")
-    return "\n".join(lines)
+    mark = lambda status: paint(f"{status:<8}", _COLORS[status])
+    return "\n".join([*lines, *(f"  {mark(row.status)} {row.name:<12} {printable(row.detail)}" for row in rows)])
 
 
 def sum_of(reports: Sequence[TaskReport]) -> str:

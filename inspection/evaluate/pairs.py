@@ -15,8 +15,7 @@ COLUMNS = {"success": "win rate", "return": "return", "progression": "progressio
 KEYS = ("setting", "player", "task_name", "task", "env_path", "seed", "stop")
 """What a comparison needs of an episode beside the columns."""
 RESAMPLES = 10_000
-SHOWN = 20
-"""Seeds that a list names before it is cut."""
+SHOWN = 20  # seeds that a list names before it is cut
 
 Key = tuple[str, str, int]
 """Setting, task name and seed; the repeats of a seed are one pair."""
@@ -45,10 +44,18 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     pairs = {key: (first[key], second[key]) for key in good}
     repeated = any(episode["success"] not in (0, 1) for pair in pairs.values() for episode in pair)
     won = "seeds that {} won more often:" if repeated else "only {} won"
+    caption = (
+        f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
+        "resampled on its own; * marks an interval without 0."
+    )
+    if alone := len(first) + len(second) - 2 * len(common):
+        caption += f" {alone} episodes that only one of the two played are left out."
+    if failed := len(common) - len(good):
+        caption += f" {failed} pairs with a failed episode are left out."
     parts = [
         f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}",
         _table(pairs),
-        _caption(len(first) + len(second) - 2 * len(common), len(common) - len(good)),
+        caption,
         _winners(won.format("A"), [key for key, (x, y) in pairs.items() if x["success"] > y["success"]]),
         _winners(won.format("B"), [key for key, (x, y) in pairs.items() if y["success"] > x["success"]]),
     ]
@@ -109,7 +116,6 @@ def _table(pairs: Mapping[Key, Pair]) -> str:
 
 
 def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[list[str]]:
-    """One row per column for the pairs of one task, or of several."""
     rows = []
     for column, title in COLUMNS.items():
         values = [np.array([[float(episode[column]) for episode in pair] for pair in group]) for group in groups]
@@ -123,18 +129,6 @@ def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[lis
         head = [setting, task, str(len(differences))] if column == "success" else ["", "", ""]
         rows.append([*head, title, f"{mean_a:.3f}", f"{mean_b:.3f}", f"{differences.mean():+.3f}", text])
     return rows
-
-
-def _caption(alone: int, failed: int) -> str:
-    text = (
-        f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
-        "resampled on its own; * marks an interval without 0."
-    )
-    if alone:
-        text += f" {alone} episodes that only one of the two played are left out."
-    if failed:
-        text += f" {failed} pairs with a failed episode are left out."
-    return text
 
 
 def _winners(name: str, keys: Sequence[Key]) -> str:

@@ -98,10 +98,8 @@ def _at_address(given: str, options: Namespace) -> PlayerSpec:
             raise ConfigError(f"an OpenAI-compatible address needs the model's name: give --model NAME with {given}")
         return PlayerSpec(Kind.CHAT, options.model, url.removesuffix(CHAT))
     if not options.tokenizer:
-        raise ConfigError(
-            f"{given} is asked with token ids (/generate): give --tokenizer FOLDER with the model's tokenizer. For an "
-            "OpenAI-compatible endpoint, the address must end in /v1 or /chat/completions"
-        )
+        needed = f"{given} is asked with token ids (/generate): give --tokenizer FOLDER with the model's tokenizer"
+        raise ConfigError(f"{needed}. An OpenAI-compatible address must end in /v1 or /chat/completions")
     name = options.model or address.netloc.rpartition("@")[2]
     return PlayerSpec(Kind.SGLANG, name, url, str(Path(options.tokenizer).expanduser()))
 

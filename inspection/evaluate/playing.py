@@ -1,9 +1,14 @@
-"""Connects a player with the episodes of one point of a sweep: serves a folder, opens clients and environments."""
+"""Connects a player with the episodes of one point of a sweep: serves a folder, opens clients and environments.
+
+Players that read messages instead of tokens (scripted ones, chat models) play here, without tokenizer and engine, but
+with the environment, memory and limits of a rollout.
+"""
 
 import asyncio
+import itertools
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -12,19 +17,23 @@ from tqdm import tqdm
 
 from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
 from inspection.evaluate.sweep import SweepPoint
-from inspection.text_episode import play_text_episode, scripted
-from rollout.evaluate import play_episode
+from rollout.bridge.settings import RolloutSettings
+from rollout.errors import EngineError, EnvironmentFault
+from rollout.evaluate import after_refusal, play_episode
 from rollout.play.engine import EngineClient
+from rollout.play.memory import Conversation, Memory, Message, asks_for_notes, build_memory, write_facts
 from rollout.play.runtime import build_runtime
 from rollout.spec import EpisodeSpec
-from rollout.workers.pool import EnvPool
+from rollout.tokens.image_files import data_uri, read_image
+from rollout.transcript import Transcript
+from rollout.turn import StopReason
+from rollout.workers.pool import EnvPool, EnvSession
 from slime_verlog import ConfigError
 
 Play = Callable[[EpisodeSpec], Awaitable[dict[str, Any]]]
 
 MAX_RESPONSE_LEN = 512
-PROBE_S = 10.0
-"""Seconds to wait for any answer from an address."""
+PROBE_S = 10.0  # seconds to wait for any answer from an address
 
 
 @contextmanager
@@ -65,7 +74,14 @@ async def open_player(
     """
     async with AsyncExitStack() as stack:
         if player.kind in (Kind.FOLDER, Kind.SGLANG):
-            runtime = await asyncio.to_thread(build_runtime, _rollout_args(player, point, options, engine))
+            # slime's `args` as the rollout reads them: flags and the YAML's top-level keys.
+            ones = dict.fromkeys(("rollout_batch_size", "n_samples_per_prompt", "global_batch_size"), 1)
+            lengths = {f"rollout_{name}": vars(engine)[name] for name in ("max_response_len", "max_context_len")}
+            sampling = {"rollout_temperature": options.temperature, "rollout_top_p": 1.0, "rollout_top_k": -1}
+            # A seed per turn; other engines than ours would have to be started for it.
+            sampling |= {"sglang_enable_deterministic_inference": player.kind is Kind.FOLDER}
+            flags = {"hf_checkpoint": player.tokenizer, "rollout_seed": options.seed, **ones, **lengths, **sampling}
+            runtime = await asyncio.to_thread(build_runtime, Namespace(**flags, **point.config))
             runtime.engine = EngineClient(engine.address, runtime.settings.engine)
             stack.push_async_callback(runtime.close)
             if player.kind is Kind.SGLANG:
@@ -114,20 +130,78 @@ async def _probe(url: str, use_proxy: bool) -> None:
         raise ConfigError(f"no engine answers at {url}: {reason}") from error
 
 
-def _rollout_args(player: PlayerSpec, point: SweepPoint, options: Namespace, engine: Namespace) -> Namespace:
-    """slime's `args` as the rollout reads them: flags and the YAML's top-level keys."""
-    return Namespace(
-        hf_checkpoint=player.tokenizer,
-        rollout_batch_size=1,
-        n_samples_per_prompt=1,
-        global_batch_size=1,
-        rollout_max_response_len=engine.max_response_len,
-        rollout_max_context_len=engine.max_context_len,
-        rollout_temperature=options.temperature,
-        rollout_top_p=1.0,
-        rollout_top_k=-1,
-        rollout_seed=options.seed,
-        # A seed per turn; other engines than ours would have to be started for it.
-        sglang_enable_deterministic_inference=player.kind is Kind.FOLDER,
-        **point.config,
-    )
+Player = Callable[[EnvSession, Sequence[Message], int], Awaitable[str]]
+"""Responds to a prompt, given the environment's session, the prompt's messages and the turn's index."""
+UNMOVED = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}
+"""What is recorded of a turn that the environment does not get."""
+
+
+def scripted(name: str) -> Player:
+    """Return the player `random` or `expert` of the environment."""
+
+    async def respond(session: EnvSession, messages: Sequence[Message], index: int) -> str:
+        if asks_for_notes(messages):
+            return write_facts(session.reply.facts if session.reply is not None else ())
+        return await session.suggest(name, int(session.spec.metadata["seed"]) * 1009 + index)
+
+    return respond
+
+
+async def play_text_episode(
+    pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player
+) -> dict[str, Any]:
+    """Play one episode to its end and return its facts, as `rollout.transcript.Transcript.facts` describes them.
+
+    An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A prompt that is too
+    long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
+    """
+    transcript, session, fault, stop = Transcript(), None, None, StopReason.FAILED
+    memory = build_memory(settings.memory) if settings.history == "window" else None
+    try:
+        session = await pool.open(spec.env)
+        stop = await _play(session, memory, player, transcript, session.turn_limit)
+    except EnvironmentFault as error:
+        fault = str(error)
+    except EngineError as error:
+        stop, fault = after_refusal(error, len(transcript.turns))
+    finally:
+        if session is not None:
+            await session.close()
+    return transcript.facts(spec, stop, fault)
+
+
+async def _play(
+    session: EnvSession, memory: Memory | None, player: Player, transcript: Transcript, max_turns: int | None
+) -> StopReason:
+    conversation = Conversation(memory)
+    transcript.tools = session.reply.tools if session.reply is not None else ()
+    for index in itertools.count() if max_turns is None else range(max_turns):
+        assert session.reply is not None
+        shown = session.reply.observation
+        conversation.show(session.reply)
+        if conversation.wants_notes():
+            # The environment does not get notes.
+            messages = list(conversation.show(session.reply, notes=True))
+            response = await player(session, messages, index)
+            conversation.noted(response)
+            notes = {"notes": conversation.notes, "summary": conversation.facts_kept()}
+            known = {**(session.reply.info or {}), **UNMOVED, **notes}
+            transcript.add(messages, images_of(messages), response, known)
+            conversation.show(session.reply)
+        messages = list(conversation.messages)
+        response = await player(session, messages, index)
+        info = (await session.step(response)).info
+        assert info is not None
+        conversation.answered(shown, response, info["valid_action"], info["executed_action"])
+        transcript.add(messages, images_of(messages), response, {**info, "notes": conversation.inline_notes})
+        if info["terminated"]:
+            return StopReason.TERMINATED
+        if info["truncated"]:
+            return StopReason.TIME_LIMIT
+    return StopReason.MAX_TURNS
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the images in the messages, in order, as `data:` URIs."""
+    contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    return [data_uri(read_image(part["image"])) for parts in contents for part in parts if part["type"] == "image"]

@@ -41,8 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Write the file or folder; return 0."""
-    from inspection.export.conversations import rows_of
-    from inspection.export.writing import write_atif, write_jsonl, write_parquet
+    from inspection.export.writing import rows_of, write_atif, write_jsonl, write_parquet
     from inspection.target import check_free
     from slime_verlog import ConfigError
 

@@ -15,10 +15,7 @@ from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError
 
 SCHEMA_VERSION = "ATIF-v1.6"
-NOTES = (
-    "With a memory window, a prompt shows only some of the earlier steps; prompt_token_ids, where recorded, are what "
-    "was sent."
-)
+NOTES = "With a memory window, a prompt shows only some earlier steps; prompt_token_ids (if recorded) are what was sent"
 _ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "setting", "stop", "metrics")
 _STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason", "notes", "summary")
 _RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
@@ -43,6 +40,8 @@ def trajectory_of(episode: Mapping[str, Any], save_image: SaveImage) -> dict[str
         for key in ("prompt_tokens", "completion_tokens")
         if len(measured) == len(turns) and all(key in metrics for metrics in measured)
     }
+    identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "options")]
+    text = json.dumps([identity, [turn["response"] for turn in episode["story"]]], default=str)
     agent: dict[str, Any] = {"name": "slime-verlog", "version": VERSION}
     if episode.get("player"):
         agent["model_name"] = str(episode["player"])
@@ -50,7 +49,7 @@ def trajectory_of(episode: Mapping[str, Any], save_image: SaveImage) -> dict[str
         agent["tool_definitions"] = list(episode["tools"])
     return {
         "schema_version": SCHEMA_VERSION,
-        "session_id": _identity(episode),
+        "session_id": hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest(),
         "agent": agent,
         "steps": steps,
         "notes": NOTES,
@@ -133,13 +132,6 @@ def image_file(uri: str) -> bytes:
         return base64.b64decode(uri.partition(",")[2])
     except ValueError as error:
         raise ConfigError(f"the record holds a picture that is not base64: {uri[:60]!r} ({error})") from error
-
-
-def _identity(episode: Mapping[str, Any]) -> str:
-    """Hash of what was played, by whom, and of the responses."""
-    identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "options")]
-    text = json.dumps([identity, [turn["response"] for turn in episode["story"]]], default=str)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _given(source: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -1,19 +1,23 @@
-"""Writes exported episodes, a few at a time: JSONL and Parquet rows, and ATIF documents in a folder or a file."""
+"""Writes exported episodes, a few at a time: JSONL and Parquet rows, and ATIF documents in a folder or a file.
+
+A row for supervised training is the longest run of turns whose prompts continue each other: the whole episode under
+`history: full`, one turn under a memory window. `step_loss_mask` is slime's: 0 on responses that are only shown, for
+example as memory.
+"""
 
 import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from inspection.export.atif import image_file, media_type, trajectory_of
+from inspection.text import text_of
+from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError, MissingDependencyError
-
-ROW_GROUP = 100
-"""Rows of a Parquet row group, which are in memory at once."""
 
 
 def write_jsonl(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
@@ -27,7 +31,7 @@ def write_jsonl(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
 
 
 def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
-    """Write the rows of `inspection.export.conversations` with pyarrow; returns their number."""
+    """Write the rows of `rows_of` with pyarrow; returns their number."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -36,7 +40,7 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
     schema, count = _schema(pyarrow), 0
     with _replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         rows = iter(rows)
-        while group := list(itertools.islice(rows, ROW_GROUP)):
+        while group := list(itertools.islice(rows, 100)):  # the rows that are in memory at once
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
             count += len(group)
     return count
@@ -101,3 +105,57 @@ def _replacing(path: Path) -> Iterator[Path]:
         raise ConfigError(f"--out {path} cannot be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
+
+    With `valid_only`, invalid responses are not trained on. Raises ConfigError if a message has images.
+    """
+    messages, turns = split_prompts(episode)
+    first, seed, success = 0, episode.get("seed"), episode.get("success")
+    about = {  # the same keys and types in every row
+        "task": str(episode.get("task_name")),
+        "seed": seed if isinstance(seed, int) else None,
+        "setting": str(episode.get("setting") or "-"),
+        "player": str(episode.get("player") or "-"),
+        **{key: None if episode.get(key) is None else float(episode[key]) for key in ("return", "progression")},
+        "success": None if success is None else bool(success),
+    }
+    for chain in _chains(messages, turns):
+        trained = [len(turn["prompt"]) for turn in chain if turn.get("valid") is not False or not valid_only]
+        if trained:
+            shown = [messages[index] for index in chain[-1]["prompt"]]
+            if any(not isinstance(message["content"], str) for message in shown):
+                where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
+                raise ConfigError(f"{where} has pictures, and jsonl and parquet are for text; use --format atif")
+            row = []
+            for place, message in enumerate([*shown, {"role": "assistant", "content": chain[-1]["response"]}]):
+                mask = int(message["role"] != "assistant" or place in trained)
+                kept = {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}
+                row.append({**kept, "step_loss_mask": mask})
+            yield {
+                "messages": row,
+                "tools": json.dumps(episode.get("tools") or []),
+                "metadata": {**about, "turn": first, "turns": len(chain)},
+            }
+        first += len(chain)
+
+
+def _chains(messages: Sequence[Mapping[str, Any]], turns: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    chain: list[dict[str, Any]] = []
+    for turn in turns:
+        if chain and not _continues(messages, chain[-1], turn):
+            yield chain
+            chain = []
+        chain.append(turn)
+    yield chain
+
+
+def _continues(messages: Sequence[Mapping[str, Any]], last: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
+    """Whether the turn's prompt is the last one's, its response, and something new."""
+    length = len(last["prompt"])
+    if turn["prompt"][:length] != last["prompt"] or len(turn["prompt"]) == length:
+        return False
+    response = messages[turn["prompt"][length]]
+    return response["role"] == "assistant" and text_of(response).strip() == last["response"].strip()

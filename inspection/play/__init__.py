@@ -19,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--full", action="store_true", help="show the whole prompt on every turn")
-    folder = "folder of the pictures; default: %(default)s"
-    parser.add_argument("--out", type=Path, default=Path("outputs/play"), help=folder)
+    parser.add_argument("--out", type=Path, default=Path("outputs/play"), help="of pictures; default: %(default)s")
 
 
 def run(options: argparse.Namespace) -> int:

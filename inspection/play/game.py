@@ -54,13 +54,11 @@ class Game:
     @property
     def over(self) -> str | None:
         """Why the episode is over; None while it goes on."""
-        infos = self.infos
-        if not infos:
+        if not (infos := self.infos):
             return None
-        info = infos[-1]
-        if info["terminated"]:
+        if infos[-1]["terminated"]:
             return "terminated"
-        if info["truncated"]:
+        if infos[-1]["truncated"]:
             return "time limit of the environment"
         return "max_turns" if self._settings.max_turns and len(infos) >= self._settings.max_turns else None
 
@@ -94,10 +92,8 @@ class Game:
         for number, turn in enumerate(kept, 1):
             self.answer(turn.answer)
             if self.turns[-1].digest != turn.digest:
-                raise EnvironmentFault(
-                    f"task {self._task.name!r}: the replay differs at step {number}, so nothing can be undone; "
-                    "`slime-verlog check` finds out why"
-                )
+                differs = f"the replay differs at step {number}, so nothing can be undone"
+                raise EnvironmentFault(f"task {self._task.name!r}: {differs}; `slime-verlog check` finds out why")
 
     def hint(self) -> str | None:
         """Return the expert's next response; None if the environment has no expert, or no facts to note."""

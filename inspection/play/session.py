@@ -49,7 +49,15 @@ class Session:
         self._show(self.game.conversation.messages)
         try:
             while (line := self._read()) is not None and line != "/quit":
-                self._obey(line)
+                if line == "p" and "p" not in actions:
+                    line = "/prompt"
+                if line.startswith("/") and not line.startswith("//"):
+                    name, _, rest = line[1:].partition(" ")
+                    self._command(name, rest.strip())
+                elif self.game.over is not None:
+                    print("the episode is over; /undo, /restart, /next or /quit")
+                elif line:
+                    self._answer(line.removeprefix("/") if line.startswith("//") else line)
         except KeyboardInterrupt:
             print(f"\nstopped after {self._score()}")
             return INTERRUPTED
@@ -66,17 +74,6 @@ class Session:
         if not sys.stdin.isatty():
             print(line)
         return line
-
-    def _obey(self, line: str) -> None:
-        if line == "p" and "p" not in self.game.abilities.actions:
-            line = "/prompt"
-        if line.startswith("/") and not line.startswith("//"):
-            name, _, rest = line[1:].partition(" ")
-            self._command(name, rest.strip())
-        elif self.game.over is not None:
-            print("the episode is over; /undo, /restart, /next or /quit")
-        elif line:
-            self._answer(line.removeprefix("/") if line.startswith("//") else line)
 
     def _command(self, name: str, rest: str) -> None:
         match name:
@@ -170,6 +167,6 @@ def half_blocks(image: Any) -> str:
     lines = []
     for y in range(0, rows, 2):
         pairs = [(small.getpixel((x, y)), small.getpixel((x, y + 1))) for x in range(columns)]
-        line = "".join(f"\033[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in pairs)
-        lines.append(line + "\033[0m")
+        blocks = (f"\033[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in pairs)
+        lines.append("".join([*blocks, "\033[0m"]))
     return "\n".join(lines)

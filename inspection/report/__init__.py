@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with episodes.jsonl, or the file")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run")
-    legal = "legal actions, separated by commas; default: those of a built-in game, else those that were executed"
-    parser.add_argument("--actions", metavar="A,B,...", help=legal)
+    parser.add_argument("--actions", metavar="A,B,...", help="legal actions; default: the game's, or those executed")
 
 
 def run(options: argparse.Namespace) -> int:

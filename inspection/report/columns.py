@@ -73,8 +73,12 @@ def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Colu
     for path, name in zip(runs, _name_runs(runs), strict=True):
         for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
             found.setdefault((name, *episode.group), []).append(episode)
-    columns = []
-    for label, ((run, setting, player), episodes) in zip(_label(list(found)), found.items(), strict=True):
+    columns, differs = [], [len({key[part] for key in found}) > 1 for part in range(3)]
+    for (run, setting, player), episodes in found.items():
+        # Only those parts that differ; the setting if there is one.
+        named = zip((run, setting, player), differs, strict=True)
+        parts = dict.fromkeys(name for name, differ in named if differ and name != "-")
+        label = ", ".join(parts) or next((name for name in (setting, player) if name != "-"), run)
         played = Played(player, episodes)
         legal = legal_actions(played.env_paths, played.actions, actions)
         rejections = sort_rejections(played.rejected(), legal)
@@ -123,7 +127,6 @@ def _ends(played: Played) -> str:
 
 
 def _cautions(played: Played, values: Mapping[str, Value]) -> list[str]:
-    """What the numbers cannot say."""
     found = []
     if (n := len(played.episodes)) < _FEW_EPISODES:
         nothing = "standard errors, shares of episodes, success and the spread of returns mean nothing yet"
@@ -151,17 +154,6 @@ def _name_runs(runs: Sequence[Path]) -> list[str]:
     return [f"{folder.name} ({k})" for k, folder in enumerate(folders, 1)]
 
 
-def _label(keys: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Only those parts of run, setting and player that differ; the setting if there is one."""
-    differs = [len({key[part] for key in keys}) > 1 for part in range(3)]
-    labels = []
-    for run, setting, player in keys:
-        named = zip((run, setting, player), differs, strict=True)
-        parts = dict.fromkeys(name for name, differ in named if differ and name != "-")
-        labels.append(", ".join(parts) or next((name for name in (setting, player) if name != "-"), run))
-    return labels
-
-
 def find_alarms(columns: Sequence[Column]) -> list[Alarm]:
     """Compare the last evaluation of each player with the first, if settings (`update 20`) or runs count updates."""
     players: dict[str, list[tuple[int, Column]]] = {}
@@ -180,10 +172,8 @@ def find_alarms(columns: Sequence[Column]) -> list[Alarm]:
 
 def _return_deviation(column: Column) -> float | None:
     """Standard deviation of returns within tasks (root mean square over tasks)."""
-    by_task: dict[str, list[float]] = {}
-    for episode in column.played.episodes:
-        by_task.setdefault(episode.task, []).append(episode.episode_return)
-    variances = [statistics.variance(returns) for returns in by_task.values() if len(returns) > 1]
+    by_task = [[episode.episode_return for episode in group] for group in column.played.by_task.values()]
+    variances = [statistics.variance(returns) for returns in by_task if len(returns) > 1]
     return statistics.fmean(variances) ** 0.5 if variances else None
 
 

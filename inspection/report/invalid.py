@@ -23,8 +23,7 @@ SYNONYM = "synonym"
 TYPO = "misspelt"
 NO_LINE = "no ACTION line"
 UNKNOWN = "unknown action"
-ALIAS_KINDS = (FILLER, PLURAL, SYNONYM, TYPO)
-"""Near matches that a table of aliases can catch."""
+ALIAS_KINDS = (FILLER, PLURAL, SYNONYM, TYPO)  # near matches that a table of aliases can catch
 
 _FILLER = frozenset(_DATA["filler_words"].split())
 _SYNONYMS = [(name, words.split()) for name, words in _DATA["synonyms"].items()]
@@ -58,7 +57,10 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
         return Match(names[line], AFTER if "\n" in text else "case, punctuation or markup")
     if (match := _by_words(line, names)) is not None:
         return match
-    meant = _meanings(line)
+    said = line
+    for phrase, word in _DATA["phrases"].items():
+        said = said.replace(phrase, word)
+    meant = [_canonical(word) for word in said.split() if word not in _FILLER and not word.isdigit()]
     same = {action for name, action in names.items() if meant and _means(meant, name)}
     if len(same) == 1:
         return Match(same.pop(), SYNONYM)
@@ -68,7 +70,9 @@ def find_match(candidate: str, actions: Sequence[str]) -> Match | None:
 
 def _by_words(line: str, names: Mapping[str, str]) -> Match | None:
     bare = _drop_filler(line)
-    for kind, form in ((FILLER, _drop_filler), (PLURAL, _stem)):
+    # Without a final 's' or 'ing' on any word.
+    stem = lambda text: " ".join(re.sub(r"(?<=\w\w)(?:ing|s)$", "", word) for word in text.split())
+    for kind, form in ((FILLER, _drop_filler), (PLURAL, stem)):
         same = {action for name, action in names.items() if form(name) == form(line) or form(name) == form(bare)}
         if len(same) == 1:
             return Match(same.pop(), kind)
@@ -102,17 +106,6 @@ def _plain(text: str) -> str:
 
 def _drop_filler(text: str) -> str:
     return " ".join(word for word in text.split() if word not in _FILLER and not word.isdigit())
-
-
-def _stem(text: str) -> str:
-    """Without a final 's' or 'ing' on any word."""
-    return " ".join(re.sub(r"(?<=\w\w)(?:ing|s)$", "", word) for word in text.split())
-
-
-def _meanings(line: str) -> list[frozenset[str]]:
-    for phrase, word in _DATA["phrases"].items():
-        line = line.replace(phrase, word)
-    return [_canonical(word) for word in line.split() if word not in _FILLER and not word.isdigit()]
 
 
 def _canonical(word: str) -> frozenset[str]:
@@ -210,7 +203,6 @@ def sort_rejections(rejected: Iterable[Rejected], actions: Sequence[str]) -> Rej
 
 
 def _find_cause(rejected: Rejected, actions: Sequence[str]) -> tuple[str, str | None]:
-    """The cause, and the action that was probably meant."""
     if rejected.cut:
         return "cut at the length limit", None
     match = find_match(rejected.candidate, rejected.commands or actions)

@@ -72,10 +72,8 @@ def _variety(played: Played) -> Value:
     for turn in played.valid:
         if turn.state is not None:
             by_state[turn.state][turn.executed] += 1
-    found = []
-    for actions in by_state.values():
-        if (n := actions.total()) > 1:
-            found.append(1 - sum(k * (k - 1) for k in actions.values()) / (n * (n - 1)))
+    sizes = [(actions.values(), n) for actions in by_state.values() if (n := actions.total()) > 1]
+    found = [1 - sum(k * (k - 1) for k in counts) / (n * (n - 1)) for counts, n in sizes]
     never = Value(None, "no state was seen twice; play each seed several times")
     return Value(statistics.fmean(found), f"{len(found)} states") if found else never
 
@@ -94,11 +92,8 @@ def _reasoning(played: Played) -> dict[str, Value]:
 
 
 def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
-    by_task: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for episode in played.episodes:
-        by_task[episode.task][0] += episode.valid
-        by_task[episode.task][1] += len(episode.turns)
-    ratios = {task: valid / turns for task, (valid, turns) in by_task.items() if turns >= _MIN_PER_TASK}
+    turns_of = {task: [turn.valid for e in group for turn in e.turns] for task, group in played.by_task.items()}
+    ratios = {task: statistics.fmean(valid) for task, valid in turns_of.items() if len(valid) >= _MIN_PER_TASK}
     ratio = len(played.valid) / len(played.turns) if played.turns else None
     lowest = min(ratios, key=lambda task: ratios[task], default=None)
     gap = Value(None, "fewer than 20 turns per task")
@@ -165,7 +160,6 @@ def _share(count: int, total: int, otherwise: str = "no turns") -> Value:
 
 
 def _mean(values: Sequence[float]) -> Value:
-    """Mean with its standard error over episodes."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
     return Value(statistics.fmean(values), error=error)
 

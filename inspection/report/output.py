@@ -14,7 +14,7 @@ import jinja2
 from inspection.report.columns import Alarm, Column
 from inspection.report.invalid import ALIAS_KINDS, CAUSES, Place
 from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Verdict
-from inspection.report.reading import EXCERPT, Episode
+from inspection.report.reading import EXCERPT
 from inspection.text import align
 
 _WIDTH = 110
@@ -79,8 +79,11 @@ def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], *
         loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     fold = lambda text, mark: textwrap.fill(text, _WIDTH, initial_indent=mark, subsequent_indent=" " * (len(mark) + 2))
-    texts = {"clean": clean, "escaped": _escaped, "code": _code, "fold": fold, "shout": _shout, "repr": repr}
-    environment.filters |= texts | {"examples": _examples, "where": _where, "tasks": _tasks, "stops": _stops}
+    code = lambda text: f"`` {clean(text).replace('`', chr(39)).replace('|', chr(92) + '|')} ``" if text.strip() else ""
+    count_stops = lambda group: Counter(episode.stop for episode in group).most_common()
+    stops = lambda group: ", ".join(f"{count} {name}" for name, count in count_stops(group))
+    texts = {"clean": clean, "escaped": _escaped, "code": code, "fold": fold, "shout": _shout, "repr": repr}
+    environment.filters |= texts | {"examples": _examples, "where": _where, "stops": stops}
     parts = {"cell": _cell, "cause_rows": _cause_rows, "gain": _gain, "unknown_actions": _unknown_actions}
     parts |= {"aliases": _aliases, "grid": _grid, "numbers": _numbers, "heading": _heading}
     environment.globals |= parts | {"questions": QUESTIONS, "measures": MEASURES}
@@ -92,25 +95,9 @@ def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], *
     return environment.get_template(template).render(columns=columns, alarms=alarms, advice=advice, **more)
 
 
-def _tasks(column: Column) -> dict[str, list[Episode]]:
-    tasks: dict[str, list[Episode]] = {}
-    for episode in column.played.episodes:
-        tasks.setdefault(episode.task, []).append(episode)
-    return tasks
-
-
-def _stops(group: Sequence[Episode]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in Counter(episode.stop for episode in group).most_common())
-
-
 def _escaped(text: str, most: int) -> str:
-    """Text of a record, without effect as Markdown or HTML."""
     plain = re.sub(r"([\\`*_\[\]|])", r"\\\1", clean(text, most))
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _code(text: str) -> str:
-    return f"`` {clean(text).replace('`', chr(39)).replace('|', chr(92) + '|')} ``" if text.strip() else ""
 
 
 def _grid(columns: Sequence[Column]) -> str:
@@ -137,7 +124,7 @@ def _numbers(columns: Sequence[Column]) -> str:
 
 def _heading(column: Column, named: bool) -> str:
     episodes = column.played.episodes
-    tasks = len({episode.task for episode in episodes})
+    tasks = len(column.played.by_task)
     count = f"{len(episodes)} episode{'s' * (len(episodes) != 1)}, {len(column.played.turns)} turns, {tasks} task"
     head = f"{clean(column.label)}: {count}{'s' * (tasks != 1)}"
     return head if named or column.run == column.label else f"{clean(column.run)}, {head}"
@@ -177,11 +164,9 @@ def _aliases(column: Column) -> list[str]:
 
 
 def _cause_rows(column: Column) -> list[tuple[str, int, str, str]]:
-    rows = []
-    for cause, count in column.rejections.causes.items():
-        example = column.rejections.examples[cause]
-        rows.append((cause, count, clean(example.candidate or example.place.text, 60), CAUSES[cause]))
-    return rows
+    causes, examples = column.rejections.causes, column.rejections.examples
+    texts = {cause: examples[cause].candidate or examples[cause].place.text for cause in causes}
+    return [(cause, count, clean(texts[cause], 60), CAUSES[cause]) for cause, count in causes.items()]
 
 
 def _unknown_actions(column: Column) -> list[str]:
@@ -192,10 +177,9 @@ def _unknown_actions(column: Column) -> list[str]:
 
 def _examples(column: Column) -> list[tuple[str, Place]]:
     played, rejections = column.played, column.rejections
-    found = [
-        (f"invalid: {cause}, {rejections.causes[cause]} times", rejections.examples[cause].place)
-        for cause in list(rejections.causes)[:4]
-    ]
+    found: list[tuple[str, Place]] = []
+    for cause, count in list(rejections.causes.items())[:4]:
+        found.append((f"invalid: {cause}, {count} times", rejections.examples[cause].place))
     found += [(f"loop of {size} turns", place) for size, place in sorted(played.loops, key=lambda item: -item[0])[:3]]
     openings = Counter(" ".join(turn.parts.reasoning.split()[:8])[:EXCERPT] for turn in played.reasoned)
     for text, count in openings.most_common(1):
@@ -211,5 +195,4 @@ def _examples(column: Column) -> list[tuple[str, Place]]:
 
 
 def _where(place: Place) -> str:
-    """Task, seed and turn of an example, for `slime-verlog view`."""
     return f"{clean(place.task, 40)}, seed {clean(str(place.seed), 24)}, turn {place.turn}" if place.turn else ""

@@ -9,12 +9,10 @@ from typing import Any
 from inspection.report.invalid import Place, Rejected, find_match
 from inspection.report.reading import EXCERPT, Episode, Turn
 
-SAMPLED_TURNS = 4000
-"""Turns that the measures that compare texts look at."""
+SAMPLED_TURNS = 4000  # turns that the measures that compare texts look at
 LOOP = 3
 """Turns in a row with the same action, and an observation that stays the same, that count as a loop."""
-_REPEATS = 2
-"""Earlier occurrences of an attempt after which it counts as repeated."""
+_REPEATS = 2  # earlier occurrences of an attempt after which it counts as repeated
 _MAX_CANDIDATES = 20_000
 
 
@@ -26,6 +24,9 @@ class Played:
         self.turns = [turn for episode in episodes for turn in episode.turns]
         self.valid = [turn for turn in self.turns if turn.valid]
         self.reasoned = [turn for turn in self.turns if turn.words]
+        self.by_task: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            self.by_task.setdefault(episode.task, []).append(episode)
         self.env_paths = list(dict.fromkeys(episode.env_path for episode in episodes))
         """Environments of the episodes; several if tasks are mixed."""
         self.actions = Counter(turn.executed for turn in self.valid)
@@ -89,8 +90,5 @@ class Played:
         return list(found.values())
 
     def _places(self) -> list[tuple[Turn, Place]]:
-        return [
-            (turn, Place(episode.task, episode.seed, number, turn.ending))
-            for episode in self.episodes
-            for number, turn in enumerate(episode.turns, 1)
-        ]
+        numbered = [(e, number, turn) for e in self.episodes for number, turn in enumerate(e.turns, 1)]
+        return [(turn, Place(e.task, e.seed, number, turn.ending)) for e, number, turn in numbered]

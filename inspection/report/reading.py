@@ -15,8 +15,7 @@ _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECAS
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
 _HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
-EXCERPT = 160
-"""Characters of an action or of an example."""
+EXCERPT = 160  # characters of an action or of an example
 _MAX_TEXT = 2000
 MAX_BARE_ACTION_WORDS = 6
 """A response without a marker and with more words than this counts as reasoning without an action."""

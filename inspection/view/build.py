@@ -24,11 +24,9 @@ from inspection.view.training import expand_runs, names_of, read_training
 from inspection.view.worlds import Worlds
 from slime_verlog import ConfigError
 
-PAIR = 2
-"""Two runs are compared episode by episode; of more, a page compares the training."""
-_SECONDS_PER_TURN = 0.4
-_IDLE_PER_BUSY = 3
-"""A followed page costs at most a quarter of a CPU, however large it is."""
+PAIR = 2  # two runs are compared episode by episode; of more, a page compares the training
+
+_IDLE_PER_BUSY = 3  # a followed page costs at most a quarter of a CPU, however large it is
 _State = dict[Path, tuple[int, int]]
 
 
@@ -167,7 +165,7 @@ def export_gif(options: Namespace) -> int:
     episode = next(itertools.islice(episodes, max(options.episode - 1, 0), None), None)
     if episode is None:
         raise ConfigError(f"{options.runs[0]} has no episode {options.episode}; they are numbered from 1")
-    frames = write_gif(episode, options.gif, _SECONDS_PER_TURN)
+    frames = write_gif(episode, options.gif, seconds_per_turn=0.4)
     print(f"{options.gif}: {frames} frames")
     return 0
 

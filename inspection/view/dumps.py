@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row
+from inspection.view.sources import rollout_of
 from rollout.turn import FinishReason, SampleKind, StopReason
 from slime_verlog import ConfigError
 
@@ -69,10 +70,7 @@ class Decoder:
 _ARRAYS = [np.ndarray, np.zeros(0).__reduce__()[0], np.dtype]
 _ARRAYS += [type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32", "float64")]
 _SAFE = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan, *_ARRAYS, array.array, list]
-_TRAINED_VALUES = (
-    *("log_probs", "ref_log_probs", "teacher_log_probs"),
-    *("values", "advantages", "returns", "kl", "entropy"),
-)
+_TRAINED_VALUES = "log_probs", "ref_log_probs", "teacher_log_probs", "values", "advantages", "returns", "kl", "entropy"
 _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
 
 
@@ -88,7 +86,7 @@ def read_dumps(
     if with_ids and decoder.tokenizer is None:
         raise ConfigError(f"{files[0]} holds token ids and no texts; give --tokenizer with the model's folder")
     ongoing: dict[Any, dict[str, Any]] = {}  # unfinished episodes that a later rollout may continue
-    for (is_eval, number), group in itertools.groupby(sorted(files, key=_rollout_of), key=_rollout_of):
+    for (is_eval, number), group in itertools.groupby(sorted(files, key=rollout_of), key=rollout_of):
         whole: dict[Any, dict[str, Any]] = {}  # episodes that end with this rollout
         rollout = f"{'evaluation' if is_eval else 'rollout'} {number}"
         for sample, row in _samples([_load(path, trusted) for path in group]):
@@ -116,12 +114,6 @@ def _episode_of(sample: Mapping[str, Any], number: int) -> tuple[Any, bool]:
     if "episode_id" in metadata:
         return metadata["episode_id"], True
     return (("segment", metadata["segment"]) if "segment" in metadata else ("sample", number)), False
-
-
-def _rollout_of(path: Path) -> tuple[bool, int]:
-    """Whether the file is of an evaluation, and the rollout's id, which is the last number in its name."""
-    digits = "".join(c if c.isdigit() else " " for c in path.stem).split()
-    return "eval" in path.stem, int(digits[-1]) if digits else 0
 
 
 def _load(path: Path, trusted: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from inspection.view.prompts import find_changes, split_prompts
 
 CHUNK_CHARACTERS = 1_000_000
 """Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""
-_FAULT_CHARACTERS = 300
+
 _UPDATE = re.compile(r"\b(update|step|evaluation|rollout)[ _](\d+)$")
 """The number of updates in the name of a setting; slime counts rollouts from 0."""
 
@@ -144,7 +144,7 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
         "valid": number(valid),
         "chunk": chunk,
         "place": place,
-        **({"fault": str(episode["fault"])[:_FAULT_CHARACTERS]} if episode.get("fault") else {}),
+        **({"fault": str(episode["fault"])[:300]} if episode.get("fault") else {}),
         **({"answers": len(episode["story"]), "notes": notes} if notes else {}),
         **({"tokens": 1} if any(turn.get("tokens") for turn in episode["story"]) else {}),
     }
@@ -187,7 +187,7 @@ _SCRIPTS = (
 def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
     """Return the page as text, with the episodes as `Packer.blocks` returns them.
 
-    `head` is what the page needs at once: the runs' names, and one row per episode. `atlases` has the PNG image with all
+    `head` is what the page needs at once: the runs' names, and one row per episode. `atlases` has a PNG image with all
     tiles for each tile size in pixels.
     """
     style = _read("style.css")

@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _OPENINGS = (
@@ -46,33 +46,24 @@ def split_prompts(episode: Mapping[str, Any]) -> tuple[list[dict[str, Any]], lis
     places: dict[str, int] = {}
     turns = []
     for turn in episode["story"]:
-        prompt = turn.get("prompt")
-        if isinstance(prompt, str):
-            prompt = split_template(prompt)
-        turns.append({**turn, "prompt": list(_indexes(prompt or (), messages, places))})
+        prompt, indexes = turn.get("prompt"), []
+        for entry in split_template(prompt) if isinstance(prompt, str) else prompt or ():
+            if isinstance(entry, int):
+                indexes += [entry] if 0 <= entry < len(messages) else []
+                continue
+            key = repr(entry)
+            if key not in places:
+                places[key] = len(messages)
+                messages.append(dict(entry))
+            indexes.append(places[key])
+        turns.append({**turn, "prompt": indexes})
     return messages, turns
-
-
-def _indexes(prompt: Any, messages: list[dict[str, Any]], places: dict[str, int]) -> Iterator[int]:
-    for entry in prompt:
-        if isinstance(entry, int):
-            if 0 <= entry < len(messages):
-                yield entry
-            continue
-        key = repr(entry)
-        if key not in places:
-            places[key] = len(messages)
-            messages.append(dict(entry))
-        yield places[key]
-
-
-_COMPARED_PROMPTS = 3
 
 
 def find_changes(messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """For each turn, the indexes of the messages in its prompt that are news; the last message always is."""
     seen: set[int] = set()
-    recent: deque[str] = deque(maxlen=_COMPARED_PROMPTS)
+    recent: deque[str] = deque(maxlen=3)
     changes = []
     for turn in turns:
         prompt = turn["prompt"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.base import PICTURE_PLACE, Observation, make_image
+from envs.base import PICTURE_PLACE, make_image
 from inspection.view.prompts import split_prompts, text_of
 from rollout.spec import EnvSpec
 from slime_verlog import ConfigError
@@ -54,12 +54,19 @@ def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
             frames.append(_copy(env.render()))
             if "summary" in turn:  # notes, which the environment did not get
                 continue
-            shown = "\n".join(text_of(messages[i]) for i in turn["prompt"])
-            if not _shows(shown, observation):
+            prompt = "\n".join(text_of(messages[i]) for i in turn["prompt"])
+            parts = observation["text"]
+            forms = ([parts["short_term_context"], parts["long_term_context"]], [observation["obs_str"]])
+            pieces = [[piece.strip() for text in texts for piece in text.split(PICTURE_PLACE)] for texts in forms]
+            if not any(all(piece in prompt for piece in form) for form in pieces):
                 return Replay(note=f"The world is not drawn: the replay shows another observation in turn {number}.")
             observation, _, info = env.step(turn.get("response") or "")
-            wrong = _difference(turn, info)
-            if wrong:
+            same = {
+                "action": turn.get("executed_action") in (None, info["executed_action"]),
+                "reward": turn.get("reward") is None or abs(turn["reward"] - float(info["reward"])) <= 1e-6,
+                "end": turn.get("terminated") is None or bool(turn["terminated"]) == bool(info["terminated"]),
+            }
+            if wrong := next((name for name, holds in same.items() if not holds), None):
                 return Replay(note=f"The world is not drawn: the replay has another {wrong} in turn {number}.")
         frames.append(_copy(env.render()))
     except Exception as error:  # as above
@@ -74,32 +81,12 @@ def _copy(image: Any) -> np.ndarray:
     return pixels
 
 
-def _shows(prompt: str, observation: Observation) -> bool:
-    """Whether the prompt contains the observation's text, in either of its two forms."""
-    parts = observation["text"]
-    forms = ([parts["short_term_context"], parts["long_term_context"]], [observation["obs_str"]])
-    pieces = [[piece.strip() for text in texts for piece in text.split(PICTURE_PLACE)] for texts in forms]
-    return any(all(piece in prompt for piece in form) for form in pieces)
-
-
-def _difference(turn: Mapping[str, Any], info: Mapping[str, Any]) -> str | None:
-    """What differs between the recorded turn and the replayed one."""
-    if turn.get("executed_action") is not None and turn["executed_action"] != info["executed_action"]:
-        return "action"
-    if turn.get("reward") is not None and abs(turn["reward"] - float(info["reward"])) > 1e-6:
-        return "reward"
-    if turn.get("terminated") is not None and bool(turn["terminated"]) != bool(info["terminated"]):
-        return "end"
-    return None
-
-
 def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
 
 
 _MIN_PIXELS = 320
 _CAPTION_PIXELS = 26
-_LAST_FRAME_MS = 1500
 
 
 def write_gif(episode: Mapping[str, Any], path: Path, seconds_per_turn: float) -> int:
@@ -114,7 +101,7 @@ def write_gif(episode: Mapping[str, Any], path: Path, seconds_per_turn: float) -
     captions = [_caption(number, turn) for number, turn in enumerate(episode["story"], 1)]
     captions.append(f"end: {episode.get('stop') or 'the last state'}")
     images = [_draw(frame, text) for frame, text in zip(replayed.frames, captions, strict=True)]
-    durations = [round(1000 * seconds_per_turn)] * (len(images) - 1) + [_LAST_FRAME_MS]
+    durations = [round(1000 * seconds_per_turn)] * (len(images) - 1) + [1500]
     path.parent.mkdir(parents=True, exist_ok=True)
     images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)
     return len(images)

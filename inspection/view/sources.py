@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def find_files(run: Path) -> list[Path]:
     if run.is_file():
         return [run]
     if "{rollout_id}" in run.name:
-        return _require(sorted(run.parent.glob(run.name.replace("{rollout_id}", "*")), key=_order), run)
+        return _require(sorted(sorted(run.parent.glob(run.name.replace("{rollout_id}", "*"))), key=rollout_of), run)
     if not run.exists():
         raise ConfigError(f"{run} does not exist")
     if (run / FILE).is_file():
@@ -27,7 +28,7 @@ def find_files(run: Path) -> list[Path]:
     found = sorted([*run.glob("episodes*.jsonl"), *run.glob("*/episodes*.jsonl")])
     if not found:
         folders = [run / name for name in ("rollout_data", "train_data") if (run / name).is_dir()] or [run]
-        found = [path for folder in folders for path in sorted(folder.glob("*.pt"), key=_order)]
+        found = [path for folder in folders for path in sorted(sorted(folder.glob("*.pt")), key=rollout_of)]
     return _require(found, run)
 
 
@@ -77,18 +78,16 @@ def cut_record(path: Path) -> str | None:
 
 def _require(found: list[Path], run: Path) -> list[Path]:
     if not found:
-        raise ConfigError(
-            f"{run} has no episodes: expected {FILE}, or .pt files from slime's --dump-details, "
-            "--save-debug-rollout-data or --save-debug-train-data; `slime-verlog train` and `slime-verlog evaluate` "
-            "make a run"
-        )
+        dumps = ".pt files from slime's --dump-details, --save-debug-rollout-data or --save-debug-train-data"
+        makers = "`slime-verlog train` and `slime-verlog evaluate` make a run"
+        raise ConfigError(f"{run} has no episodes: expected {FILE}, or {dumps}; {makers}")
     return found
 
 
-def _order(path: Path) -> tuple[bool, int, str]:
-    """Training before evaluation, each in the order of its rollout ids."""
-    digits = "".join(c for c in path.stem if c.isdigit())
-    return path.stem.startswith("eval"), int(digits or 0), path.stem
+def rollout_of(path: Path) -> tuple[bool, int]:
+    """Whether a dump is of an evaluation, and the rollout's id, which is the last number in its name."""
+    digits = re.findall(r"\d+", path.stem)
+    return "eval" in path.stem, int(digits[-1]) if digits else 0
 
 
 def read_run(

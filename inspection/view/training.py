@@ -23,8 +23,7 @@ _FROM_SLIME = {
     **{f"train/{name}": f"actor/{name}" for name in ("ppo_kl", "pg_loss", "pg_clipfrac", "grad_norm")},
 }
 """slime's names of metrics that runs on one machine also have."""
-Rows = dict[int, dict[str, float]]
-"""Metrics by number of updates."""
+Rows = dict[int, dict[str, float]]  # metrics by number of updates
 
 
 def metric_files(run: Path) -> list[Path]:
@@ -106,7 +105,6 @@ def _waiting(run: Path, rows: Rows, settings: Mapping[str, Any]) -> str:
 
 
 def _json_rows(path: Path, problems: list[str]) -> Rows:
-    """Rows of updates and evaluations, merged by update."""
     rows: Rows = {}
     *lines, rest = path.read_bytes().split(b"\n")
     if rest:
@@ -184,15 +182,13 @@ def _alarms(rows: Rows, summary: Mapping[str, Any], problems: list[str]) -> list
 def _mapping(path: Path, problems: list[str], holds: str) -> dict[str, Any]:
     """Read a file with a mapping; if it is damaged, a problem says that what it `holds` is missing."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        problems.append(f"{path.name} is damaged, so the {holds} are missing.")
-    except FileNotFoundError:
-        pass
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
         problems.append(f"{path.name} is cut or damaged, so the {holds} are missing.")
-    return {}
+        return {}
+    return found
 
 
 def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from rollout.tokens.image_files import png_uri
 
 _TILES_PER_ROW = 32
 _SIZES = range(8, 65)
-_REPEATED_SHARE = 0.5
-"""Frames are stored as tiles if at most this share of their tiles is new."""
+_REPEATED_SHARE = 0.5  # frames are stored as tiles if at most this share of their tiles is new
 
 
 class Atlas:

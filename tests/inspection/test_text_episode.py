@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from inspection.evaluate.playing import play_text_episode, scripted
 from inspection.export.atif import trajectory_of
 from inspection.records import append_episode, read_episodes
 from inspection.report.reading import read_run
-from inspection.text_episode import play_text_episode, scripted
 from inspection.view.page import Packer
 from rollout.bridge.settings import load_settings
 from rollout.tasks import make_episode, read_tasks

@@ -227,7 +227,7 @@ async def test_a_closed_engine_refuses_all_requests(policy_folder: Path) -> None
     await asyncio.to_thread(server.engine.scheduler.close)
     assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
     with pytest.raises(EngineError, match="closed"):
-        server.update_weights({})
+        server.engine.scheduler.update_weights({}).result(600)
     await asyncio.to_thread(server.close)
     server.close()
 

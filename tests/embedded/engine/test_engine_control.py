@@ -82,7 +82,7 @@ async def test_new_weights_raise_the_version_and_are_served(
     ids = prompts(1)[0]
     with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
         before = await generate(server, ids, seed=1)
-        assert server.update_weights(other.state_dict()) == "1"
+        assert server.engine.scheduler.update_weights(other.state_dict()).result(600) == "1"
         after = await generate(server, ids, seed=1)
         assert (before["meta_info"]["weight_version"], after["meta_info"]["weight_version"]) == ("0", "1")
         assert after["meta_info"]["cached_tokens"] == 0
