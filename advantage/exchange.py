@@ -80,15 +80,12 @@ def _compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> 
     if not all(bool(which.any()) for which in (after_notes, followed & ~after_notes, *kinds.values())):
         return {}
 
-    def mean(which: Tensor) -> float:
-        return float(next_advantage[which].mean())
-
-    found = {"summary_optimism": mean(followed & ~after_notes) - mean(after_notes)}
+    before, after_other = next_advantage[after_notes], next_advantage[followed & ~after_notes]
+    found = {"summary_optimism": float(after_other.mean()) - float(before.mean())}
     for name, which in kinds.items():
-        found |= {
-            f"{name}_advantage": mean(which),
-            f"{name}_advantage_std": float(next_advantage[which].std(correction=0)),
-        }
+        advantages = next_advantage[which]
+        found[f"{name}_advantage"] = float(advantages.mean())
+        found[f"{name}_advantage_std"] = float(advantages.std(correction=0))
     return found
 
 
@@ -114,7 +111,7 @@ def relayed(group: Group) -> Generator[None]:
         _report_failure(group)
         raise
     if group.size > 1:
-        _check_counts(_gather_counts(0, group, group.device_like(None)))
+        _gather_counts(0, group, group.device_like(None))
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
@@ -161,7 +158,6 @@ def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int]:
     """Gather the rows [T, k] of all ranks, and the index of this rank's first row; raises as `Exchange.rows`."""
     device = group.device_like(own)
     counts = _gather_counts(len(own), group, device)
-    _check_counts(counts)
     widest = max(counts)
     padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=device)
     padded[: len(own)] = own
@@ -171,12 +167,11 @@ def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int]:
 
 
 def _gather_counts(count: int, group: Group, device: torch.device) -> list[int]:
+    """Gather one number per rank; -1 reports a failure, upon which the other ranks raise OtherRankError."""
     mine = torch.tensor([count], dtype=torch.long, device=device)
-    return [int(n) for n in torch.cat(group.all_gather(mine)).cpu()]
-
-
-def _check_counts(counts: list[int]) -> None:
-    if min(counts) < 0:
+    counts = [int(n) for n in torch.cat(group.all_gather(mine)).cpu()]
+    if min(counts) < 0 <= count:
         raise OtherRankError(
             f"rank {counts.index(-1)} of {len(counts)} failed while computing advantages; its log has the cause"
         )
+    return counts

@@ -16,11 +16,11 @@ from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, NOTES, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
 from advantage.gae import edges
-from advantage.packing import PackedTurns, pack_turns
-from advantage.ranks import Layout, current_layout, local_tokens
+from advantage.packing import pack_turns
+from advantage.ranks import current_layout, local_tokens
 from advantage.scan import solve_chain
 from advantage.settings import AdvantageSettings, advantage_settings
-from advantage.turn_table import TurnColumns, read_turn_table
+from advantage.turn_table import read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +64,17 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
             raise FlagError(f"--kl-coef is {flags.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
         columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
-        own = _group_turns(columns, packed, flags.n_samples_per_prompt == 1)
-        table, mine = exchange.rows(torch.stack([x.double() for x in vars(own).values()], 1))
+        alone = flags.n_samples_per_prompt == 1  # no two episodes share a start
+        group = columns.group.masked_fill(torch.ones_like(columns.bootstrap) if alone else columns.bootstrap, -1)
+        trained = packed.trained.cpu()
+        own = (columns.segment, columns.index, turn_flags(columns), columns.reward, group, columns.anchor, trained)
+        table, mine = exchange.rows(torch.stack([x.double() for x in own], 1))
         turns = GroupTurns(*table.unbind(1))
         advantages = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)[mine]
-        rollout_data["advantages"] = _spread(packed, advantages, rollout_data, layout)
+        per_turn = advantages.to(packed.trained.device) * packed.trained
+        flat = packed.put(torch.repeat_interleave(per_turn, packed.lengths))
+        rows = zip(local_tokens(rollout_data, layout).split(flat), rollout_data["kl"], strict=True)
+        rollout_data["advantages"] = [row.to(like.dtype) for row, like in rows]
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
@@ -163,26 +169,3 @@ def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, new: Ten
         raise TurnTableError(
             f"segment {int(segments[episode[i]])}: turn {int(index[i])} is followed by turn {int(index[i + 1])}"
         )
-
-
-def _group_turns(columns: TurnColumns, packed: PackedTurns, alone: bool) -> GroupTurns:
-    """This rank's turns, one entry per turn or bootstrap state; `alone`: no two episodes share a start."""
-    none = torch.full_like(columns.group, -1)
-    return GroupTurns(
-        segment=columns.segment,
-        index=columns.index,
-        flags=turn_flags(columns),
-        reward=columns.reward,
-        group=none if alone else torch.where(columns.bootstrap, none, columns.group),
-        anchor=columns.anchor,
-        trained=packed.trained.cpu(),
-    )
-
-
-def _spread(
-    packed: PackedTurns, advantages: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout
-) -> list[Tensor]:
-    local = local_tokens(rollout_data, layout)
-    per_turn = advantages.to(packed.trained.device) * packed.trained
-    flat = packed.put(torch.repeat_interleave(per_turn, packed.lengths))
-    return [row.to(like.dtype) for row, like in zip(local.split(flat), rollout_data["kl"], strict=True)]

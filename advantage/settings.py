@@ -180,11 +180,16 @@ class AdvantageSettings(Settings):
         return {**PRESETS.get(str(given.get("preset")), {}), **given}
 
     @model_validator(mode="after")
-    def _lambdas_that_apply(self) -> Self:
+    def _consistent_advantages(self) -> Self:
         if self.lambda_policy == "length_adaptive" and self.gae_form != "dual":
             raise ConfigError(
                 f"gae_form: {self.gae_form} does not use a lambda inside turns, so lambda_policy: length_adaptive "
                 "would change nothing; use gae_form: dual, or lambda_policy: fixed"
+            )
+        if self.value_pretraining.batches and self.critic_warmup.w_epoch:
+            raise ConfigError(
+                f"value_pretraining.batches is {self.value_pretraining.batches} and critic_warmup.w_epoch is "
+                f"{self.critic_warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
             )
         return self
 
@@ -193,15 +198,6 @@ class AdvantageSettings(Settings):
         """Return the actor's discounts, and the critic's without `lambda_critic`; lambda 1 in value pretraining."""
         lambdas = (1.0, 1.0) if self.value_pretraining.batches else (self.lambda_step, self.lambda_token)
         return Discounts(self.gamma_step, lambdas[0], self.gamma_token, lambdas[1])
-
-    @model_validator(mode="after")
-    def _one_way_to_start_the_critic(self) -> Self:
-        if self.value_pretraining.batches and self.critic_warmup.w_epoch:
-            raise ConfigError(
-                f"value_pretraining.batches is {self.value_pretraining.batches} and critic_warmup.w_epoch is "
-                f"{self.critic_warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
-            )
-        return self
 
     def discounts_of(self, role: str | None) -> Discounts:
         """Return the discounts of the actor or the critic; raises FlagError if they differ and `role` is None."""

@@ -15,10 +15,10 @@ import traceback
 from collections.abc import Collection, Generator, Sequence
 from typing import Any, NoReturn
 
+from advantage.flags import overrides_of
 from rollout.bridge.checks import BATCHES, hooks_in_use
 from rollout.bridge.flags import sentences
 from rollout.bridge.framework import FRAMEWORK
-from rollout.bridge.roles import overrides_of
 from rollout.errors import ConfigError, SlimeVerlogError
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")

@@ -9,30 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from advantage.flags import overrides_of
 from rollout.errors import ConfigError
-from slime_verlog import read_yaml
 
 logger = logging.getLogger(__name__)
 
 DELETING = ".deleting-"
 """A checkpoint is renamed before it is deleted, because a half-deleted one would look complete."""
 OWN_FOLDER = "--megatron-config-path FILE with megatron: [{name: default, role: critic, overrides: {save: FOLDER}}]"
-
-
-def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
-    """Return the flags that the role's entry overrides; raises ConfigError if the file is not readable."""
-    path = getattr(args, "megatron_config_path", None)
-    if not path:
-        return {}
-    content = read_yaml(path, "--megatron-config-path")
-    try:
-        entries = [dict[str, Any](entry) for entry in content["megatron"]]
-    except (TypeError, KeyError, ValueError) as error:
-        raise ConfigError(f"--megatron-config-path {path} must have a list of mappings under megatron") from error
-    for entry in entries:
-        if entry.get("role") == role:
-            return entry.get("overrides") or entry.get("args") or {}
-    return {}
 
 
 def role_args(args: Any, role: str) -> Namespace:
