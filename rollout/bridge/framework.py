@@ -6,6 +6,7 @@ slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 calls it `group
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import importlib.util
 import sys
@@ -17,12 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 def _installed() -> str:
     for name in ("slime", "miles"):
-        try:
+        with contextlib.suppress(ModuleNotFoundError):
             # The package's own types, since any folder of that name would pass for an empty package.
             if importlib.util.find_spec(f"{name}.utils.types") is not None:
                 return name
-        except ModuleNotFoundError:
-            continue
     return "none"
 
 
@@ -144,10 +143,8 @@ def group_of(sample: Sample) -> int | None:
 
 def train_data_keys() -> tuple[str, str] | None:
     """Keys of the per-sample group ids and mask sums in the train data; None on miles."""
-    return {
-        "rollout_id": ("rollout_ids", "rollout_mask_sums"),
-        "group_id": ("group_ids", "group_mask_sums"),
-    }.get(GROUP_FIELD or "")
+    name = (GROUP_FIELD or "").removesuffix("_id")
+    return (f"{name}_ids", f"{name}_mask_sums") if name else None
 
 
 def outer_loop_is_full() -> bool | None:

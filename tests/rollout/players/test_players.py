@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollout import continuous, fixed_turn
-from rollout.bridge.processes import process_count
+from rollout.bridge.checks import process_count
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
 from rollout.evaluate import evaluate
