@@ -16,7 +16,7 @@ from rollout.play.memory import Message
 from rollout.play.metrics import mean
 from rollout.play.player import Place, play
 from rollout.play.runtime import Runtime, get_runtime
-from rollout.samples import evaluation_sample
+from rollout.samples import evaluation_sample, turn_facts
 from rollout.spec import EpisodeSpec
 from rollout.transcript import Transcript
 from rollout.turn import Generation, StopReason, Turn
@@ -130,11 +130,12 @@ async def _play(
         turns.append(turn)
         ids = turn.generation.token_ids
         answer = episode.encoder.answer_text(ids)  # as the environment read it
+        reason = str(turn.generation.finish_reason)
+        info, kept = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": reason}, ()
         if detailed:
             tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
-            transcript.add(messages, images, answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
-        else:
-            transcript.add(messages, images, answer, _outcome(turn))
+            kept = (tokens, (turn.prompt.token_ids, ids))
+        transcript.add(messages, images, answer, info, *kept)
         if episode.stop is not None:
             ended.append((episode.stop, None))
 
@@ -149,21 +150,6 @@ def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | No
     if error.too_long and played:
         return StopReason.CONTEXT, None
     return StopReason.FAILED, str(error)
-
-
-def _outcome(turn: Turn) -> dict[str, Any]:
-    return {
-        "executed_action": turn.executed_action,
-        "valid_action": turn.valid,
-        "reward": turn.reward,
-        "terminated": turn.terminated,
-        "truncated": turn.truncated,
-        "progression": turn.progression,
-        "metrics": turn.metrics,
-        "finish_reason": str(turn.generation.finish_reason),
-        "notes": turn.notes,
-        "summary": turn.summary,
-    }
 
 
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:

@@ -68,7 +68,8 @@ async def _play(
         return not ended and (evaluation or not outer_loop_is_full())
 
     def gives_up() -> bool:
-        return not evaluation and _aborted_by_outer_loop(runtime)
+        # Under slime's own loop, every other abort is the engine's.
+        return not evaluation and (outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous)
 
     def record(episode: Episode, turn: Turn) -> None:
         turns.append(turn)
@@ -81,11 +82,6 @@ async def _play(
         return fault
     await play(place, may_issue, lambda episode: episode.generate(params, gives_up), record, ended.append)
     return ended[0] if ended else None
-
-
-def _aborted_by_outer_loop(runtime: Runtime) -> bool:
-    """Tell whether the outer loop aborted; under slime's own loop, every other abort is the engine's."""
-    return outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous
 
 
 def _in_form(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:

@@ -135,10 +135,10 @@ def set_group(sample: Sample, group: int) -> None:
         setattr(sample, GROUP_FIELD, group)
 
 
-def group_of(sample: Sample) -> int | None:
-    """The sample's training group; its index if the framework has no groups."""
+def group_of(sample: Sample) -> int:
+    """The sample's training group; its index if the framework has no groups, and 0 without either."""
     group = getattr(sample, GROUP_FIELD) if GROUP_FIELD is not None else None
-    return sample.index if group is None else group
+    return (sample.index or 0) if group is None else group
 
 
 def train_data_keys() -> tuple[str, str] | None:

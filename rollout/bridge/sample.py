@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
-from rollout.bridge.framework import FRAMEWORK, Sample, group_of, set_group
+from rollout.bridge.framework import FRAMEWORK, Sample, set_group
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import ENGINE, FinishReason, Generation, Prompt, SampleKind, Span, StopReason, Turn
@@ -155,12 +155,6 @@ def set_start(sample: Sample, group: int | None) -> None:
     row = row_of(sample)
     assert row is not None
     set_row(sample, replace(row, group=-1 if group is None else group))
-
-
-def group_number(sample: Sample) -> int:
-    """The sample's training group; 0 if the framework gave none."""
-    group = group_of(sample)
-    return 0 if group is None else group
 
 
 def mask_response(sample: Sample, start: int = 0) -> None:

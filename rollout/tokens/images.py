@@ -61,7 +61,12 @@ class ImageEncoder:
         self.placeholder = text.template_text(placeholder)
         self._stable_sizes: dict[tuple[int, int], bool] = {}
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
-        self.token_id = _image_token_id(processor, text)
+        token_id = getattr(processor, "image_token_id", None)
+        if token_id is None:
+            token_id = text.control.get(getattr(processor, "image_token", None))
+        if token_id is None:
+            raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
+        self.token_id = int(token_id)
         video = getattr(processor, "video_token_id", None)
         self.placeholder_ids = tuple(i for i in (self.token_id, video) if i is not None and i >= 0)
 
@@ -84,20 +89,15 @@ class ImageEncoder:
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
         self._check(ids, inputs, image)
-        smaller = self._scales_down(inputs, image)
+        patch = getattr(self._processor.image_processor, "patch_size", None)
+        patches = int(inputs[GRID].prod()) if GRID in inputs else None
+        smaller = patches is not None and isinstance(patch, int) and patches * patch**2 < image.width * image.height
         small = make_small(inputs, self._processor.image_processor) if self._small or smaller else inputs
         png = write_png(image)
         if smaller and small is not inputs:
             scaled = small[PIXELS].numpy().tobytes()
             png = scaled if len(scaled) < len(png) and self._leaves_unchanged(scaled, inputs) else png
         return EncodedImage(self.placeholder, self._expanded(ids), png_uri(png), small if self._small else inputs)
-
-    def _scales_down(self, inputs: Mapping[str, torch.Tensor], image: Image.Image) -> bool:
-        """Whether the processor made an image with fewer pixels, as far as its grid of patches tells."""
-        patch = getattr(self._processor.image_processor, "patch_size", None)
-        if GRID not in inputs or not isinstance(patch, int):
-            return False
-        return int(inputs[GRID].prod()) * patch**2 < image.width * image.height
 
     def _leaves_unchanged(self, scaled: bytes, inputs: Mapping[str, torch.Tensor]) -> bool:
         """Whether the processor makes the same inputs of an image that it has scaled; tested once per size."""
@@ -129,16 +129,6 @@ class ImageEncoder:
         return TemplateText(head, tuple(ids[at[0] : at[-1] + 1]), tail)
 
 
-def _image_token_id(processor: Any, text: PlainText) -> int:
-    token_id = getattr(processor, "image_token_id", None)
-    token = getattr(processor, "image_token", None)
-    if token_id is None and token in text.control:
-        token_id = text.control[token]
-    if token_id is None:
-        raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
-    return int(token_id)
-
-
 def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapping[str, torch.Tensor]:
     """Put PNG bytes in place of one image's `pixel_values` (`advantage/training/images.py` has the form).
 
@@ -147,18 +137,24 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
     """
     from advantage.training.images import CODE, TABLE, expand
 
-    layout = _layout(inputs, image_processor)
-    if layout is None:
+    names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+    found: list[Any] = [getattr(image_processor, name, None) for name in names]
+    if any(value is None for value in found) or PIXELS not in inputs or GRID not in inputs:
         return inputs
-    patch, temporal, merge, mean, std = layout
-    values = inputs[PIXELS]
-    channels = len(mean)
+    patch, temporal, merge, *colors = found
+    mean, std = (torch.tensor(list(color)) for color in colors)
+    values, grid, channels = inputs[PIXELS], inputs[GRID], 3
+    fits = values.dim() == 2 and values.shape[1] == channels * temporal * patch**2
+    if not fits or len(mean) != channels or len(std) != channels or len(grid) != 1 or int(grid[0, 0]) != 1:
+        return inputs
+    if values.dtype != torch.float32:
+        return inputs
     parts = values.reshape(len(values), channels, temporal, patch * patch)[:, :, 0]
     levels = ((parts * std[:, None] + mean[:, None]) * 255).round().clamp(0, 255).to(torch.uint8)
     table = torch.zeros(channels, 256)
     for channel in range(channels):
         table[channel][levels[:, channel].flatten().long()] = parts[:, channel].flatten()
-    _, rows, columns = inputs[GRID][0].tolist()
+    _, rows, columns = grid[0].tolist()
     blocks = levels.reshape(rows // merge, columns // merge, merge, merge, channels, patch, patch)
     pixels = blocks.permute(0, 2, 5, 1, 3, 6, 4).reshape(rows * patch, columns * patch, channels)
     data = write_png(pillow().fromarray(pixels.contiguous().numpy()))
@@ -169,18 +165,3 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
         **{key: value for key, value in inputs.items() if key != PIXELS},
     }
     return small if torch.equal(expand(small)[PIXELS], values) else inputs
-
-
-def _layout(
-    inputs: Mapping[str, torch.Tensor], processor: Any
-) -> tuple[int, int, int, torch.Tensor, torch.Tensor] | None:
-    names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-    found: list[Any] = [getattr(processor, name, None) for name in names]
-    if any(value is None for value in found) or PIXELS not in inputs or GRID not in inputs:
-        return None
-    patch, temporal, merge, mean, std = found
-    values, grid = inputs[PIXELS], inputs[GRID]
-    fits = values.dim() == 2 and values.shape[1] == len(mean) * temporal * patch**2 and len(mean) == len(std) == 3
-    if not fits or len(grid) != 1 or int(grid[0, 0]) != 1 or values.dtype != torch.float32:
-        return None
-    return patch, temporal, merge, torch.tensor(list(mean)), torch.tensor(list(std))
