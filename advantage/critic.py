@@ -40,7 +40,7 @@ class Trend:
     change: float
     """Relative change of the loss over the half, from the median slope of its logarithm."""
     chance: float
-    """Two-sided p-value: the probability of such an order of losses without a trend."""
+    """Two-sided p-value."""
 
 
 def find_trend(losses: Sequence[float]) -> Trend | None:
@@ -150,7 +150,10 @@ class Progress:
         moments = mine.to(stages.device_like(None))
         stages.all_reduce(moments)
         self._moments = None
-        self.explained.append(_explained_variance(moments))
+        count, error, errors, total, totals = to_list(moments)
+        assert count, "no rank has held-out tokens"
+        variance = totals / count - (total / count) ** 2
+        self.explained.append(1 - (errors / count - (error / count) ** 2) / max(variance, 1e-8))
         passes = len(self.explained) - 1
         logger.info("value pretraining: after %d passes, held-out explained variance %.4f", passes, self.explained[-1])
         if passes == 0 or self.explained[-1] >= self.explained[self.best] + MIN_GAIN:
@@ -175,11 +178,7 @@ class Progress:
 
     @torch.no_grad()
     def finish(self, settings: ValuePretrainingSettings, models: Sequence[torch.nn.Module]) -> None:
-        """Give the critic the weights of the best pass.
-
-        Raises:
-            PretrainingError: even then it explains too little of the held-out returns.
-        """
+        """Give the critic the weights of the best pass; raises PretrainingError if that explains too little."""
         for tensor, kept in zip(_tensors(models), self._weights, strict=True):
             tensor.copy_(kept)
         self._weights = []
@@ -202,13 +201,6 @@ class Progress:
 
 
 progress_of: PerRun[Progress] = PerRun(Progress)
-
-
-def _explained_variance(moments: Tensor) -> float:
-    count, error, errors, total, totals = to_list(moments)
-    assert count, "no rank has held-out tokens"
-    variance = totals / count - (total / count) ** 2
-    return 1 - (errors / count - (error / count) ** 2) / max(variance, 1e-8)
 
 
 def _tensors(models: Sequence[torch.nn.Module]) -> list[Tensor]:

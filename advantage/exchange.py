@@ -36,7 +36,7 @@ class Exchange:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not self._made:
-            _report_failure(self._group)
+            _gather_counts(-1, self._group)
 
     def rows(self, own: Tensor) -> tuple[Tensor, slice]:
         """Gather the rows [T, k] of all ranks on the CPU, and this rank's slice; raises OtherRankError."""
@@ -89,12 +89,6 @@ def _compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> 
     return found
 
 
-def _report_failure(group: Group) -> None:
-    """Tell the other ranks, which wait in `gather_turns` or `relayed`, that this rank failed."""
-    if group.size > 1:
-        _gather_counts(-1, group, group.device_like(None))
-
-
 @contextmanager
 def relayed(group: Group) -> Generator[None]:
     """Run work that every rank of the group does, then one collective: what fails on one rank fails on all.
@@ -108,17 +102,15 @@ def relayed(group: Group) -> Generator[None]:
     try:
         yield
     except Exception:
-        _report_failure(group)
+        _gather_counts(-1, group)
         raise
-    if group.size > 1:
-        _gather_counts(0, group, group.device_like(None))
+    _gather_counts(0, group)
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
     """Find the turn or bootstrap state that follows each turn in its segment, or -1; all [T].
 
-    Raises:
-        TurnTableError: a segment is not a valid part of an episode; names it and the turn.
+    Raises TurnTableError, which names segment and turn, if a segment is not a valid part of an episode.
     """
     if not segment.numel():
         return segment.long()
@@ -156,19 +148,20 @@ def in_turn_order(segment: Tensor, index: Tensor) -> Tensor:
 
 def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int]:
     """Gather the rows [T, k] of all ranks, and the index of this rank's first row; raises as `Exchange.rows`."""
-    device = group.device_like(own)
-    counts = _gather_counts(len(own), group, device)
+    counts = _gather_counts(len(own), group, own)
     widest = max(counts)
-    padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=device)
+    padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=group.device_like(own))
     padded[: len(own)] = own
     parts = group.all_gather(padded) if widest else [padded] * group.size
     table = torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
     return table, sum(counts[: group.rank])
 
 
-def _gather_counts(count: int, group: Group, device: torch.device) -> list[int]:
-    """Gather one number per rank; -1 reports a failure, upon which the other ranks raise OtherRankError."""
-    mine = torch.tensor([count], dtype=torch.long, device=device)
+def _gather_counts(count: int, group: Group, like: Tensor | None = None) -> list[int]:
+    """Gather one number per rank; -1 tells the ranks that wait here that this rank failed, and they raise."""
+    if group.size == 1:
+        return [count]
+    mine = torch.tensor([count], dtype=torch.long, device=group.device_like(like))
     counts = [int(n) for n in torch.cat(group.all_gather(mine)).cpu()]
     if min(counts) < 0 <= count:
         raise OtherRankError(

@@ -73,8 +73,6 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
     flags = RolloutFlags.read(args)
     _check_batch(flags, config)
-    if flags.rollout_function_path == CONTINUOUS:
-        _check_continuous(flags, config)
     _check_playing(args, flags, config, hooks_in_use(args) | {"batches", "plays"})
     if (flags.over_sampling_batch_size or 0) > flags.rollout_batch_size:
         raise ConfigError(
@@ -202,9 +200,8 @@ def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
             f"turn_quota: per_env cannot divide {turns} turns equally among n_env: {config.n_env} slots; "
             "change n_env or use turn_quota: global"
         )
-
-
-def _check_continuous(flags: RolloutFlags, config: RolloutSettings) -> None:
+    if flags.rollout_function_path != CONTINUOUS:
+        return
     if config.turn_quota == "per_env":
         raise ConfigError(
             "turn_quota: per_env makes slots wait for each other, which continuous batches never do: use turn_quota: "

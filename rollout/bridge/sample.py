@@ -257,7 +257,9 @@ def attach_trace(sample: Sample, turns: Iterable[Turn]) -> None:
 def _add(tracing: Any, handle: Any, span: Span, parent: str | None) -> None:
     """Append the events of a span and of those inside it, as `trace_span` does while time passes."""
     number = uuid.uuid4().hex
-    start = _event(handle, "span_start", span, span.start_s, number)
+    event = {"name": span.name, "span_id": number, "attempt": handle.attempt}
+    event |= {name: getattr(handle, name) for name in ("trace_id", "sample_id", "group_id")}
+    start = {**event, "type": "span_start", "ts": span.start_s}
     handle.carrier["events"].append(start if parent is None else {**start, "parent_span_id": parent})
     for inner in span.inside:
         _add(tracing, handle, inner, number)
@@ -265,18 +267,5 @@ def _add(tracing: Any, handle: Any, span: Span, parent: str | None) -> None:
     if span.name == ENGINE:
         context = tracing.TraceSpanContext(handle, [handle], [(handle, number)], span.start_s)
         facts = context.update(tracing.build_sglang_meta_trace_attrs(dict(span.facts))).build_end_attrs()
-    end = _event(handle, "span_end", span, span.end_s, number)
+    end = {**event, "type": "span_end", "ts": span.end_s}
     handle.carrier["events"].append({**end, "attrs": dict(facts)} if facts else end)
-
-
-def _event(handle: Any, kind: str, span: Span, moment_s: float, number: str) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "name": span.name,
-        "ts": moment_s,
-        "trace_id": handle.trace_id,
-        "sample_id": handle.sample_id,
-        "group_id": handle.group_id,
-        "attempt": handle.attempt,
-        "span_id": number,
-    }

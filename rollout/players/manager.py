@@ -113,7 +113,10 @@ class PlayerProcesses:
         self.turns = 0
         """Turns that the players have finished."""
         self.runtime = runtime
-        self._args = _share(args, runtime, count)
+        workers = runtime.settings.env_workers or min(runtime.settings.n_env, os.cpu_count() or 1)
+        self._args = copy.copy(args)
+        """slime's `args` for a player: it plays alone, with its share of the environment workers."""
+        self._args.rollout_processes, self._args.env_workers = 1, -(-workers // count)
         self._places = [_Place(number) for number in range(count)]
         self._keys = itertools.count()
         self._deaths: deque[int] = deque()
@@ -308,12 +311,3 @@ class RemoteEpisode(Episode):
                 await player.call("close", self._key)
             except _PlayerLostError:
                 return
-
-
-def _share(args: Any, runtime: Runtime, count: int) -> Any:
-    """A player's copy of slime's `args`: it plays alone, with its share of the environment workers."""
-    settings = runtime.settings
-    workers = settings.env_workers or min(settings.n_env, os.cpu_count() or 1)
-    mine = copy.copy(args)
-    mine.rollout_processes, mine.env_workers = 1, -(-workers // count)
-    return mine

@@ -88,11 +88,19 @@ class ImageEncoder:
             raise EncodingError(f"the processor rejects a picture of {size_of(image)}: {error}") from error
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
-        self._check(ids, inputs, image)
-        patch = getattr(self._processor.image_processor, "patch_size", None)
-        patches = int(inputs[GRID].prod()) if GRID in inputs else None
-        smaller = patches is not None and isinstance(patch, int) and patches * patch**2 < image.width * image.height
-        small = make_small(inputs, self._processor.image_processor) if self._small or smaller else inputs
+        found, image_processor = ids.count(self.token_id), self._processor.image_processor
+        grid, merge = inputs.get(GRID), getattr(image_processor, "merge_size", 1)
+        if grid is not None and found != (expected := int(grid.prod(-1).sum()) // merge**2):
+            raise EncodingError(
+                f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its grid "
+                f"{grid.tolist()} requires {expected}; processor and chat template do not match"
+            )
+        if not found:
+            raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
+        patch = getattr(image_processor, "patch_size", None)
+        known = grid is not None and isinstance(patch, int)
+        smaller = known and int(grid.prod()) * patch**2 < image.width * image.height
+        small = make_small(inputs, image_processor) if self._small or smaller else inputs
         png = write_png(image)
         if smaller and small is not inputs:
             scaled = small[PIXELS].numpy().tobytes()
@@ -106,19 +114,6 @@ class ImageEncoder:
             again = self._processor.image_processor(images=[image], return_tensors="pt")
             self._stable_sizes[image.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
         return self._stable_sizes[image.size]
-
-    def _check(self, ids: list[int], inputs: Mapping[str, torch.Tensor], image: Image.Image) -> None:
-        found = ids.count(self.token_id)
-        if GRID in inputs:
-            merge = getattr(self._processor.image_processor, "merge_size", 1)
-            expected = int(inputs[GRID].prod(-1).sum()) // merge**2
-            if found != expected:
-                raise EncodingError(
-                    f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its grid "
-                    f"{inputs[GRID].tolist()} requires {expected}; processor and chat template do not match"
-                )
-        if not found:
-            raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
 
     def _expanded(self, ids: list[int]) -> TemplateText:
         """The expanded placeholder; ordinary text at its ends is kept apart, since it may merge with its neighbours."""

@@ -16,7 +16,8 @@ def load_processor(path: str) -> Any | None:
 
     Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
     """
-    settings = _image_settings(path)
+    whole = json.loads(_read(path, "processor_config.json") or "{}")
+    settings = json.loads(_read(path, "preprocessor_config.json") or "null") or whole.get("image_processor")
     if settings is None:
         return None
     from transformers.models.auto.processing_auto import AutoProcessor
@@ -29,11 +30,12 @@ def load_processor(path: str) -> Any | None:
         failure: Exception = TypeError(f"AutoProcessor returned a {type(processor).__name__}")
     except (ImportError, OSError, ValueError, TypeError, AttributeError) as error:
         failure = error
-    name = settings.get("processor_class")
+    name = whole.get("processor_class") or settings.get("processor_class")
     if name not in QWEN_PROCESSORS:
         raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {failure}") from failure
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
-    return build_qwen_processor(name, tokenizer, settings, _template(path))
+    old_template = json.loads(_read(path, "chat_template.json") or "{}").get("chat_template")
+    return build_qwen_processor(name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template)
 
 
 def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
@@ -49,33 +51,11 @@ def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], te
     )
 
 
-def _image_settings(path: str) -> dict[str, Any] | None:
-    whole = _read(path, "processor_config.json") or {}
-    own = _read(path, "preprocessor_config.json") or whole.get("image_processor")
-    if own is None:
-        return None
-    name = whole.get("processor_class")
-    return {**own, "processor_class": name} if name else own
-
-
-def _template(path: str) -> str | None:
-    file = _file(path, "chat_template.jinja")
-    if file is not None:
-        return file.read_text(encoding="utf-8")
-    return (_read(path, "chat_template.json") or {}).get("chat_template")
-
-
-def _read(path: str, name: str) -> dict[str, Any] | None:
-    file = _file(path, name)
-    return None if file is None else json.loads(file.read_text(encoding="utf-8"))
-
-
-def _file(path: str, name: str) -> Path | None:
-    if Path(path).is_dir():
-        return Path(path, name) if Path(path, name).exists() else None
+def _read(path: str, name: str) -> str | None:
+    """The text of a file of the checkpoint, a folder or a name on the hub; None if there is none."""
     from transformers.utils.hub import cached_file
 
     found = cached_file(
         path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )
-    return None if found is None else Path(found)
+    return None if found is None else Path(found).read_text(encoding="utf-8")
