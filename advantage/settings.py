@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import model_validator
+from pydantic.dataclasses import dataclass
 
 from advantage.errors import FlagError
 from slime_verlog import ConfigError, Field, Settings, read_settings
@@ -54,20 +54,17 @@ class PerRun(Generic[T]):
         return self._value
 
 
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+
+
 @dataclass(frozen=True)
 class Discounts:
     """The four discounts, each in [0, 1]."""
 
-    gamma_step: float
-    lambda_step: float
-    gamma_token: float
-    lambda_token: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
+    gamma_step: Share
+    lambda_step: Share
+    gamma_token: Share
+    lambda_token: Share
 
     @property
     def token_decay(self) -> float:

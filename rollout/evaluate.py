@@ -131,11 +131,12 @@ async def _play(
         ids = turn.generation.token_ids
         answer = episode.encoder.answer_text(ids)  # as the environment read it
         reason = str(turn.generation.finish_reason)
-        info, kept = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": reason}, ()
+        info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": reason}
+        tokens = prompt_and_answer = None
         if detailed:
             tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
-            kept = (tokens, (turn.prompt.token_ids, ids))
-        transcript.add(messages, images, answer, info, *kept)
+            prompt_and_answer = turn.prompt.token_ids, ids
+        transcript.add(messages, images, answer, info, tokens, prompt_and_answer)
         if episode.stop is not None:
             ended.append((episode.stop, None))
 

@@ -63,7 +63,7 @@ class ImageEncoder:
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
         token_id = getattr(processor, "image_token_id", None)
         if token_id is None:
-            token_id = text.control.get(getattr(processor, "image_token", None))
+            token_id = text.control.get(str(getattr(processor, "image_token", None)))
         if token_id is None:
             raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
         self.token_id = int(token_id)
@@ -98,8 +98,8 @@ class ImageEncoder:
         if not found:
             raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
         patch = getattr(image_processor, "patch_size", None)
-        known = grid is not None and isinstance(patch, int)
-        smaller = known and int(grid.prod()) * patch**2 < image.width * image.height
+        pixels = int(grid.prod()) * patch**2 if grid is not None and isinstance(patch, int) else None
+        smaller = pixels is not None and pixels < image.width * image.height
         small = make_small(inputs, image_processor) if self._small or smaller else inputs
         png = write_png(image)
         if smaller and small is not inputs:
