@@ -17,7 +17,7 @@ from advantage.flags import advantage_flags
 from advantage.packing import per_token, span_positions
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.settings import PerRun, advantage_settings
-from advantage.turn_table import TurnColumns, read_turn_table
+from advantage.turn_table import TurnColumns, read_turn_table, whole_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -152,19 +152,13 @@ def split_kl(
     mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()
     flat = torch.cat([*kl, nothing]).double()
     notes = per_token((~columns.moves).float(), columns, local.lengths, otherwise=0.0).bool().to(mask.device)
-    acts = action_tokens(columns, local.lengths).to(mask.device) & ~notes
+    responses, has_action = whole_numbers(local.lengths), columns.action_start >= 0
+    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.action_start
+    acts = torch.zeros(len(mask), dtype=torch.bool)
+    acts[span_positions(starts[has_action], (columns.end - columns.action_start)[has_action])] = True
+    acts = acts.to(mask.device) & ~notes
     parts = torch.stack([local.pick(mask & part).double() for part in (~acts & ~notes, acts, notes)])
     sums = layout.data_context.total(torch.cat([(parts * flat).sum(1), parts.sum(1)]), like=flat)
     totals = [float(x) for x in sums]
     reasoning, action, summary = (kl / n if n else None for kl, n in zip(totals[:3], totals[3:], strict=True))
     return KlSplit(reasoning, action, int(totals[3]), int(totals[4]), summary, int(totals[5]))
-
-
-def action_tokens(columns: TurnColumns, lengths: Sequence[int]) -> Tensor:
-    """Mark the response tokens from each turn's action on; [R] bool, on the CPU."""
-    responses = torch.tensor(lengths, dtype=torch.long)
-    acts = columns.action_start >= 0
-    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.action_start
-    inside = torch.zeros(int(responses.sum()), dtype=torch.bool)
-    inside[span_positions(starts[acts], (columns.end - columns.action_start)[acts])] = True
-    return inside

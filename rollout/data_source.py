@@ -36,7 +36,9 @@ class EpisodeSource:
         self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
-        self.clock = WeightClock(self.flags.push_interval, self.flags.frozen_rollouts)
+        # slime pushes after each rollout with --release-train, and has no critic-only steps without a critic.
+        interval = 1 if self.flags.release_train else self.flags.update_weights_interval
+        self.clock = WeightClock(interval, self.flags.num_critic_only_steps if self.flags.use_critic else 0)
         self.next_episode = 0
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0

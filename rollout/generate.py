@@ -45,7 +45,8 @@ async def generate(
     try:
         ended = await _play(runtime, place, turns, sampling_params, evaluation)
         if ended is None:
-            if flags.aborted_samples_return and (paused := place.release()) is not None:
+            comes_back = flags.partial_rollout or flags.is_fully_asynchronous
+            if comes_back and (paused := place.release()) is not None:
                 await runtime.parked.park(Parked(sample, paused, turns), flags.max_begun_samples)
             return mark_aborted(sample)
     finally:

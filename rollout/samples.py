@@ -19,19 +19,17 @@ from rollout.bridge.sample import (
     SampleWriter,
     attach_trace,
     facts_of,
-    mark_failed,
     mask_response,
     restart,
     row_of,
     set_images,
     set_row,
-    set_start,
 )
 from rollout.errors import ConfigError
 from rollout.play.metrics import count_notes
 from rollout.spec import EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import FinishReason, Prompt, SampleKind, Segment, Turn
+from rollout.turn import FinishReason, Prompt, SampleKind, Segment, StopReason, Turn
 
 
 def build_samples(
@@ -109,9 +107,15 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: 
 
 
 def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
-    """One masked token in place of an episode whose environment was lost; the batch keeps its size."""
+    """One masked token in place of an episode whose environment was lost, with every value that slime logs."""
     writer.make_inert(sample, group_of(sample))
-    mark_failed(sample, spec, fault)
+    sample.status, sample.remove_sample = Sample.Status.FAILED, True
+    sample.metadata = {
+        **(sample.metadata or {}),
+        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
+        **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
+        **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
+    }
     return [sample]
 
 
@@ -180,7 +184,9 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
     """Copy to a sample what it shares with the sample that slime handed out, and the episode's facts."""
     part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
     part.label = whole.label
-    set_start(part, whole.group_index)
+    row = row_of(part)
+    assert row is not None
+    set_row(part, replace(row, group=-1 if whole.group_index is None else whole.group_index))
     part.reward = segment.episode_return
     played = [turn for turn in segment.turns if turn.stepped]
     part.metadata = {

@@ -271,10 +271,15 @@ def _check_context(args: Any, flags: RolloutFlags) -> None:
 
 def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
     """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
-    config.memory.check_response_limit(flags.rollout_max_response_len)
-    if config.memory.kind != "inline_notes":
+    memory, response = config.memory, flags.rollout_max_response_len
+    if memory.kind == "notes" and memory.max_tokens > response:
+        raise ConfigError(
+            f"memory.max_tokens: {memory.max_tokens} is longer than any response may be (--rollout-max-response-len "
+            f"{response}): lower it or raise the flag"
+        )
+    if memory.kind != "inline_notes":
         return
-    chars, response = config.memory.notes_chars, flags.rollout_max_response_len
+    chars = memory.notes_chars
     tokens = -(-chars // CHARS_PER_TOKEN)
     advice = f"lower memory.notes_chars: {chars} (about {tokens} tokens)"
     if tokens >= response:

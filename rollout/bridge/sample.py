@@ -5,7 +5,6 @@ import importlib
 import uuid
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from rollout.bridge.framework import FRAMEWORK, Sample, set_group
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import ENGINE, FinishReason, Generation, Prompt, SampleKind, Span, StopReason, Turn
+from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Span, Turn
 
 _TRACING = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 """slime's module with the spans, today's and v0.3's."""
@@ -150,13 +149,6 @@ def row_of(sample: Sample) -> TurnRow | None:
     return (sample.train_metadata or {}).get(ROW_KEY)
 
 
-def set_start(sample: Sample, group: int | None) -> None:
-    """Record which start the sample's episode shares with others; group estimators compare them."""
-    row = row_of(sample)
-    assert row is not None
-    set_row(sample, replace(row, group=-1 if group is None else group))
-
-
 def mask_response(sample: Sample, start: int = 0) -> None:
     """Mask the response from offset `start` on."""
     kept = (sample.loss_mask or [])[:start]
@@ -209,17 +201,6 @@ def mark_aborted(sample: Sample) -> Sample:
     """Mark the sample as stopped by slime's outer loop, which may hand it out again."""
     sample.status = Sample.Status.ABORTED
     return sample
-
-
-def mark_failed(sample: Sample, spec: EpisodeSpec, fault: str) -> None:
-    """Mark the sample of a lost environment: it is not trained on, but has every value that slime logs."""
-    sample.status, sample.remove_sample = Sample.Status.FAILED, True
-    sample.metadata = {
-        **(sample.metadata or {}),
-        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
-        **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
-        **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
-    }
 
 
 def is_traced(args: Any) -> bool:

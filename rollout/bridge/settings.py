@@ -33,14 +33,6 @@ class MemorySettings(Settings):
     max_tokens: int = Field(default=128, ge=1)
     """`notes`: the longest notes, in tokens; longer ones are cut."""
 
-    def check_response_limit(self, tokens: int) -> None:
-        """Raise ConfigError if no response may be as long as the notes."""
-        if self.kind == "notes" and self.max_tokens > tokens:
-            raise ConfigError(
-                f"memory.max_tokens: {self.max_tokens} is longer than any response may be "
-                f"(--rollout-max-response-len {tokens}): lower it or raise the flag"
-            )
-
     def check_first_prompt(self, task: str, tokens: int) -> None:
         """Raise ConfigError if `budget` is below a task's first prompt, so that notes could not help."""
         if self.kind == "notes" and tokens > self.budget:

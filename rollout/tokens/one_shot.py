@@ -35,9 +35,12 @@ class OneShot:
         With `as_generated`, responses are as the model wrote them, with control tokens and their generation header.
         """
         shown, plain = self._escaped(messages)
-        bodies = {}
-        if self._keep_reasoning or as_generated:
-            shown, bodies = _masked(shown, messages if as_generated else shown)
+        bodies: dict[str, str] = {}
+        if self._keep_reasoning or as_generated:  # stand-ins for responses, which the template cannot shorten
+            for i, message in enumerate(shown):
+                if message["role"] == "assistant" and isinstance(message.get("content"), str) and len(message) == 2:
+                    bodies[mark := chr(ANSWERS + i)] = (messages if as_generated else shown)[i]["content"]
+                    shown[i] = {**message, "content": mark}
         text = self._template.render(shown, generation=True, tools=tools)
         lead = self._template.generation_lead() if as_generated else ""
         for mark, body in bodies.items():
@@ -115,19 +118,6 @@ class OneShot:
 
         shown = [{k: v if k == "role" else escape(v) for k, v in m.items()} for m in messages]
         return shown, {ord(mark): string for string, mark in marks.items()}
-
-
-def _masked(messages: Sequence[Message], answers: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
-    """The messages with stand-ins for responses, which the template cannot shorten, and the responses' texts."""
-    bodies: dict[str, str] = {}
-    shown = []
-    for index, (message, answer) in enumerate(zip(messages, answers, strict=True)):
-        if message["role"] == "assistant" and isinstance(message.get("content"), str) and len(message) == 2:
-            mark = chr(ANSWERS + index)
-            bodies[mark] = answer["content"]
-            message = {**message, "content": mark}
-        shown.append(message)
-    return shown, bodies
 
 
 class Run(NamedTuple):
