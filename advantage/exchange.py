@@ -47,9 +47,7 @@ class Exchange:
     def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
         """Find V' and A' of each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
 
-        Raises:
-            TurnTableError: the turns of all ranks do not form episodes; names segment and turn. Every rank raises it.
-            OtherRankError: another rank failed.
+        Raises OtherRankError, or on every rank TurnTableError if the turns of all ranks do not form episodes.
         """
         labels = (columns.segment, columns.index, turn_flags(columns).double())
         own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)

@@ -21,6 +21,7 @@ Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithm
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def dual_discount_gae(
     discounts: Discounts,
     follow: Follow,
     *,
-    form: str = "dual",
+    form: Literal["dual", "token", "turn", "bi_level"] = "dual",
     lambdas: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns of all tokens of all turns.
@@ -137,7 +138,7 @@ def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve_inside(
-    form: str,
+    form: Literal["dual", "token", "turn", "bi_level"],
     values: Tensor,
     rewards: TokenRewards | None,
     lengths: Tensor,
@@ -160,8 +161,6 @@ def _solve_inside(
             return scan_turns_by_decay(*given, d.gamma_token, lambdas)
         case "dual":
             return scan_turns(*given, d.gamma_token, d.token_decay)
-        case _:
-            raise ValueError(f"form must be dual, token, turn or bi_level, got {form!r}")
 
 
 def scan_turn(values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:

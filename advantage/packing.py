@@ -107,8 +107,7 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
     """Check that the loss mask alone shows where turns begin, because the value loss has nothing else.
 
-    Raises:
-        TurnTableError: turns are adjacent, or a turn has untrained tokens inside; names the sample.
+    Raises TurnTableError, which names the sample, if turns are adjacent or have untrained tokens inside.
     """
     sizes = whole_numbers(lengths)
     ends = sizes.cumsum(0)

@@ -121,13 +121,11 @@ class LocalTokens:
     def join(self, rows: Sequence[Tensor]) -> Tensor:
         """Join this rank's rows to a new vector [R]; the tokens of other ranks are 0, until an all-reduce adds them.
 
-        Raises:
-            ValueError: a row does not have the length that the layout requires; names the sample.
+        Raises ValueError, which names the sample, for a row of another length than the layout's.
         """
-        sizes = [row.numel() for row in rows]
-        if sizes != list(self.held):
-            i = next(i for i, (size, held) in enumerate(zip(sizes, self.held, strict=True)) if size != held)
-            raise ValueError(f"sample {i} has {sizes[i]} entries on this rank, but its layout has {self.held[i]}")
+        for i, (row, held) in enumerate(zip(rows, self.held, strict=True)):
+            if row.numel() != held:
+                raise ValueError(f"sample {i} has {row.numel()} entries on this rank, but its layout has {held}")
         local = torch.cat(list(rows)) if rows else torch.zeros(0)
         if self.positions is None:
             return local

@@ -131,11 +131,7 @@ def encode_row(row: TurnRow) -> Tensor:
 
 
 def decode_row(vector: object) -> TurnRow:
-    """Read the row that `encode_row` wrote.
-
-    Raises:
-        TurnTableError: the vector was not written by `encode_row`, or is damaged.
-    """
+    """Read the row that `encode_row` wrote; raises TurnTableError for a damaged or foreign vector."""
     if isinstance(vector, np.ndarray):
         vector = as_tensor(cast(Any, vector))
     if not isinstance(vector, Tensor) or vector.dtype != torch.float64 or vector.dim() != 1:
@@ -305,11 +301,7 @@ def _whole_from(least: int, x: Tensor) -> Tensor:
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:
-    """Decode the table, and remove it from slime's `rollout_data` unless a later hook needs it (`keep`).
-
-    Raises:
-        TurnTableError: the table is missing, damaged or written by another converter.
-    """
+    """Decode the table, and unless a later hook needs it (`keep`), remove it; raises TurnTableError without a table."""
     if TABLE_KEY not in rollout_data:
         raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; {_ADVICE}")
     columns = read_columns(rollout_data[TABLE_KEY], rollout_data["response_lengths"])

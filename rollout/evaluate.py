@@ -34,11 +34,6 @@ class EpisodeResult:
     transcript: Transcript
     """Each turn as readable text."""
 
-    @property
-    def episode_return(self) -> float:
-        """Sum of the rewards; 0 if the environment was lost."""
-        return sum(turn.reward for turn in self.turns) if self.fault is None else 0.0
-
     def facts(self) -> dict[str, Any]:
         """The values that tables, metrics and the viewer show."""
         return self.transcript.facts(self.spec, self.stop, self.fault)
@@ -57,7 +52,7 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
         by_task[result.spec.name].append(result)
     data = {
         name: {
-            "rewards": [result.episode_return for result in group],
+            "rewards": [result.facts()["return"] for result in group],
             "truncated": [bool(result.turns and result.turns[-1].truncated) for result in group],
             "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
         }

@@ -6,12 +6,12 @@ last batch alone, which has all turns; values and returns are computed again aft
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from advantage.critic import Progress, progress_of
 from advantage.errors import UnsupportedFrameworkError
-from advantage.patch.roles import training_args
 from advantage.patch.versions import Framework, Replace
 from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
@@ -62,7 +62,8 @@ def install_critic(framework: Framework, settings: AdvantageSettings, replace: R
                 model[0].role = role
             result = train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
             if after:  # slime sends the values to the actor next
-                _compute_values(training_args(), actor, model, *rest[:2])
+                role_args = sys.modules["megatron.training.global_vars"].get_args()
+                _compute_values(role_args, actor, model, *rest[:2])
             return result
 
         return train_critic

@@ -6,7 +6,6 @@ A pattern that matches nothing is refused, and so is an optimizer's state that w
 import functools
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,11 +48,6 @@ def install_roles(framework: Framework, replace: Replace) -> None:
         return initialized
 
     replace(framework.actor, "initialize_model_and_optimizer", noting)
-
-
-def training_args() -> Any:
-    """Return Megatron's `args` of this process, which are those of its role."""
-    return sys.modules["megatron.training.global_vars"].get_args()
 
 
 def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
