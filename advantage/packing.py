@@ -71,10 +71,7 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 
     Masked tokens inside a turn are skipped, so a turn's reward falls on its last trained token. A fully masked turn
     keeps all its tokens: values and rewards pass through it, but it gets no gradient. `masks` has one entry per
-    response token.
-
-    Raises:
-        TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.
+    response token. Raises TurnTableError for a trained token outside all turns, or a bootstrap sample without token.
     """
     for i, (row, length) in enumerate(zip(masks, lengths, strict=True)):
         if row.numel() != length:

@@ -59,11 +59,7 @@ class TurnScan:
 def scan_turns(
     values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, decay: float
 ) -> TurnScan:
-    """Solve GAE inside turns, from token to token.
-
-    Takes values [N], the rewards of tokens, turn lengths [T], turn rewards [T] float64 (given at each turn's last
-    token), a discount, and gamma times lambda.
-    """
+    """Solve GAE inside turns; `turn_rewards` [T] float64 fall on last tokens, `decay` is gamma times lambda."""
     nonempty = (lengths > 0).nonzero()[:, 0]
     after = lengths.cumsum(0).index_select(0, nonempty)
     first, last = after - lengths.index_select(0, nonempty), after - 1

@@ -81,8 +81,7 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
     """Play one episode to its end; a lost environment or a refused prompt ends it.
 
-    Args:
-        detailed: the transcript keeps images, token ids, and the text and log-prob of every token.
+    If `detailed`, the transcript keeps images, token ids, and the text and log-prob of every token.
     """
     turns, transcript = list[Turn](), Transcript()
 

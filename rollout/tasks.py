@@ -24,10 +24,7 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
 def try_each_task(settings: RolloutSettings, look: Callable[[EpisodeSpec, EnvReply], None] | None = None) -> list[str]:
     """Try one episode of every task in a worker process; returns notes about what could not be tried.
 
-    `look` gets the first reply of each.
-
-    Raises:
-        SlimeVerlogError: a task, an option or the environment is wrong; one sentence with the file, line and fix.
+    `look` gets the first reply of each. Raises SlimeVerlogError, with file, line and fix, for anything wrong.
     """
     from rollout.workers.trial import try_environments
 

@@ -131,8 +131,7 @@ class Transcript:
     def _part(self, part: Mapping[str, Any], images: Any) -> dict[str, Any]:
         if part.get("type") != "image":
             return dict(part)
-        data = next(images, None)
-        if data is None:
+        if (data := next(images, None)) is None:
             return {"type": "image", "image": None}
         key = hashlib.blake2b(data.encode(), digest_size=8).hexdigest()
         self.images[key] = data

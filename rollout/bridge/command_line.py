@@ -118,11 +118,8 @@ def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
             f"--loss-type custom_loss: {args.custom_loss_function_path} replaces the policy loss, so clipping, entropy "
             "and KL flags have no effect unless it reads them"
         )
-    return found + _discounts(args) if "patch" in hooks else found
-
-
-def _discounts(args: Any) -> list[str]:
-    found: list[str] = []
+    if "patch" not in hooks:
+        return found
     actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
     for role, overrides in (("actor", actor), ("critic", critic)):
         found += [

@@ -204,10 +204,7 @@ def mark_aborted(sample: Sample) -> Sample:
 
 
 def is_traced(args: Any) -> bool:
-    """Tell whether turns record where their time goes, as slime's trace spans.
-
-    slime saves traces with `--save-debug-rollout-data` only, so without that flag nothing is recorded.
-    """
+    """Whether turns record where their time goes, as spans that slime saves with `--save-debug-rollout-data`."""
     wanted = FRAMEWORK == "slime" and getattr(args, "save_debug_rollout_data", None) is not None
     return wanted and _tracing() is not None
 

@@ -166,9 +166,7 @@ class PlayerProcesses:
     async def live(self, place: _Place) -> _Player:
         """Return the place's player; starts one if there is none, or if it died.
 
-        Raises:
-            PlayerError: players die again and again, or cannot be started.
-            ConfigError: a player cannot read the configuration, for example for lack of the tokenizer on its node.
+        Raises PlayerError if players die again and again, or ConfigError, for example for lack of the tokenizer.
         """
         async with place.lock:
             while place.player is None or place.player.lost:
@@ -277,10 +275,7 @@ class RemoteEpisode(Episode):
             return Generation((), (), "", reason, versions)
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Step the environment with the response that the player keeps.
-
-        Raises ResponseLostError if the response was lost with the player.
-        """
+        """Step the environment with the response that the player keeps; raises ResponseLostError if it was lost."""
         player, self._player = self._player, None  # cancelled here, the state would be unknown
         if player is None or player.lost:
             raise ResponseLostError

@@ -93,10 +93,7 @@ class ChatTemplate:
         return text is not None and all(f"<{i}>" in text for i in range(len(messages)))
 
     def check_tools(self, appended: bool) -> None:
-        """Raise EncodingError unless the template shows tools and results.
-
-        With `appended`, it must show them after model text as well.
-        """
+        """Raise EncodingError unless the template shows tools and results, with `appended` also after model text."""
         if self.render([USER]) == self.render([USER], tools=False):
             raise EncodingError(
                 "the chat template ignores tools, so the model would never see them; describe them in the system "
@@ -138,7 +135,7 @@ class ChatTemplate:
         content = message.get("content")
         if isinstance(content, list) and all(part.get("type") == "text" for part in content):
             content = "".join(part["text"] for part in content)
-        plain = {k: content if k == "content" else message[k] for k in message if k in keys}
+        plain = {k: content if k == "content" else v for k, v in message.items() if k in keys}
         if not as_text:
             return {**plain, "content": ""} if content is None else plain
         if plain["role"] == "assistant" and (len(plain) > 2 or content is None):
@@ -211,12 +208,7 @@ class ChatTemplate:
 def before(role: str, seen_tool: bool) -> list[Message]:
     """The shortest conversation that a message of this role may follow."""
     earlier = [USER, ASSISTANT, TOOL, ASSISTANT] if seen_tool else []
-    match role:
-        case "assistant":
-            return [*earlier, USER]
-        case "tool":
-            return [*earlier, USER, ASSISTANT]
-    return earlier
+    return earlier + {"assistant": [USER], "tool": [USER, ASSISTANT]}.get(role, [])
 
 
 def after(role: str) -> list[Message]:

@@ -91,11 +91,8 @@ class DeltaEncoder:
     ) -> tuple[Prompt, list[int]]:
         """Continue a conversation after the model's own tokens; returns the prompt and the tokens after the response.
 
-        The second value is masked in training. It starts with the end-of-turn token if the response lacks one.
-
-        Raises:
-            EncodingError: the template rejects the messages, the mode does not support appending, or the response holds
-                an image's placeholder.
+        The second value is masked in training. It starts with the end-of-turn token if the response lacks one. Raises
+        EncodingError if the template or the mode does not allow it, or if the response holds an image's placeholder.
         """
         for token in self.placeholder_ids:
             if token in response_ids:
@@ -130,13 +127,11 @@ class DeltaEncoder:
         return ids[at + 1 :] if ended and at is not None and ids[at] == self.end_of_turn_ids[0] else ids
 
     def _accepted(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages in the form that the template accepts.
-
-        SGLang encodes the text of prompts with images again, so control strings in a VLM's messages get a space.
-        """
+        """Return the messages in the form that the template accepts."""
         accepted = self.template.accepted(messages, as_text=not self.use_inference_chat_template)
         if self.images is None:
             return accepted
+        # SGLang encodes the text of prompts with images again, so control strings get a space.
         return [{k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted]
 
     def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:

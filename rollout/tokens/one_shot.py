@@ -30,10 +30,7 @@ class OneShot:
         self._keep_reasoning = keep_reasoning and template.drops_reasoning
 
     def parts(self, messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False) -> list[Part]:
-        """Return the conversation and the generation header, rendered.
-
-        With `as_generated`, responses are as the model wrote them, with control tokens and their generation header.
-        """
+        """Render the conversation and the generation header; with `as_generated`, responses as the model wrote them."""
         shown, plain = self._escaped(messages)
         bodies: dict[str, str] = {}
         if self._keep_reasoning or as_generated:  # stand-ins for responses, which the template cannot shorten
