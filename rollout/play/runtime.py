@@ -222,7 +222,7 @@ def encoders_of(
 def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
-    from rollout.tokens.processor import load_processor
+    from rollout.tokens.images import load_processor
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)

@@ -19,8 +19,7 @@ from rollout.errors import EnvironmentFault, PlayerError
 from rollout.play.episode import Episode
 from rollout.play.player import ResponseLostError
 from rollout.play.runtime import Runtime
-from rollout.players.launch import Launched, launch
-from rollout.players.process import Progress, Report
+from rollout.players.process import Launched, Progress, Report, launch
 from rollout.players.wire import NOTHING, Link, changed_prompt, read_turn
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import Generation, Turn

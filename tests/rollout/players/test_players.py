@@ -14,8 +14,8 @@ from rollout.errors import ConfigError, PlayerError
 from rollout.evaluate import evaluate
 from rollout.play.runtime import Runtime, close_runtimes, get_runtime
 from rollout.players import manager
-from rollout.players.launch import Launched, launch
 from rollout.players.manager import MAX_DEATHS, PlayerProcesses
+from rollout.players.process import Launched, launch
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays, sample_bytes
