@@ -45,10 +45,6 @@ class Links:
     q: Tensor
 
 
-Follow = Callable[[Links], tuple[Tensor, Tensor]]
-"""Finds V' and A' of each turn, both [T] float64; 0 if nothing follows."""
-
-
 @torch.no_grad()
 def dual_discount_gae(
     values: Tensor,
@@ -58,7 +54,7 @@ def dual_discount_gae(
     bootstrap: Tensor,
     moves: Tensor,
     discounts: Discounts,
-    follow: Follow,
+    follow: Callable[[Links], tuple[Tensor, Tensor]],
     *,
     form: Literal["dual", "token", "turn", "bi_level"] = "dual",
     lambdas: Tensor | None = None,
@@ -75,7 +71,7 @@ def dual_discount_gae(
         turn_rewards: [T] float64, given at each turn's last token.
         bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.
         moves: [T] bool, whether the environment moved after the turn.
-        follow: links turns of the same episode.
+        follow: finds V' and A' of each turn, both [T] float64; 0 if nothing follows.
         form: a value of `AdvantageSettings.gae_form`.
         lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
 

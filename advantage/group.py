@@ -24,8 +24,6 @@ from advantage.turn_table import read_turn_table
 
 logger = logging.getLogger(__name__)
 
-_TINY = 1e-6
-
 
 @dataclass(frozen=True)
 class GroupTurns:
@@ -142,7 +140,7 @@ def _compare(returns: Tensor, group: Tensor, whole: Tensor, estimator: str, norm
 def _relative(x: Tensor, groups: Tensor, counted: Tensor, normalize: bool) -> Tensor:
     """x minus its group's mean, optionally over the standard deviation; 0 if not counted or alone in its group."""
     count, mean, deviation = _statistics(x, groups, counted)
-    scale = deviation + _TINY if normalize else torch.ones_like(x)
+    scale = deviation + 1e-6 if normalize else torch.ones_like(x)
     return torch.where(counted & (count > 1), (x - mean) / scale, 0.0)
 
 

@@ -149,25 +149,14 @@ def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens
     lengths = torch.tensor(responses, dtype=torch.long)
     totals = torch.tensor(rollout_data["total_lengths"], dtype=torch.long)
     padded = torch.tensor(rollout_data.get("max_seq_lens") or rollout_data["total_lengths"], dtype=torch.long)
-    spans = owned_spans(totals, lengths, layout.context, padded)
+    # The two half-open ranges of response offsets that this rank holds of each sample, [S, 2, 2].
+    rank, chunks = layout.context.rank, 2 * layout.context.size
+    chunk = ((padded + chunks - 1) // chunks)[:, None]
+    starts = torch.tensor([rank, chunks - 1 - rank]) * chunk - (totals - lengths - 1)[:, None]
+    spans = torch.stack([starts, starts + chunk], -1)
+    spans = torch.minimum(spans.clamp(min=0), lengths[:, None, None])
     offsets = lengths.cumsum(0) - lengths
     sizes = spans[..., 1] - spans[..., 0]
     positions = span_positions((spans[..., 0] + offsets[:, None]).reshape(-1), sizes.reshape(-1))
     held: list[int] = cast(Any, sizes.sum(1)).tolist()
     return LocalTokens(responses, held, positions)
-
-
-def owned_spans(total: Tensor, response: Tensor, group: Group, padded: Tensor) -> Tensor:
-    """Compute the two half-open ranges [start, end) of response offsets that this rank holds per sample, [S, 2, 2].
-
-    Args:
-        total: [S] tokens of prompt and response.
-        response: [S] tokens of the response.
-        group: the context-parallel group.
-        padded: [S] tokens of the sequence in the batch; more than `total` if it is padded (`max_seq_lens`).
-    """
-    chunk = (padded + 2 * group.size - 1) // (2 * group.size)
-    owned = torch.tensor([group.rank, 2 * group.size - 1 - group.rank])
-    starts = owned * chunk[:, None] - (total - response - 1)[:, None]
-    spans = torch.stack([starts, starts + chunk[:, None]], -1)
-    return torch.minimum(spans.clamp(min=0), response[:, None, None])

@@ -220,23 +220,21 @@ def evaluation_sample(
     return sample
 
 
-def inert_sample(writer: SampleWriter, index: int, segment: int) -> Sample:
-    """A separate episode of two tokens without loss; it fills up a batch."""
-    sample = writer.new(index, segment, Prompt([]))
-    writer.make_inert(sample, segment)
-    sample.metadata = {"kind": SampleKind.PADDING, "round_number": 0}
-    return sample
-
-
 def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> list[list[Sample]]:
-    """Spread inert samples among the groups until whole optimizer steps of `step` samples are full, as miles needs."""
+    """Spread separate episodes without loss among the groups until optimizer steps of `step` samples are full.
+
+    miles needs whole steps.
+    """
     total = sum(len(group) for group in groups)
     missing = -total % step
     index = 1 + max(sample.index or 0 for group in groups for sample in group)
     padded = list(groups)
     for k in reversed(range(missing)):
         place = (k + 1) * len(groups) // (missing + 1)
-        padded.insert(place, [inert_sample(writer, index + k, len(groups) + k)])
+        sample = writer.new(index + k, len(groups) + k, Prompt([]))
+        writer.make_inert(sample, len(groups) + k)
+        sample.metadata = {"kind": SampleKind.PADDING, "round_number": 0}
+        padded.insert(place, [sample])
     return padded
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import importlib
 import importlib.util
 import sys
 import threading
@@ -112,16 +113,11 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
             future.cancel()
             ended.wait(CANCELLED_S)
             raise
-elif FRAMEWORK == "slime":
-    from slime.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
-    from slime.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
-    from slime.utils.async_utils import run as run
-    from slime.utils.types import Sample
 else:
-    from miles.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
-    from miles.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
-    from miles.utils.async_utils import run as run
-    from miles.utils.types import Sample
+    _types = importlib.import_module(f"{FRAMEWORK}.rollout.base_types")
+    RolloutFnTrainOutput, RolloutFnEvalOutput = _types.RolloutFnTrainOutput, _types.RolloutFnEvalOutput
+    run = importlib.import_module(f"{FRAMEWORK}.utils.async_utils").run
+    Sample = importlib.import_module(f"{FRAMEWORK}.utils.types").Sample
 
 _FIELDS: Mapping[str, Any] = getattr(Sample, "__dataclass_fields__", {})
 

@@ -16,8 +16,6 @@ from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Span, Turn
 
-_TRACING = ("slime.observability.trace_utils", "slime.utils.trace_utils")
-"""slime's module with the spans, today's and v0.3's."""
 ROW_KEY = "turn_row"
 """Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
 
@@ -211,7 +209,7 @@ def is_traced(args: Any) -> bool:
 
 @cache
 def _tracing() -> Any:
-    for name in _TRACING:
+    for name in ("slime.observability.trace_utils", "slime.utils.trace_utils"):  # today's, v0.3's
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:

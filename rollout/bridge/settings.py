@@ -158,11 +158,9 @@ YAML_KEYS = frozenset(RolloutSettings.model_fields)
 
 
 def load_settings(args: Any) -> RolloutSettings:
-    """Read the plugin's settings from slime's `args` and check them; the YAML is read again to find unknown keys.
+    """Read the plugin's settings from slime's `args`, and the YAML again to find unknown keys.
 
-    Raises:
-        ConfigError: a file that cannot be read, an unknown or mistyped key, one of slime's own flags in the YAML, or an
-            impossible combination.
+    Raises ConfigError for an unreadable file, an unknown or mistyped key, a flag of slime's or a wrong combination.
     """
     path = getattr(args, "custom_config_path", None)
     given = read_yaml_mapping(str(path), "--custom-config-path") if path else {}

@@ -178,13 +178,9 @@ def _portable(error: Exception) -> Exception:
     return RuntimeError("".join(traceback.format_exception(error)))
 
 
-async def _serve(connection: socket.socket) -> None:
-    await Player().serve(connection)
-
-
 def main() -> None:
     """Entry of a player on this machine: `sys.argv[1]` is its socket."""
-    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    asyncio.run(Player().serve(socket.socket(fileno=int(sys.argv[1]))))
 
 
 class PlayerActor:
@@ -194,7 +190,7 @@ class PlayerActor:
         """Play until the manager closes the connection."""
         connection = socket.create_connection(address)
         connection.sendall(token)
-        asyncio.run(_serve(connection))
+        asyncio.run(Player().serve(connection))
 
 
 @dataclass(frozen=True)
