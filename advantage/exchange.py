@@ -92,10 +92,8 @@ def relayed(group: Group) -> Generator[None]:
     """Run work that every rank of the group does, then one collective: what fails on one rank fails on all.
 
     The work must not contain a collective, unless a `relayed` of its own ends before it: a rank that fails reports to
-    the collective at the end, while the others would wait in the one inside.
-
-    Raises:
-        OtherRankError: another rank failed. This rank's own failure is raised unchanged.
+    the collective at the end, while the others would wait in the one inside. Raises OtherRankError if another rank
+    failed; this rank's own failure is raised unchanged.
     """
     try:
         yield

@@ -71,9 +71,7 @@ def advantage_flags(args: Any) -> AdvantageFlags:
 def check_flags(args: Any) -> AdvantageSettings:
     """Refuse flags that would silently train on other advantages than the configured ones; returns the settings.
 
-    Raises:
-        FlagError: names the flag to change.
-        ConfigError: a setting is out of range; names the key and the value.
+    Raises FlagError, which names the flag to change, or ConfigError, which names a key that is out of range.
     """
     flags = advantage_flags(args)
     if flags.advantage_estimator != "ppo":

@@ -79,12 +79,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
 def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normalize: bool) -> Tensor:
     """Compute one advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
 
-    Args:
-        turns: all turns and bootstrap states of the batch, in any order.
-        normalize: divide by the group's standard deviation (GRPO, GiGPO).
-
-    Raises:
-        TurnTableError: a turn is missing in an episode, or occurs twice; names segment and turn.
+    `normalize` divides by the group's standard deviation (GRPO, GiGPO). Raises TurnTableError, which names segment and
+    turn, if a turn is missing in an episode or occurs twice.
     """
     flags = turns.flags.long()
     played = (flags & BOOTSTRAP) == 0

@@ -84,8 +84,7 @@ class Layout:
 def current_layout() -> Layout:
     """Read Megatron's process groups; a single rank if torch.distributed is not initialised.
 
-    Raises:
-        RuntimeError: several processes run without Megatron's groups, so it is unknown which rank has which samples.
+    Raises RuntimeError if several processes run without Megatron's groups: which rank has which samples is unknown.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return Layout()

@@ -88,12 +88,6 @@ class WarmupSettings(Settings):
     """There is a warning if the critic's loss has a clear trend and changes by more than this share over the second
     half of the warm-up."""
 
-    @model_validator(mode="after")
-    def _something_to_draw_from(self) -> Self:
-        if self.w_iter and not self.w_epoch:
-            raise ConfigError(f"critic_warmup.w_iter is {self.w_iter} but w_epoch is 0, so no batches are kept")
-        return self
-
 
 class ValuePretrainingSettings(Settings):
     """Value pretraining: the critic learns offline from turns of the frozen policy, before PPO."""
@@ -178,15 +172,18 @@ class AdvantageSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent_advantages(self) -> Self:
+        warmup = self.critic_warmup
+        if warmup.w_iter and not warmup.w_epoch:
+            raise ConfigError(f"critic_warmup.w_iter is {warmup.w_iter} but w_epoch is 0, so no batches are kept")
         if self.lambda_policy == "length_adaptive" and self.gae_form != "dual":
             raise ConfigError(
                 f"gae_form: {self.gae_form} does not use a lambda inside turns, so lambda_policy: length_adaptive "
                 "would change nothing; use gae_form: dual, or lambda_policy: fixed"
             )
-        if self.value_pretraining.batches and self.critic_warmup.w_epoch:
+        if self.value_pretraining.batches and warmup.w_epoch:
             raise ConfigError(
                 f"value_pretraining.batches is {self.value_pretraining.batches} and critic_warmup.w_epoch is "
-                f"{self.critic_warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
+                f"{warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
             )
         return self
 

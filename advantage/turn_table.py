@@ -198,14 +198,9 @@ class TurnColumns:
 
 
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
-    """Decode and check all rows of a rank's samples together.
+    """Decode and check all rows of a rank's S samples together; `response_lengths` [S] are in tokens.
 
-    Args:
-        vectors: S float64 vectors that `encode_row` wrote.
-        response_lengths: [S] tokens of the samples' responses.
-
-    Raises:
-        TurnTableError: a vector is not a row of a turn table, or a turn lies outside its response; names the sample.
+    Raises TurnTableError, which names the sample, for anything but `encode_row`'s, or a turn outside its response.
     """
     if len(vectors) != len(response_lengths):
         raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")

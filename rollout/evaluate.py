@@ -124,8 +124,7 @@ async def _play(
         turns.append(turn)
         ids = turn.generation.token_ids
         answer = episode.encoder.answer_text(ids)  # as the environment read it
-        reason = str(turn.generation.finish_reason)
-        info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": reason}
+        info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": str(turn.generation.finish_reason)}
         tokens = prompt_and_answer = None
         if detailed:
             tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}

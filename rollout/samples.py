@@ -221,10 +221,7 @@ def evaluation_sample(
 
 
 def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> list[list[Sample]]:
-    """Spread separate episodes without loss among the groups until optimizer steps of `step` samples are full.
-
-    miles needs whole steps.
-    """
+    """Spread padding among the groups until optimizer steps of `step` samples are full, as miles needs."""
     total = sum(len(group) for group in groups)
     missing = -total % step
     index = 1 + max(sample.index or 0 for group in groups for sample in group)

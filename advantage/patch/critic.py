@@ -4,6 +4,7 @@ All passes use the returns and old values from before the first one. With `value
 last batch alone, which has all turns; values and returns are computed again after each pass and not clipped.
 """
 
+import copy
 import functools
 import math
 import sys
@@ -17,17 +18,11 @@ from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 
-class _Still:
-    """A learning-rate schedule that does not advance."""
-
-    def __init__(self, schedule: Any) -> None:
-        self._schedule = schedule
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._schedule, name)
-
-    def step(self, increment: int) -> None:
-        """Do nothing: the last pass advances the schedule, once per batch."""
+def _still(schedule: Any) -> Any:
+    """Copy a learning-rate schedule that does not advance: only the last pass on a batch advances it."""
+    still = copy.copy(schedule)
+    still.step = lambda increment: None
+    return still
 
 
 def install_critic(framework: Framework, settings: AdvantageSettings, replace: Replace) -> None:
@@ -57,7 +52,7 @@ def install_critic(framework: Framework, settings: AdvantageSettings, replace: R
             try:
                 for number in range(1, passes):
                     model[0].role = f"critic-pass{number}"  # the prefix of its metrics
-                    train(rollout_id, model, optimizer, _Still(opt_param_scheduler), *rest, **named)
+                    train(rollout_id, model, optimizer, _still(opt_param_scheduler), *rest, **named)
             finally:
                 model[0].role = role
             result = train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
@@ -99,7 +94,7 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
                 # The pass counts as a rollout, so that its metrics are logged after those of the one before.
                 number = rollout_id + len(progress.explained) - 1
                 with progress.held_out_hidden(data):
-                    train(number, model, optimizer, _Still(schedule), iterator, microbatches, *rest)
+                    train(number, model, optimizer, _still(schedule), iterator, microbatches, *rest)
                 _compute_values(args, actor, model, iterator, microbatches)
                 actor.compute_advantages_and_returns(args, data)
             _log(args, framework, progress)

@@ -23,7 +23,6 @@ from rollout.errors import ConfigError, SlimeVerlogError
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
-DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
 SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
 
 
@@ -132,7 +131,7 @@ def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
         f"{args.megatron_config_path} sets {name} {critic[name]} for the critic alone: it changes the critic's targets "
         "and not the actor's advantages, which each role computes for itself; set it in the YAML for both"
         + (", or lambda_critic for the critic" if name.startswith("lambda") else "")
-        for name in DISCOUNTS
+        for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
         if name in critic and name not in actor
     ]
     return found
