@@ -19,7 +19,6 @@ from advantage.turn_table import TurnColumns
 
 TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
 """Flags of a turn; NOTES: the environment did not move after it."""
-_LINKING = TERMINATED | TRUNCATED | BOOTSTRAP
 
 
 class Exchange:
@@ -53,7 +52,7 @@ class Exchange:
         own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)
         table, mine = self.rows(own)
         flags = table[:, 2].long()
-        following = link_turns(table[:, 0], table[:, 1], flags & _LINKING)
+        following = link_turns(table[:, 0], table[:, 1], flags & (TERMINATED | TRUNCATED | BOOTSTRAP))
         next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
         self.notes = _compare_notes(flags, following, next_advantage)
         return next_value[mine], next_advantage[mine]
