@@ -40,7 +40,7 @@ class Trend:
     change: float
     """Relative change of the loss over the half, from the median slope of its logarithm."""
     chance: float
-    """Two-sided p-value: the probability of such an order of losses without a trend."""
+    """Two-sided p-value."""
 
 
 def find_trend(losses: Sequence[float]) -> Trend | None:
@@ -61,9 +61,8 @@ def watch_warmup(
 ) -> Trend | None:
     """Record the loss of one batch of the critic's warm-up; after the last one, log and return whether it has a trend.
 
-    Args:
-        values, returns, mask: flat, one entry per response token of this rank's samples.
-        group: data parallelism; every rank of the group must call this.
+    `values`, `returns` and `mask` are flat, with one entry per response token; every rank of `group`, which is data
+    parallelism, must call this.
     """
     flags = advantage_flags(args)
     updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id
@@ -129,9 +128,7 @@ class Progress:
     ) -> None:
         """Take in the values of the held-out tokens; every data-parallel rank must call this.
 
-        Args:
-            lengths: response tokens of each sample of this rank.
-            values, returns, mask: flat, one entry per response token.
+        `lengths` are the response tokens of each sample; `values`, `returns` and `mask` are flat, one entry per token.
         """
         held_out = torch.zeros(len(lengths), dtype=torch.bool).index_fill_(0, columns.sample[columns.held_out], True)
         tokens = held_out.repeat_interleave(torch.tensor(lengths, dtype=torch.long)).to(mask.device) & mask
@@ -142,15 +139,16 @@ class Progress:
     def begin_pass(self, settings: ValuePretrainingSettings, models: Sequence[torch.nn.Module], stages: Group) -> bool:
         """Record what was measured; returns whether another pass is due. A new best keeps a copy of the weights.
 
-        Args:
-            models: the critic's parts on this rank.
-            stages: the pipeline stages; only the last one has measured. Every stage must call this.
+        `models` are the critic's parts on this rank. Every pipeline stage must call this; only the last has measured.
         """
         mine = torch.zeros(5, dtype=torch.float64) if self._moments is None else self._moments
         moments = mine.to(stages.device_like(None))
         stages.all_reduce(moments)
         self._moments = None
-        self.explained.append(_explained_variance(moments))
+        count, error, errors, total, totals = to_list(moments)
+        assert count, "no rank has held-out tokens"
+        variance = totals / count - (total / count) ** 2
+        self.explained.append(1 - (errors / count - (error / count) ** 2) / max(variance, 1e-8))
         passes = len(self.explained) - 1
         logger.info("value pretraining: after %d passes, held-out explained variance %.4f", passes, self.explained[-1])
         if passes == 0 or self.explained[-1] >= self.explained[self.best] + MIN_GAIN:
@@ -175,11 +173,7 @@ class Progress:
 
     @torch.no_grad()
     def finish(self, settings: ValuePretrainingSettings, models: Sequence[torch.nn.Module]) -> None:
-        """Give the critic the weights of the best pass.
-
-        Raises:
-            PretrainingError: even then it explains too little of the held-out returns.
-        """
+        """Give the critic the weights of the best pass; raises PretrainingError if that explains too little."""
         for tensor, kept in zip(_tensors(models), self._weights, strict=True):
             tensor.copy_(kept)
         self._weights = []
@@ -202,13 +196,6 @@ class Progress:
 
 
 progress_of: PerRun[Progress] = PerRun(Progress)
-
-
-def _explained_variance(moments: Tensor) -> float:
-    count, error, errors, total, totals = to_list(moments)
-    assert count, "no rank has held-out tokens"
-    variance = totals / count - (total / count) ** 2
-    return 1 - (errors / count - (error / count) ** 2) / max(variance, 1e-8)
 
 
 def _tensors(models: Sequence[torch.nn.Module]) -> list[Tensor]:

@@ -19,7 +19,6 @@ from advantage.turn_table import TurnColumns
 
 TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
 """Flags of a turn; NOTES: the environment did not move after it."""
-_LINKING = TERMINATED | TRUNCATED | BOOTSTRAP
 
 
 class Exchange:
@@ -36,7 +35,7 @@ class Exchange:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not self._made:
-            _report_failure(self._group)
+            _gather_counts(-1, self._group)
 
     def rows(self, own: Tensor) -> tuple[Tensor, slice]:
         """Gather the rows [T, k] of all ranks on the CPU, and this rank's slice; raises OtherRankError."""
@@ -47,15 +46,13 @@ class Exchange:
     def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
         """Find V' and A' of each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
 
-        Raises:
-            TurnTableError: the turns of all ranks do not form episodes; names segment and turn. Every rank raises it.
-            OtherRankError: another rank failed.
+        Raises OtherRankError, or on every rank TurnTableError if the turns of all ranks do not form episodes.
         """
         labels = (columns.segment, columns.index, turn_flags(columns).double())
         own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)
         table, mine = self.rows(own)
         flags = table[:, 2].long()
-        following = link_turns(table[:, 0], table[:, 1], flags & _LINKING)
+        following = link_turns(table[:, 0], table[:, 1], flags & (TERMINATED | TRUNCATED | BOOTSTRAP))
         next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
         self.notes = _compare_notes(flags, following, next_advantage)
         return next_value[mine], next_advantage[mine]
@@ -80,22 +77,13 @@ def _compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> 
     if not all(bool(which.any()) for which in (after_notes, followed & ~after_notes, *kinds.values())):
         return {}
 
-    def mean(which: Tensor) -> float:
-        return float(next_advantage[which].mean())
-
-    found = {"summary_optimism": mean(followed & ~after_notes) - mean(after_notes)}
+    before, after_other = next_advantage[after_notes], next_advantage[followed & ~after_notes]
+    found = {"summary_optimism": float(after_other.mean()) - float(before.mean())}
     for name, which in kinds.items():
-        found |= {
-            f"{name}_advantage": mean(which),
-            f"{name}_advantage_std": float(next_advantage[which].std(correction=0)),
-        }
+        advantages = next_advantage[which]
+        found[f"{name}_advantage"] = float(advantages.mean())
+        found[f"{name}_advantage_std"] = float(advantages.std(correction=0))
     return found
-
-
-def _report_failure(group: Group) -> None:
-    """Tell the other ranks, which wait in `gather_turns` or `relayed`, that this rank failed."""
-    if group.size > 1:
-        _gather_counts(-1, group, group.device_like(None))
 
 
 @contextmanager
@@ -103,25 +91,21 @@ def relayed(group: Group) -> Generator[None]:
     """Run work that every rank of the group does, then one collective: what fails on one rank fails on all.
 
     The work must not contain a collective, unless a `relayed` of its own ends before it: a rank that fails reports to
-    the collective at the end, while the others would wait in the one inside.
-
-    Raises:
-        OtherRankError: another rank failed. This rank's own failure is raised unchanged.
+    the collective at the end, while the others would wait in the one inside. Raises OtherRankError if another rank
+    failed; this rank's own failure is raised unchanged.
     """
     try:
         yield
     except Exception:
-        _report_failure(group)
+        _gather_counts(-1, group)
         raise
-    if group.size > 1:
-        _check_counts(_gather_counts(0, group, group.device_like(None)))
+    _gather_counts(0, group)
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
     """Find the turn or bootstrap state that follows each turn in its segment, or -1; all [T].
 
-    Raises:
-        TurnTableError: a segment is not a valid part of an episode; names it and the turn.
+    Raises TurnTableError, which names segment and turn, if a segment is not a valid part of an episode.
     """
     if not segment.numel():
         return segment.long()
@@ -159,24 +143,23 @@ def in_turn_order(segment: Tensor, index: Tensor) -> Tensor:
 
 def gather_turns(own: Tensor, group: Group) -> tuple[Tensor, int]:
     """Gather the rows [T, k] of all ranks, and the index of this rank's first row; raises as `Exchange.rows`."""
-    device = group.device_like(own)
-    counts = _gather_counts(len(own), group, device)
-    _check_counts(counts)
+    counts = _gather_counts(len(own), group, own)
     widest = max(counts)
-    padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=device)
+    padded = torch.zeros(widest, own.shape[1], dtype=torch.float64, device=group.device_like(own))
     padded[: len(own)] = own
     parts = group.all_gather(padded) if widest else [padded] * group.size
     table = torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
     return table, sum(counts[: group.rank])
 
 
-def _gather_counts(count: int, group: Group, device: torch.device) -> list[int]:
-    mine = torch.tensor([count], dtype=torch.long, device=device)
-    return [int(n) for n in torch.cat(group.all_gather(mine)).cpu()]
-
-
-def _check_counts(counts: list[int]) -> None:
-    if min(counts) < 0:
+def _gather_counts(count: int, group: Group, like: Tensor | None = None) -> list[int]:
+    """Gather one number per rank; -1 tells the ranks that wait here that this rank failed, and they raise."""
+    if group.size == 1:
+        return [count]
+    mine = torch.tensor([count], dtype=torch.long, device=group.device_like(like))
+    counts = [int(n) for n in torch.cat(group.all_gather(mine)).cpu()]
+    if min(counts) < 0 <= count:
         raise OtherRankError(
             f"rank {counts.index(-1)} of {len(counts)} failed while computing advantages; its log has the cause"
         )
+    return counts

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from advantage.errors import FlagError
 from advantage.settings import KL_SPLIT, AdvantageSettings, advantage_settings, present
 from advantage.turn_table import CONVERTER
-from slime_verlog import read_yaml
+from slime_verlog import ConfigError, read_yaml
 
 HOOK = "advantage.hook.compute_advantages"
 INSTALL = "advantage.patch.install"
@@ -71,9 +71,7 @@ def advantage_flags(args: Any) -> AdvantageFlags:
 def check_flags(args: Any) -> AdvantageSettings:
     """Refuse flags that would silently train on other advantages than the configured ones; returns the settings.
 
-    Raises:
-        FlagError: names the flag to change.
-        ConfigError: a setting is out of range; names the key and the value.
+    Raises FlagError, which names the flag to change, or ConfigError, which names a key that is out of range.
     """
     flags = advantage_flags(args)
     if flags.advantage_estimator != "ppo":
@@ -92,30 +90,42 @@ def check_flags(args: Any) -> AdvantageSettings:
     if foreign not in (None, HOOK):
         raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")
     settings = advantage_settings(args)
-    _check_roles(flags, settings)
+    _check_roles(args, flags, settings)
     _check_frozen(flags, settings)
     if settings.policy_loss == "dis":
         check_dis(flags)
     return settings
 
 
-def _check_roles(flags: AdvantageFlags, settings: AdvantageSettings) -> None:
+def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
+    """Return the flags that `--megatron-config-path` overrides for a role; raises ConfigError for a malformed file."""
+    path = getattr(args, "megatron_config_path", None)
+    if not path:
+        return {}
+    content = read_yaml(path, "--megatron-config-path")
+    try:
+        entries = [dict[str, Any](entry) for entry in content["megatron"]]
+    except (TypeError, KeyError, ValueError) as error:
+        raise ConfigError(f"--megatron-config-path {path} must have a list of mappings under megatron") from error
+    entry = next((entry for entry in entries if entry.get("role") == role), {})
+    return entry.get("overrides") or entry.get("args") or {}
+
+
+def _check_roles(args: Any, flags: AdvantageFlags, settings: AdvantageSettings) -> None:
     """Refuse a `--megatron-config-path` that disables the patch for one role, or has other lambdas for the critic."""
-    path = flags.megatron_config_path
-    if not path or not Path(path).is_file():
+    path = flags.megatron_config_path or ""
+    if not Path(path).is_file():
         return
-    content: Mapping[str, Any] = read_yaml(path, "--megatron-config-path") or {}
-    entries: Sequence[Mapping[str, Any]] = content.get("megatron") or ()
-    for entry in entries:
-        overrides: Mapping[str, Any] = entry.get("overrides") or entry.get("args") or {}
+    for role in ("actor", "critic"):
+        overrides = overrides_of(args, role)
         for key in ("custom_megatron_init_path", "custom_convert_samples_to_train_data_path", "advantage_estimator"):
             if key in overrides and overrides[key] != getattr(flags, key):
                 raise FlagError(
-                    f"{path} overrides {key} for role {entry.get('role')}, so actor and critic would compute different "
-                    "advantages; give it once, on the command line"
+                    f"{path} overrides {key} for role {role}, so actor and critic would compute different advantages; "
+                    "give it once, on the command line"
                 )
         lambdas = [key for key in ("lambda_step", "lambda_token") if key in overrides]
-        if settings.lambda_critic is not None and entry.get("role") == "critic" and lambdas:
+        if settings.lambda_critic is not None and role == "critic" and lambdas:
             raise FlagError(
                 f"{path} overrides {' and '.join(lambdas)} for the critic, and the YAML has lambda_critic: "
                 f"{settings.lambda_critic:g}, which sets both; leave one of them out"

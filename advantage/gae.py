@@ -21,6 +21,7 @@ Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithm
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,10 +45,6 @@ class Links:
     q: Tensor
 
 
-Follow = Callable[[Links], tuple[Tensor, Tensor]]
-"""Finds V' and A' of each turn, both [T] float64; 0 if nothing follows."""
-
-
 @torch.no_grad()
 def dual_discount_gae(
     values: Tensor,
@@ -57,9 +54,9 @@ def dual_discount_gae(
     bootstrap: Tensor,
     moves: Tensor,
     discounts: Discounts,
-    follow: Follow,
+    follow: Callable[[Links], tuple[Tensor, Tensor]],
     *,
-    form: str = "dual",
+    form: Literal["dual", "token", "turn", "bi_level"] = "dual",
     lambdas: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns of all tokens of all turns.
@@ -74,7 +71,7 @@ def dual_discount_gae(
         turn_rewards: [T] float64, given at each turn's last token.
         bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.
         moves: [T] bool, whether the environment moved after the turn.
-        follow: links turns of the same episode.
+        follow: finds V' and A' of each turn, both [T] float64; 0 if nothing follows.
         form: a value of `AdvantageSettings.gae_form`.
         lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
 
@@ -137,7 +134,7 @@ def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve_inside(
-    form: str,
+    form: Literal["dual", "token", "turn", "bi_level"],
     values: Tensor,
     rewards: TokenRewards | None,
     lengths: Tensor,
@@ -160,8 +157,6 @@ def _solve_inside(
             return scan_turns_by_decay(*given, d.gamma_token, lambdas)
         case "dual":
             return scan_turns(*given, d.gamma_token, d.token_decay)
-        case _:
-            raise ValueError(f"form must be dual, token, turn or bi_level, got {form!r}")
 
 
 def scan_turn(values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:

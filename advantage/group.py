@@ -16,15 +16,13 @@ from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, NOTES, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
 from advantage.gae import edges
-from advantage.packing import PackedTurns, pack_turns
-from advantage.ranks import Layout, current_layout, local_tokens
+from advantage.packing import pack_turns
+from advantage.ranks import current_layout, local_tokens
 from advantage.scan import solve_chain
 from advantage.settings import AdvantageSettings, advantage_settings
-from advantage.turn_table import TurnColumns, read_turn_table
+from advantage.turn_table import read_turn_table
 
 logger = logging.getLogger(__name__)
-
-_TINY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -64,23 +62,25 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
             raise FlagError(f"--kl-coef is {flags.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
         columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
-        own = _group_turns(columns, packed, flags.n_samples_per_prompt == 1)
-        table, mine = exchange.rows(torch.stack([x.double() for x in vars(own).values()], 1))
+        alone = flags.n_samples_per_prompt == 1  # no two episodes share a start
+        group = columns.group.masked_fill(torch.ones_like(columns.bootstrap) if alone else columns.bootstrap, -1)
+        trained = packed.trained.cpu()
+        own = (columns.segment, columns.index, turn_flags(columns), columns.reward, group, columns.anchor, trained)
+        table, mine = exchange.rows(torch.stack([x.double() for x in own], 1))
         turns = GroupTurns(*table.unbind(1))
         advantages = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)[mine]
-        rollout_data["advantages"] = _spread(packed, advantages, rollout_data, layout)
+        per_turn = advantages.to(packed.trained.device) * packed.trained
+        flat = packed.put(torch.repeat_interleave(per_turn, packed.lengths))
+        rows = zip(local_tokens(rollout_data, layout).split(flat), rollout_data["kl"], strict=True)
+        rollout_data["advantages"] = [row.to(like.dtype) for row, like in rows]
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
 def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normalize: bool) -> Tensor:
     """Compute one advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
 
-    Args:
-        turns: all turns and bootstrap states of the batch, in any order.
-        normalize: divide by the group's standard deviation (GRPO, GiGPO).
-
-    Raises:
-        TurnTableError: a turn is missing in an episode, or occurs twice; names segment and turn.
+    `normalize` divides by the group's standard deviation (GRPO, GiGPO). Raises TurnTableError, which names segment and
+    turn, if a turn is missing in an episode or occurs twice.
     """
     flags = turns.flags.long()
     played = (flags & BOOTSTRAP) == 0
@@ -136,7 +136,7 @@ def _compare(returns: Tensor, group: Tensor, whole: Tensor, estimator: str, norm
 def _relative(x: Tensor, groups: Tensor, counted: Tensor, normalize: bool) -> Tensor:
     """x minus its group's mean, optionally over the standard deviation; 0 if not counted or alone in its group."""
     count, mean, deviation = _statistics(x, groups, counted)
-    scale = deviation + _TINY if normalize else torch.ones_like(x)
+    scale = deviation + 1e-6 if normalize else torch.ones_like(x)
     return torch.where(counted & (count > 1), (x - mean) / scale, 0.0)
 
 
@@ -163,26 +163,3 @@ def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, new: Ten
         raise TurnTableError(
             f"segment {int(segments[episode[i]])}: turn {int(index[i])} is followed by turn {int(index[i + 1])}"
         )
-
-
-def _group_turns(columns: TurnColumns, packed: PackedTurns, alone: bool) -> GroupTurns:
-    """This rank's turns, one entry per turn or bootstrap state; `alone`: no two episodes share a start."""
-    none = torch.full_like(columns.group, -1)
-    return GroupTurns(
-        segment=columns.segment,
-        index=columns.index,
-        flags=turn_flags(columns),
-        reward=columns.reward,
-        group=none if alone else torch.where(columns.bootstrap, none, columns.group),
-        anchor=columns.anchor,
-        trained=packed.trained.cpu(),
-    )
-
-
-def _spread(
-    packed: PackedTurns, advantages: Tensor, rollout_data: MutableMapping[str, Any], layout: Layout
-) -> list[Tensor]:
-    local = local_tokens(rollout_data, layout)
-    per_turn = advantages.to(packed.trained.device) * packed.trained
-    flat = packed.put(torch.repeat_interleave(per_turn, packed.lengths))
-    return [row.to(like.dtype) for row, like in zip(local.split(flat), rollout_data["kl"], strict=True)]

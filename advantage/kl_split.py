@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.flags import AdvantageFlags, advantage_flags
+from advantage.flags import advantage_flags
 from advantage.packing import per_token, span_positions
 from advantage.ranks import Layout, current_layout, local_tokens
 from advantage.settings import PerRun, advantage_settings
-from advantage.turn_table import TurnColumns, read_turn_table
+from advantage.turn_table import TurnColumns, read_turn_table, whole_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,6 @@ class ActionHackingWatch:
     def __init__(self) -> None:
         self._block: list[tuple[float, float]] = []
         self._point: tuple[float, float] | None = None
-        self._start_over()
-
-    def _start_over(self) -> None:
         self._growth, self._outgrowth = GrowthEvidence(), GrowthEvidence()
 
     @property
@@ -106,16 +103,12 @@ class ActionHackingWatch:
                 "that of reasoning tokens (%.4g): look at recent episodes, raise --kl-coef or lower --lr",
                 *(split.action, OUTGROWTH, split.reasoning),
             )
-            self._start_over()
+            self._growth, self._outgrowth = GrowthEvidence(), GrowthEvidence()
         return evidence
 
 
 _watch = PerRun(ActionHackingWatch)
-
-
-@functools.cache
-def _warn_once() -> None:
-    logger.warning("this framework gives --rollout-data-postprocess-path no data, so KL is not split")
+_warn_once = functools.cache(logger.warning)
 
 
 def log_kl_split(
@@ -133,11 +126,14 @@ def log_kl_split(
         TurnTableError: the table is missing or was written by another converter.
     """
     if rollout_data is None:
-        _warn_once()
+        _warn_once("this framework gives --rollout-data-postprocess-path no data, so KL is not split")
         return None
     columns, layout = read_turn_table(rollout_data, keep=False), current_layout()
-    kl = _token_kl(advantage_flags(args), rollout_data) if layout.last_stage else None
-    if kl is None:
+    kl = rollout_data.get("kl") if advantage_flags(args).kl_coef else None
+    if kl is None:  # slime computes no KL for the reward
+        new, old = rollout_data.get("log_probs"), rollout_data.get("ref_log_probs")
+        kl = None if new is None or old is None else [a.float() - b.float() for a, b in zip(new, old, strict=True)]
+    if kl is None or not layout.last_stage:
         return None
     split = split_kl(columns, rollout_data, kl, layout)
     evidence = _watch.of(args).update(split, advantage_settings(args).action_hacking_patience)
@@ -156,29 +152,13 @@ def split_kl(
     mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()
     flat = torch.cat([*kl, nothing]).double()
     notes = per_token((~columns.moves).float(), columns, local.lengths, otherwise=0.0).bool().to(mask.device)
-    acts = action_tokens(columns, local.lengths).to(mask.device) & ~notes
+    responses, has_action = whole_numbers(local.lengths), columns.action_start >= 0
+    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.action_start
+    acts = torch.zeros(len(mask), dtype=torch.bool)
+    acts[span_positions(starts[has_action], (columns.end - columns.action_start)[has_action])] = True
+    acts = acts.to(mask.device) & ~notes
     parts = torch.stack([local.pick(mask & part).double() for part in (~acts & ~notes, acts, notes)])
     sums = layout.data_context.total(torch.cat([(parts * flat).sum(1), parts.sum(1)]), like=flat)
     totals = [float(x) for x in sums]
     reasoning, action, summary = (kl / n if n else None for kl, n in zip(totals[:3], totals[3:], strict=True))
     return KlSplit(reasoning, action, int(totals[3]), int(totals[4]), summary, int(totals[5]))
-
-
-def action_tokens(columns: TurnColumns, lengths: Sequence[int]) -> Tensor:
-    """Mark the response tokens from each turn's action on; [R] bool, on the CPU."""
-    responses = torch.tensor(lengths, dtype=torch.long)
-    acts = columns.action_start >= 0
-    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.action_start
-    inside = torch.zeros(int(responses.sum()), dtype=torch.bool)
-    inside[span_positions(starts[acts], (columns.end - columns.action_start)[acts])] = True
-    return inside
-
-
-def _token_kl(flags: AdvantageFlags, rollout_data: MutableMapping[str, Any]) -> Sequence[Tensor] | None:
-    """The KL in slime's reward, or, if `kl_coef` is 0, the log-ratio to the reference; None without a reference."""
-    if flags.kl_coef and rollout_data.get("kl") is not None:
-        return rollout_data["kl"]
-    new, old = rollout_data.get("log_probs"), rollout_data.get("ref_log_probs")
-    if new is None or old is None:
-        return None
-    return [a.float() - b.float() for a, b in zip(new, old, strict=True)]

@@ -18,10 +18,11 @@ class TrainedRuns:
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask
-        changes = _indices(torch.cat([mask[:1], mask[1:] ^ mask[:-1], mask[-1:]]))
+        edges = torch.cat([mask[:1], mask[1:] ^ mask[:-1], mask[-1:]])
+        # NumPy is several times as fast on a CPU.
+        changes = as_tensor(np.flatnonzero(edges)) if mask.device.type == "cpu" else edges.nonzero()[:, 0]
         self.starts, self._ends = changes[0::2].contiguous(), changes[1::2]
         self._before = F.pad((self._ends - self.starts).cumsum(0), (1, 0))
-
         self.total = self._before[-1]
         """The number of trained tokens."""
 
@@ -33,7 +34,7 @@ class TrainedRuns:
 
 @dataclass(frozen=True)
 class PackedTurns:
-    """The turns of one rank's samples, in sample order. Positions count the R response tokens laid end to end."""
+    """The turns of one rank's samples, in order; positions are those of the R response tokens laid end to end."""
 
     runs: TrainedRuns
     positions: Tensor | None
@@ -45,7 +46,6 @@ class PackedTurns:
     trained: Tensor
     """[T] whether the turn's packed tokens are trained: all of them are, or none."""
     bootstrap: Tensor
-    """[T] whether the entry is a bootstrap state."""
     moves: Tensor
     """[T] whether the environment moved after the turn."""
 
@@ -71,13 +71,13 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 
     Masked tokens inside a turn are skipped, so a turn's reward falls on its last trained token. A fully masked turn
     keeps all its tokens: values and rewards pass through it, but it gets no gradient. `masks` has one entry per
-    response token.
-
-    Raises:
-        TurnTableError: the loss mask includes a token outside all turns, or a bootstrap sample has no token.
+    response token. Raises TurnTableError for a trained token outside all turns, or a bootstrap sample without token.
     """
-    runs = TrainedRuns(_flat_mask(masks, lengths))
-    mask = runs.mask
+    for i, (row, length) in enumerate(zip(masks, lengths, strict=True)):
+        if row.numel() != length:
+            raise TurnTableError(f"sample {i}: its loss mask has {row.numel()} entries for {length} response tokens")
+    mask = torch.cat(list(masks)).bool() if masks else torch.zeros(0, dtype=torch.bool)
+    runs = TrainedRuns(mask)
     starts, sizes = _spans(columns, lengths)
     spans = torch.stack([starts, sizes, columns.bootstrap.long(), columns.moves.long()]).to(mask.device)
     starts, sizes, bootstrap, moves = spans[0], spans[1], spans[2].bool(), spans[3].bool()
@@ -86,7 +86,14 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     kept = torch.where(trained, counts, sizes)
     inside, everywhere, packed = to_list(torch.stack([counts.sum(), runs.total, kept.sum()]))
     if inside != everywhere:
-        _refuse_stray_tokens(mask, span_positions(starts, sizes * ~bootstrap), lengths)
+        stray = mask.clone()
+        stray[span_positions(starts, sizes * ~bootstrap)] = False
+        position = int(stray.nonzero()[0])
+        sample = int(torch.tensor(lengths).cumsum(0).gt(position).nonzero()[0])
+        raise TurnTableError(
+            f"sample {sample}: its loss mask includes token {position - sum(lengths[:sample])} of the response, which "
+            "belongs to no turn"
+        )
     positions = None
     if packed != len(mask):
         positions = span_positions(starts, sizes)
@@ -97,8 +104,7 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
     """Check that the loss mask alone shows where turns begin, because the value loss has nothing else.
 
-    Raises:
-        TurnTableError: turns are adjacent, or a turn has untrained tokens inside; names the sample.
+    Raises TurnTableError, which names the sample, if turns are adjacent or have untrained tokens inside.
     """
     sizes = whole_numbers(lengths)
     ends = sizes.cumsum(0)
@@ -136,19 +142,6 @@ def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], oth
     return found
 
 
-def _indices(mask: Tensor) -> Tensor:
-    """Where the mask is set; on the CPU by NumPy, which is several times as fast."""
-    return as_tensor(np.flatnonzero(mask)) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
-
-
-def _flat_mask(masks: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    sizes = [mask.numel() for mask in masks]
-    if sizes != list(lengths):
-        i = next(i for i, (size, length) in enumerate(zip(sizes, lengths, strict=True)) if size != length)
-        raise TurnTableError(f"sample {i}: its loss mask has {sizes[i]} entries for {lengths[i]} response tokens")
-    return torch.cat(list(masks)).bool() if masks else torch.zeros(0, dtype=torch.bool)
-
-
 def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Start position and size of each turn; a bootstrap state is the first token of its response."""
     responses = whole_numbers(lengths)
@@ -159,14 +152,3 @@ def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor
         sample = int(columns.sample[empty][0])
         raise TurnTableError(f"sample {sample}: a bootstrap sample needs one response token to hold its value")
     return starts, sizes
-
-
-def _refuse_stray_tokens(mask: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
-    stray = mask.clone()
-    stray[positions] = False
-    position = int(stray.nonzero()[0])
-    sample = int(torch.tensor(lengths).cumsum(0).gt(position).nonzero()[0])
-    raise TurnTableError(
-        f"sample {sample}: its loss mask includes token {position - sum(lengths[:sample])} of the response, which "
-        "belongs to no turn"
-    )

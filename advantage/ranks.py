@@ -84,8 +84,7 @@ class Layout:
 def current_layout() -> Layout:
     """Read Megatron's process groups; a single rank if torch.distributed is not initialised.
 
-    Raises:
-        RuntimeError: several processes run without Megatron's groups, so it is unknown which rank has which samples.
+    Raises RuntimeError if several processes run without Megatron's groups: which rank has which samples is unknown.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return Layout()
@@ -121,13 +120,11 @@ class LocalTokens:
     def join(self, rows: Sequence[Tensor]) -> Tensor:
         """Join this rank's rows to a new vector [R]; the tokens of other ranks are 0, until an all-reduce adds them.
 
-        Raises:
-            ValueError: a row does not have the length that the layout requires; names the sample.
+        Raises ValueError, which names the sample, for a row of another length than the layout's.
         """
-        sizes = [row.numel() for row in rows]
-        if sizes != list(self.held):
-            i = next(i for i, (size, held) in enumerate(zip(sizes, self.held, strict=True)) if size != held)
-            raise ValueError(f"sample {i} has {sizes[i]} entries on this rank, but its layout has {self.held[i]}")
+        for i, (row, held) in enumerate(zip(rows, self.held, strict=True)):
+            if row.numel() != held:
+                raise ValueError(f"sample {i} has {row.numel()} entries on this rank, but its layout has {held}")
         local = torch.cat(list(rows)) if rows else torch.zeros(0)
         if self.positions is None:
             return local
@@ -151,25 +148,14 @@ def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens
     lengths = torch.tensor(responses, dtype=torch.long)
     totals = torch.tensor(rollout_data["total_lengths"], dtype=torch.long)
     padded = torch.tensor(rollout_data.get("max_seq_lens") or rollout_data["total_lengths"], dtype=torch.long)
-    spans = owned_spans(totals, lengths, layout.context, padded)
+    # The two half-open ranges of response offsets that this rank holds of each sample, [S, 2, 2].
+    rank, chunks = layout.context.rank, 2 * layout.context.size
+    chunk = ((padded + chunks - 1) // chunks)[:, None]
+    starts = torch.tensor([rank, chunks - 1 - rank]) * chunk - (totals - lengths - 1)[:, None]
+    spans = torch.stack([starts, starts + chunk], -1)
+    spans = torch.minimum(spans.clamp(min=0), lengths[:, None, None])
     offsets = lengths.cumsum(0) - lengths
     sizes = spans[..., 1] - spans[..., 0]
     positions = span_positions((spans[..., 0] + offsets[:, None]).reshape(-1), sizes.reshape(-1))
     held: list[int] = cast(Any, sizes.sum(1)).tolist()
     return LocalTokens(responses, held, positions)
-
-
-def owned_spans(total: Tensor, response: Tensor, group: Group, padded: Tensor) -> Tensor:
-    """Compute the two half-open ranges [start, end) of response offsets that this rank holds per sample, [S, 2, 2].
-
-    Args:
-        total: [S] tokens of prompt and response.
-        response: [S] tokens of the response.
-        group: the context-parallel group.
-        padded: [S] tokens of the sequence in the batch; more than `total` if it is padded (`max_seq_lens`).
-    """
-    chunk = (padded + 2 * group.size - 1) // (2 * group.size)
-    owned = torch.tensor([group.rank, 2 * group.size - 1 - group.rank])
-    starts = owned * chunk[:, None] - (total - response - 1)[:, None]
-    spans = torch.stack([starts, starts + chunk[:, None]], -1)
-    return torch.minimum(spans.clamp(min=0), response[:, None, None])

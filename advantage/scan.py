@@ -59,11 +59,7 @@ class TurnScan:
 def scan_turns(
     values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, decay: float
 ) -> TurnScan:
-    """Solve GAE inside turns, from token to token.
-
-    Takes values [N], the rewards of tokens, turn lengths [T], turn rewards [T] float64 (given at each turn's last
-    token), a discount, and gamma times lambda.
-    """
+    """Solve GAE inside turns; `turn_rewards` [T] float64 fall on last tokens, `decay` is gamma times lambda."""
     nonempty = (lengths > 0).nonzero()[:, 0]
     after = lengths.cumsum(0).index_select(0, nonempty)
     first, last = after - lengths.index_select(0, nonempty), after - 1
@@ -158,7 +154,17 @@ class _Rows:
         self._columns = self._solve_columns(columns)
         heads = [solved[:, 0] for _, _, solved in self._solved_blocks(1)]
         self._heads = torch.cat([*heads, columns.new_zeros(0)]).index_copy_(0, self._ending, columns[0])
-        self._follows = self._chain()
+        n = len(self._heads)
+        ends = torch.zeros(n + 1, dtype=torch.bool, device=self._heads.device)
+        ends.index_fill_(0, self._ending, True)
+        goes_on = self._heads.new_ones(n).index_copy_(0, self._ending, self._going_on[-1])
+        after = F.pad(self._values[ROW::ROW].double(), (0, n))[:n]
+        a = goes_on * (self._gamma * after + self._decay * F.pad(self._heads[1:], (0, 1))[:n])
+        # What follows a row with a turn's last token does not reach the row's first token.
+        stops = ends[1:] | (goes_on == 0)
+        b = torch.where(stops, 0.0, torch.full_like(a, self._decay**ROW))
+        longest = (self._last // ROW - self._first // ROW).max() + 1 if n else 0
+        self._follows = solve_runs(a, b, int(longest))
 
     def first_advantages(self) -> Tensor:
         """[T] advantage of each turn's first token, if nothing follows the turn."""
@@ -204,20 +210,6 @@ class _Rows:
         for j in reversed(range(ROW - 1)):
             columns[j].addcmul_(self._decays[j], columns[j + 1])
         return columns
-
-    def _chain(self) -> Tensor:
-        """gamma V + c A of the token after each row, [n]; 0 after a turn's last token."""
-        n = len(self._heads)
-        ends = torch.zeros(n + 1, dtype=torch.bool, device=self._heads.device)
-        ends.index_fill_(0, self._ending, True)
-        goes_on = self._heads.new_ones(n).index_copy_(0, self._ending, self._going_on[-1])
-        after = F.pad(self._values[ROW::ROW].double(), (0, n))[:n]
-        a = goes_on * (self._gamma * after + self._decay * F.pad(self._heads[1:], (0, 1))[:n])
-        # What follows a row with a turn's last token does not reach the row's first token.
-        stops = ends[1:] | (goes_on == 0)
-        b = torch.where(stops, 0.0, torch.full_like(a, self._decay**ROW))
-        longest = (self._last // ROW - self._first // ROW).max() + 1 if n else 0
-        return solve_runs(a, b, int(longest))
 
     def _select(self, x: Tensor) -> Tensor:
         # Only the last row can be incomplete, and a turn ends there.

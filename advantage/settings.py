@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar, cast
 
 from pydantic import model_validator
+from pydantic.dataclasses import dataclass
 
 from advantage.errors import FlagError
 from slime_verlog import ConfigError, Field, Settings, read_settings
@@ -54,20 +54,17 @@ class PerRun(Generic[T]):
         return self._value
 
 
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+
+
 @dataclass(frozen=True)
 class Discounts:
     """The four discounts, each in [0, 1]."""
 
-    gamma_step: float
-    lambda_step: float
-    gamma_token: float
-    lambda_token: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
+    gamma_step: Share
+    lambda_step: Share
+    gamma_token: Share
+    lambda_token: Share
 
     @property
     def token_decay(self) -> float:
@@ -90,12 +87,6 @@ class WarmupSettings(Settings):
     tolerance: float = Field(default=0.25, gt=0)
     """There is a warning if the critic's loss has a clear trend and changes by more than this share over the second
     half of the warm-up."""
-
-    @model_validator(mode="after")
-    def _something_to_draw_from(self) -> Self:
-        if self.w_iter and not self.w_epoch:
-            raise ConfigError(f"critic_warmup.w_iter is {self.w_iter} but w_epoch is 0, so no batches are kept")
-        return self
 
 
 class ValuePretrainingSettings(Settings):
@@ -180,11 +171,19 @@ class AdvantageSettings(Settings):
         return {**PRESETS.get(str(given.get("preset")), {}), **given}
 
     @model_validator(mode="after")
-    def _lambdas_that_apply(self) -> Self:
+    def _consistent_advantages(self) -> Self:
+        warmup = self.critic_warmup
+        if warmup.w_iter and not warmup.w_epoch:
+            raise ConfigError(f"critic_warmup.w_iter is {warmup.w_iter} but w_epoch is 0, so no batches are kept")
         if self.lambda_policy == "length_adaptive" and self.gae_form != "dual":
             raise ConfigError(
                 f"gae_form: {self.gae_form} does not use a lambda inside turns, so lambda_policy: length_adaptive "
                 "would change nothing; use gae_form: dual, or lambda_policy: fixed"
+            )
+        if self.value_pretraining.batches and warmup.w_epoch:
+            raise ConfigError(
+                f"value_pretraining.batches is {self.value_pretraining.batches} and critic_warmup.w_epoch is "
+                f"{warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
             )
         return self
 
@@ -193,15 +192,6 @@ class AdvantageSettings(Settings):
         """Return the actor's discounts, and the critic's without `lambda_critic`; lambda 1 in value pretraining."""
         lambdas = (1.0, 1.0) if self.value_pretraining.batches else (self.lambda_step, self.lambda_token)
         return Discounts(self.gamma_step, lambdas[0], self.gamma_token, lambdas[1])
-
-    @model_validator(mode="after")
-    def _one_way_to_start_the_critic(self) -> Self:
-        if self.value_pretraining.batches and self.critic_warmup.w_epoch:
-            raise ConfigError(
-                f"value_pretraining.batches is {self.value_pretraining.batches} and critic_warmup.w_epoch is "
-                f"{self.critic_warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
-            )
-        return self
 
     def discounts_of(self, role: str | None) -> Discounts:
         """Return the discounts of the actor or the critic; raises FlagError if they differ and `role` is None."""

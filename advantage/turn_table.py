@@ -14,7 +14,7 @@ import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -78,10 +78,9 @@ class TurnSpan:
             raise TurnTableError(
                 f"action_start must lie in its turn [{self.start}, {self.end}) or be -1, got {self.action_start}"
             )
-        if _int("anchor", self.anchor) < -1:
-            raise TurnTableError(f"anchor must be a number from 0 up, or -1 for none, got {self.anchor}")
-        if _int("staleness", self.staleness) < -1:
-            raise TurnTableError(f"staleness must be a number from 0 up, or -1 if unknown, got {self.staleness}")
+        for name, value in (("anchor", self.anchor), ("staleness", self.staleness)):
+            if _int(name, value) < -1:
+                raise TurnTableError(f"{name} must be a number from 0 up, or -1 if there is none, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +131,12 @@ def encode_row(row: TurnRow) -> Tensor:
 
 
 def decode_row(vector: object) -> TurnRow:
-    """Read the row that `encode_row` wrote.
-
-    Raises:
-        TurnTableError: the vector was not written by `encode_row`, or is damaged.
-    """
+    """Read the row that `encode_row` wrote; raises TurnTableError for a damaged or foreign vector."""
     if isinstance(vector, np.ndarray):
         vector = as_tensor(cast(Any, vector))
-    if not isinstance(vector, Tensor):
-        raise TurnTableError(f"expected a float64 vector, got {type(vector).__name__}")
-    if vector.dtype != torch.float64 or vector.dim() != 1:
-        raise TurnTableError(f"expected a float64 vector, got {vector.dtype} of shape {tuple(vector.shape)}")
+    if not isinstance(vector, Tensor) or vector.dtype != torch.float64 or vector.dim() != 1:
+        kind = f"{vector.dtype} of shape {tuple(vector.shape)}" if isinstance(vector, Tensor) else type(vector).__name__
+        raise TurnTableError(f"expected a float64 vector, got {kind}")
     data = to_list(vector)
     if not data or data[0] != _MAGIC:
         raise TurnTableError("it does not start with the turn table's magic number")
@@ -155,13 +149,11 @@ def decode_row(vector: object) -> TurnRow:
         raise TurnTableError(
             f"kind {kind} must be 0 to 2, terminated {terminated}, truncated {truncated}, moves 0 or 1"
         )
-    turns = tuple(
-        TurnSpan(_whole(start), _whole(end), reward, _whole(action), _whole(anchor), _whole(staleness), bool(moves))
-        for start, end, reward, action, anchor, staleness, moves in zip(
-            *(data[_HEAD + k :: _SPAN] for k in range(_SPAN)), strict=True
-        )
-    )
-    return TurnRow(segment, first_turn, TurnKind(kind), bool(terminated), bool(truncated), turns, group)
+    turns: list[TurnSpan] = []
+    for at in range(_HEAD, len(data), _SPAN):
+        start, end, reward, *rest, moves = data[at : at + _SPAN]
+        turns.append(TurnSpan(_whole(start), _whole(end), reward, *map(_whole, rest), moves=bool(moves)))
+    return TurnRow(segment, first_turn, TurnKind(kind), bool(terminated), bool(truncated), tuple(turns), group)
 
 
 def to_list(x: Tensor) -> list[float]:
@@ -206,26 +198,15 @@ class TurnColumns:
 
 
 def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
-    """Decode and check all rows of a rank's samples together.
+    """Decode and check all rows of a rank's S samples together; `response_lengths` [S] are in tokens.
 
-    Args:
-        vectors: S float64 vectors that `encode_row` wrote.
-        response_lengths: [S] tokens of the samples' responses.
-
-    Raises:
-        TurnTableError: a vector is not a row of a turn table, or a turn lies outside its response; names the sample.
+    Raises TurnTableError, which names the sample, for anything but `encode_row`'s, or a turn outside its response.
     """
     if len(vectors) != len(response_lengths):
         raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
-    columns = _columns(vectors, response_lengths)
-    if columns is None:
-        _raise_damage(vectors, response_lengths)
-    return columns
-
-
-def _raise_damage(vectors: Sequence[Any], response_lengths: Sequence[int]) -> NoReturn:
-    """Name the first row that is not valid."""
-    for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):
+    if (columns := _columns(vectors, response_lengths)) is not None:
+        return columns
+    for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):  # which row is not valid?
         try:
             row = decode_row(vector)
         except TurnTableError as error:
@@ -299,7 +280,7 @@ def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
 
 
 def _valid_bodies(body: Tensor, sample: Tensor, lengths: Tensor) -> bool:
-    """What `TurnSpan` and `_raise_damage` check of turns [T, 7]; `lengths` [T] are those of their responses."""
+    """What `TurnSpan` and `read_columns` check of turns [T, 7]; `lengths` [T] are those of their responses."""
     start, end, reward, action_start, anchor, staleness, moves = body.unbind(1)
     valid = _whole_from(0, start) & _whole_from(0, end) & (start <= end) & (end <= lengths)
     valid &= torch.isfinite(reward) & _whole_from(-1, anchor) & _whole_from(-1, action_start)
@@ -315,11 +296,7 @@ def _whole_from(least: int, x: Tensor) -> Tensor:
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:
-    """Decode the table, and remove it from slime's `rollout_data` unless a later hook needs it (`keep`).
-
-    Raises:
-        TurnTableError: the table is missing, damaged or written by another converter.
-    """
+    """Decode the table, and unless a later hook needs it (`keep`), remove it; raises TurnTableError without a table."""
     if TABLE_KEY not in rollout_data:
         raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; {_ADVICE}")
     columns = read_columns(rollout_data[TABLE_KEY], rollout_data["response_lengths"])

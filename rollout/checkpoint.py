@@ -61,14 +61,15 @@ class StoredImages:
         if image not in self._numbers:
             self._numbers[image] = len(self.images)
             png = png_of(image)
-            self.images.append(image if png is None else [self._store(_hash(png), _as_tensor(png))])
+            name = None if png is None else self._store(hashlib.sha256(png).digest(), _as_tensor(png))
+            self.images.append(image if name is None else [name])
         return self._numbers[image]
 
     def name(self, tensor: torch.Tensor) -> str:
         """The tensor's name in the file. The key is its identity, so prompts must live until the file is written."""
         if id(tensor) not in self._names:
             is_file = tensor.dtype == torch.uint8 and tensor.dim() == 1
-            key = _hash(tensor.numpy().tobytes()) if is_file else id(tensor)
+            key = hashlib.sha256(tensor.numpy().tobytes()).digest() if is_file else id(tensor)
             # A copy, because safetensors refuses tensors that share memory.
             self._names[id(tensor)] = self._store(key, tensor.clone(memory_format=torch.contiguous_format))
         return self._names[id(tensor)]
@@ -77,10 +78,6 @@ class StoredImages:
         name = self._names.setdefault(key, f"picture_{len(self.tensors)}")
         self.tensors.setdefault(name, tensor)
         return name
-
-
-def _hash(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:
@@ -141,7 +138,8 @@ def load_state(load: str | None, save: str | None, rollout_id: int | None) -> So
     try:
         for slot in (slots := list(state["slots"])):
             check_slot(slot)
-        images = _read_images(state["images"], tensors)
+        png = lambda name: png_uri(tensors[name].numpy().tobytes())
+        images = [image if isinstance(image, str) else png(image[0]) for image in state["images"]]
         return SourceState(
             next_episode=read_whole(state["next_episode"]),
             next_group=read_whole(state["next_group"]),
@@ -238,12 +236,6 @@ def _prompt_state(prompt: Prompt, images: StoredImages) -> Mapping[str, Any]:
         "engine_ids": None if prompt.engine_ids is None else list(prompt.engine_ids),
         "seen_tool": prompt.seen_tool,
     }
-
-
-def _read_images(value: Any, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(image, str | list) for image in value):
-        raise ValueError("images must be a list of texts and of lists with a name")
-    return [image if isinstance(image, str) else png_uri(tensors[image[0]].numpy().tobytes()) for image in value]
 
 
 def _read_prompt(item: Mapping[str, Any], images: list[str], tensors: Mapping[str, torch.Tensor]) -> Prompt:

@@ -36,7 +36,9 @@ class EpisodeSource:
         self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
-        self.clock = WeightClock(self.flags.push_interval, self.flags.frozen_rollouts)
+        # slime pushes after each rollout with --release-train, and has no critic-only steps without a critic.
+        interval = 1 if self.flags.release_train else self.flags.update_weights_interval
+        self.clock = WeightClock(interval, self.flags.num_critic_only_steps if self.flags.use_critic else 0)
         self.next_episode = 0
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0
@@ -108,8 +110,7 @@ class EpisodeSource:
     def end_batch(self, rollout_id: int, slots: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep the state at the end of a rollout for `save`, and write it now if slime is going to save this rollout.
 
-        A run that is killed in between leaves a state without models, which is harmless. `slots` is the slots' state at
-        the end of the batch, if they have played on since. Raises CheckpointError as `save`.
+        `slots` is the slots' state at the end of the batch, if they have played on since. Raises as `save`.
         """
         state = replace(self.state(), slots=list(slots)) if slots else self.state()
         self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {rollout_id: state}
@@ -119,8 +120,7 @@ class EpisodeSource:
     def save(self, rollout_id: int) -> None:
         """Write the state at the end of this rollout (in slime's own loop, the current state) for a resume.
 
-        Raises:
-            CheckpointError: the file cannot be written (the previous one is untouched), or the rollout was not played.
+        Raises CheckpointError for a rollout that was not played, or if the file cannot be written.
         """
         if self.snapshots and rollout_id not in self.snapshots:
             raise CheckpointError(

@@ -16,7 +16,7 @@ from rollout.play.memory import Message
 from rollout.play.metrics import mean
 from rollout.play.player import Place, play
 from rollout.play.runtime import Runtime, get_runtime
-from rollout.samples import evaluation_sample
+from rollout.samples import evaluation_sample, turn_facts
 from rollout.spec import EpisodeSpec
 from rollout.transcript import Transcript
 from rollout.turn import Generation, StopReason, Turn
@@ -33,11 +33,6 @@ class EpisodeResult:
     """Why the environment was lost; None if it was not."""
     transcript: Transcript
     """Each turn as readable text."""
-
-    @property
-    def episode_return(self) -> float:
-        """Sum of the rewards; 0 if the environment was lost."""
-        return sum(turn.reward for turn in self.turns) if self.fault is None else 0.0
 
     def facts(self) -> dict[str, Any]:
         """The values that tables, metrics and the viewer show."""
@@ -57,7 +52,7 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
         by_task[result.spec.name].append(result)
     data = {
         name: {
-            "rewards": [result.episode_return for result in group],
+            "rewards": [result.facts()["return"] for result in group],
             "truncated": [bool(result.turns and result.turns[-1].truncated) for result in group],
             "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
         }
@@ -86,8 +81,7 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
     """Play one episode to its end; a lost environment or a refused prompt ends it.
 
-    Args:
-        detailed: the transcript keeps images, token ids, and the text and log-prob of every token.
+    If `detailed`, the transcript keeps images, token ids, and the text and log-prob of every token.
     """
     turns, transcript = list[Turn](), Transcript()
 
@@ -130,11 +124,12 @@ async def _play(
         turns.append(turn)
         ids = turn.generation.token_ids
         answer = episode.encoder.answer_text(ids)  # as the environment read it
+        info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": str(turn.generation.finish_reason)}
+        tokens = prompt_and_answer = None
         if detailed:
             tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
-            transcript.add(messages, images, answer, _outcome(turn), tokens, (turn.prompt.token_ids, ids))
-        else:
-            transcript.add(messages, images, answer, _outcome(turn))
+            prompt_and_answer = turn.prompt.token_ids, ids
+        transcript.add(messages, images, answer, info, tokens, prompt_and_answer)
         if episode.stop is not None:
             ended.append((episode.stop, None))
 
@@ -149,21 +144,6 @@ def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | No
     if error.too_long and played:
         return StopReason.CONTEXT, None
     return StopReason.FAILED, str(error)
-
-
-def _outcome(turn: Turn) -> dict[str, Any]:
-    return {
-        "executed_action": turn.executed_action,
-        "valid_action": turn.valid,
-        "reward": turn.reward,
-        "terminated": turn.terminated,
-        "truncated": turn.truncated,
-        "progression": turn.progression,
-        "metrics": turn.metrics,
-        "finish_reason": str(turn.generation.finish_reason),
-        "notes": turn.notes,
-        "summary": turn.summary,
-    }
 
 
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:

@@ -45,7 +45,8 @@ async def generate(
     try:
         ended = await _play(runtime, place, turns, sampling_params, evaluation)
         if ended is None:
-            if flags.aborted_samples_return and (paused := place.release()) is not None:
+            comes_back = flags.partial_rollout or flags.is_fully_asynchronous
+            if comes_back and (paused := place.release()) is not None:
                 await runtime.parked.park(Parked(sample, paused, turns), flags.max_begun_samples)
             return mark_aborted(sample)
     finally:
@@ -68,7 +69,8 @@ async def _play(
         return not ended and (evaluation or not outer_loop_is_full())
 
     def gives_up() -> bool:
-        return not evaluation and _aborted_by_outer_loop(runtime)
+        # Under slime's own loop, every other abort is the engine's.
+        return not evaluation and (outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous)
 
     def record(episode: Episode, turn: Turn) -> None:
         turns.append(turn)
@@ -81,11 +83,6 @@ async def _play(
         return fault
     await play(place, may_issue, lambda episode: episode.generate(params, gives_up), record, ended.append)
     return ended[0] if ended else None
-
-
-def _aborted_by_outer_loop(runtime: Runtime) -> bool:
-    """Tell whether the outer loop aborted; under slime's own loop, every other abort is the engine's."""
-    return outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous
 
 
 def _in_form(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:

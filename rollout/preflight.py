@@ -34,7 +34,11 @@ def main() -> None:
     script = Path(sys.argv.pop(1)).name if sys.argv[1:2] and sys.argv[1].endswith(".py") else "train.py"
     with captured_output():
         args = parse_command_line()
-        check_script(script, args)
+        if script == "train_async.py" and RolloutFlags.read(args).colocate:
+            raise ConfigError(
+                "train_async.py plays and trains at the same time, so --colocate cannot share their GPUs: leave it out "
+                "and give --rollout-num-gpus (our scripts: --disaggregated), or run train.py"
+            )
         notes = check(args)
         check_start_weights(args)
         if installs_advantages(args):
@@ -43,15 +47,6 @@ def main() -> None:
     for warning in [*notes, *warnings]:
         print(f"warning: {warning}", file=sys.stderr)
     print("preflight: flags, YAML and environments are fine")
-
-
-def check_script(script: str, args: Any) -> None:
-    """Raise ConfigError if the flags do not suit slime's script; names the flag to change."""
-    if script == "train_async.py" and RolloutFlags.read(args).colocate:
-        raise ConfigError(
-            "train_async.py plays and trains at the same time, so --colocate cannot share their GPUs: leave it out and "
-            "give --rollout-num-gpus (our scripts: --disaggregated), or run train.py"
-        )
 
 
 def check(args: Any) -> list[str]:

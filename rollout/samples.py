@@ -4,7 +4,8 @@ Each turn is one sample in its own training group. A bootstrap sample shares the
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -18,20 +19,17 @@ from rollout.bridge.sample import (
     SampleWriter,
     attach_trace,
     facts_of,
-    group_number,
-    mark_failed,
     mask_response,
     restart,
     row_of,
     set_images,
     set_row,
-    set_start,
 )
 from rollout.errors import ConfigError
 from rollout.play.metrics import count_notes
 from rollout.spec import EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import FinishReason, Prompt, SampleKind, Segment, Turn
+from rollout.turn import FinishReason, Prompt, SampleKind, Segment, StopReason, Turn
 
 
 def build_samples(
@@ -96,7 +94,7 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: 
     """The state after the last turn: its prompt and one dummy token, without loss."""
     assert segment.bootstrap is not None
     turn = segment.turns[-1]
-    sample = writer.new(group_number(last), number, segment.bootstrap)
+    sample = writer.new(group_of(last), number, segment.bootstrap)
     writer.append_dummy(sample)
     sample.metadata = {
         "task_name": segment.task_name,
@@ -109,9 +107,15 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: 
 
 
 def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
-    """One masked token in place of an episode whose environment was lost; the batch keeps its size."""
-    writer.make_inert(sample, group_number(sample))
-    mark_failed(sample, spec, fault)
+    """One masked token in place of an episode whose environment was lost, with every value that slime logs."""
+    writer.make_inert(sample, group_of(sample))
+    sample.status, sample.remove_sample = Sample.Status.FAILED, True
+    sample.metadata = {
+        **(sample.metadata or {}),
+        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
+        **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
+        **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
+    }
     return [sample]
 
 
@@ -121,7 +125,7 @@ def pretraining_samples(
     """One list of samples per turn, in random order; the turns of `held_out` episodes are marked in the turn table."""
     shuffled = list(group_ids)
     random.Random(f"value pretraining/{seed}").shuffle(shuffled)
-    groups: dict[int | None, list[Sample]] = {}
+    groups: dict[int, list[Sample]] = {}
     for segment, samples in zip(segments, build_samples(segments, shuffled, writer), strict=True):
         for sample in samples:
             row = row_of(sample)
@@ -138,7 +142,7 @@ def episode_samples(
 
     The first `stale` turns, which were played before an abort, are masked.
     """
-    group = group_number(sample)
+    group = group_of(sample)
     if joined:
         samples = [_joined(writer, sample, segment, group, stale)]
     else:
@@ -180,7 +184,9 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
     """Copy to a sample what it shares with the sample that slime handed out, and the episode's facts."""
     part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
     part.label = whole.label
-    set_start(part, whole.group_index)
+    row = row_of(part)
+    assert row is not None
+    set_row(part, replace(row, group=-1 if whole.group_index is None else whole.group_index))
     part.reward = segment.episode_return
     played = [turn for turn in segment.turns if turn.stepped]
     part.metadata = {
@@ -214,23 +220,18 @@ def evaluation_sample(
     return sample
 
 
-def inert_sample(writer: SampleWriter, index: int, segment: int) -> Sample:
-    """A separate episode of two tokens without loss; it fills up a batch."""
-    sample = writer.new(index, segment, Prompt([]))
-    writer.make_inert(sample, segment)
-    sample.metadata = {"kind": SampleKind.PADDING, "round_number": 0}
-    return sample
-
-
 def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> list[list[Sample]]:
-    """Spread inert samples among the groups until whole optimizer steps of `step` samples are full, as miles needs."""
+    """Spread padding among the groups until optimizer steps of `step` samples are full, as miles needs."""
     total = sum(len(group) for group in groups)
     missing = -total % step
     index = 1 + max(sample.index or 0 for group in groups for sample in group)
     padded = list(groups)
     for k in reversed(range(missing)):
         place = (k + 1) * len(groups) // (missing + 1)
-        padded.insert(place, [inert_sample(writer, index + k, len(groups) + k)])
+        sample = writer.new(index + k, len(groups) + k, Prompt([]))
+        writer.make_inert(sample, len(groups) + k)
+        sample.metadata = {"kind": SampleKind.PADDING, "round_number": 0}
+        padded.insert(place, [sample])
     return padded
 
 
@@ -245,6 +246,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     """
     samples = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     masks = [_loss_mask(sample) for sample in samples]
+    flags, group_keys = RolloutFlags.read(args), train_data_keys()
     rewards = [float(sample.reward or 0.0) for sample in samples]
     data: dict[str, Any] = {
         "tokens": [token_prefix(sample.tokens).to_numpy() for sample in samples],
@@ -257,8 +259,14 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
         "loss_masks": [np.frombuffer(bytearray(mask), np.uint8) for mask in masks],
         TABLE_KEY: [_row(sample) for sample in samples],
     }
-    _add_groups(data, samples, masks)
-    _add_optional(data, samples, args)
+    if group_keys is not None:
+        ids = [group_of(sample) for sample in samples]
+        totals: Counter[int] = Counter()
+        for group, mask in zip(ids, masks, strict=True):
+            totals[group] += sum(mask)
+        data |= {group_keys[0]: ids, group_keys[1]: [totals[group] for group in ids]}
+    _add_optional(data, samples, flags)
+    _check_replay(data, flags)
     return data
 
 
@@ -279,38 +287,16 @@ def _row(sample: Sample) -> np.ndarray[Any, np.dtype[np.float64]]:
     return encode_row(row).numpy()
 
 
-def _add_groups(data: dict[str, Any], samples: list[Sample], masks: list[list[int]]) -> None:
-    keys = train_data_keys()
-    if keys is None:
-        return
-    ids = [group_of(sample) for sample in samples]
-    totals: dict[Any, int] = {}
-    for group, mask in zip(ids, masks, strict=True):
-        totals[group] = totals.get(group, 0) + sum(mask)
-    data[keys[0]] = ids
-    data[keys[1]] = [totals[group] for group in ids]
-
-
-def _add_optional(data: dict[str, Any], samples: list[Sample], args: Any) -> None:
-    def column(key: str, read: Callable[[Sample], Any]) -> None:
-        values = [read(sample) for sample in samples]
-        if any(value is not None for value in values):
-            data[key] = values
-
-    def converted(value: Any, convert: Callable[[Any], Any]) -> Any:
-        return None if value is None else convert(value)
-
-    column("rollout_log_probs", lambda s: converted(s.rollout_log_probs, lambda x: np.array(x, np.float32)))
-    for key in ("multimodal_train_inputs", "teacher_log_probs"):
-        column(key, lambda s, key=key: getattr(s, key, None))
-    column("round_number", lambda s: facts_of(s).get("round_number"))
-    column("source_names", lambda s: facts_of(s).get("task_name"))
-    flags = RolloutFlags.read(args)
-    if flags.rollout_top_p != 1.0:
-        column("rollout_top_p_token_ids", lambda s: getattr(s, "rollout_top_p_token_ids", None))
-        column("rollout_top_p_token_offsets", lambda s: getattr(s, "rollout_top_p_token_offsets", None))
-    column("rollout_routed_experts", lambda s: converted(getattr(s, "rollout_routed_experts", None), torch.as_tensor))
-    _check_replay(data, flags)
+def _add_optional(data: dict[str, Any], samples: list[Sample], flags: RolloutFlags) -> None:
+    """Add the columns that at least one sample has."""
+    names = ["rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "teacher_log_probs"]
+    names += ["rollout_top_p_token_ids", "rollout_top_p_token_offsets"] if flags.rollout_top_p != 1.0 else []
+    columns = {name: [getattr(sample, name, None) for sample in samples] for name in names}
+    for name, convert in ((names[0], lambda x: np.array(x, np.float32)), (names[1], torch.as_tensor)):
+        columns[name] = [None if value is None else convert(value) for value in columns[name]]
+    for name, fact in (("round_number", "round_number"), ("source_names", "task_name")):
+        columns[name] = [facts_of(sample).get(fact) for sample in samples]
+    data |= {name: values for name, values in columns.items() if any(value is not None for value in values)}
 
 
 def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:

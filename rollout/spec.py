@@ -40,10 +40,7 @@ class EnvSpec:
         from envs.loading import call_build_env
 
         sample = SimpleNamespace(
-            metadata=dict(self.metadata),
-            label=self.label,
-            prompt=self.prompt,
-            multimodal_inputs=self.multimodal_inputs,
+            metadata=dict(self.metadata), label=self.label, prompt=self.prompt, multimodal_inputs=self.multimodal_inputs
         )
         args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
         return call_build_env(self.env_path, sample, args)

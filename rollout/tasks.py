@@ -24,18 +24,13 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
 def try_each_task(settings: RolloutSettings, look: Callable[[EpisodeSpec, EnvReply], None] | None = None) -> list[str]:
     """Try one episode of every task in a worker process; returns notes about what could not be tried.
 
-    `look` gets the first reply of each.
-
-    Raises:
-        SlimeVerlogError: a task, an option or the environment is wrong; one sentence with the file, line and fix.
+    `look` gets the first reply of each. Raises SlimeVerlogError, with file, line and fix, for anything wrong.
     """
     from rollout.workers.trial import try_environments
 
     tasks = [*read_tasks(settings), *read_tasks(settings, settings.eval)]
-    distinct: list[TaskSpec] = []
-    for task in tasks:
-        if all((task.env_path, task.task, task.options) != (t.env_path, t.task, t.options) for t in distinct):
-            distinct.append(task)
+    key = lambda task: (task.env_path, task.task, task.options)
+    distinct = [task for i, task in enumerate(tasks) if key(task) not in map(key, tasks[:i])]
     episodes = [make_episode(settings, task, 0, settings.seed_start) for task in distinct]
     return try_environments(episodes, settings, look=look)
 
@@ -53,14 +48,7 @@ def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[
 
 def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:
     """Draw a task by weight; the draw depends on the run's seed and the episode's id alone."""
-    draw = random.Random(f"{seed}/{episode_id}").random()
-    total = sum(task.weight for task in tasks)
-    edge = 0.0
-    for task in tasks:
-        edge += task.weight / total
-        if draw < edge:
-            return task
-    return tasks[-1]
+    return random.Random(f"{seed}/{episode_id}").choices(tasks, [task.weight for task in tasks])[0]
 
 
 def make_episode(settings: RolloutSettings, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:

@@ -52,9 +52,8 @@ class Transcript:
         Args:
             prompt: the messages of its prompt.
             images: a `data:` URI per image in `prompt`, in order; shorter if images are not kept.
-            info: the environment's, as in `envs.base.StepInfo`; `finish_reason` says why the response ended, if known,
-                and `notes` what the model has noted after it. `summary` has measures of the notes if the environment
-                did not get the response, because the model wrote its notes in a separate turn.
+            info: the environment's, as in `envs.base.StepInfo`, with the turn's `finish_reason` and `notes`, if known,
+                and the `summary` of a turn in which the model only wrote its notes.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """
@@ -131,8 +130,7 @@ class Transcript:
     def _part(self, part: Mapping[str, Any], images: Any) -> dict[str, Any]:
         if part.get("type") != "image":
             return dict(part)
-        data = next(images, None)
-        if data is None:
+        if (data := next(images, None)) is None:
             return {"type": "image", "image": None}
         key = hashlib.blake2b(data.encode(), digest_size=8).hexdigest()
         self.images[key] = data

@@ -54,7 +54,7 @@ class SampleKind(enum.StrEnum):
     BOOTSTRAP = "bootstrap"
     """The state after the last turn of a segment; it carries a value and no loss."""
     PADDING = "padding"
-    """Nothing; it fills an optimizer step."""
+    """Padding for the optimizer step."""
     FAILED = "failed"
     """An episode whose environment was lost; nothing is trained on."""
 

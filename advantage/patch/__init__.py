@@ -6,19 +6,28 @@ or would whiten without context parallelism. Where the framework has that flag, 
 it for the critic when `--megatron-config-path` is used.
 """
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from advantage.errors import UnsupportedFrameworkError
 from advantage.flags import HOOK, advantage_flags, check_flags
+from advantage.hook import compute_advantages
 from advantage.patch.critic import install_critic, pretrain_critic
-from advantage.patch.ppo import make_compute_advantages
 from advantage.patch.roles import install_roles
-from advantage.patch.training_steps import install_training_steps
 from advantage.patch.versions import find_framework, original
-from advantage.training.policy_loss import install_dis
+from advantage.ranks import current_layout, local_tokens
+from advantage.settings import AdvantageSettings
+from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.images import expand
+from advantage.training.policy_loss import finish_dis, install_dis
 from advantage.training.value_weight import weigh_first_tokens
+from advantage.training.whitening import whiten
+from advantage.turn_table import STALENESS
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +43,7 @@ def install(args: Any) -> None:
     settings, flags = check_flags(args), advantage_flags(args)
     _replace(framework.loss, "value_loss_function", weigh_first_tokens)
     if framework.model is not None:
-        install_training_steps(framework.model, settings, _replace)
+        _install_training_steps(framework.model, settings)
     if settings.policy_loss == "dis":
         install_dis(framework.loss, _replace)
     install_roles(framework, _replace)
@@ -45,7 +54,7 @@ def install(args: Any) -> None:
     whitens_slices = flags.normalize_advantages and flags.context_parallel_size > 1
     replaces = not framework.has_flag or (whitens_slices and not framework.whitens_all_ranks)
     if replaces:
-        ours = make_compute_advantages(framework.loss)
+        ours = _compute_and_whiten(framework.loss)
         for module in filter(None, (framework.loss, framework.actor)):
             _replace(module, "compute_advantages_and_returns", lambda _: ours)
     if framework.has_flag:
@@ -73,3 +82,62 @@ def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
     new = make(old)
     new.__advantage_original__ = old
     setattr(module, name, new)
+
+
+def _install_training_steps(model: ModuleType, settings: AdvantageSettings) -> None:
+    """Wrap `get_batch` (images, staleness) and `train_one_step` (metrics and their alarm)."""
+    for name in ("get_batch", "train_one_step"):
+        if not callable(getattr(model, name, None)):
+            raise UnsupportedFrameworkError(f"{model.__name__} has no {name}, which the patch has to wrap")
+    alarm = OffPolicyAlarm(settings)
+
+    def extending(get_batch: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @functools.wraps(get_batch)
+        def extended(data_iterator: Any, keys: Sequence[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
+            batch = get_batch(data_iterator, [*keys, STALENESS], *args, **kwargs)
+            if batch.get("multimodal_train_inputs"):
+                batch["multimodal_train_inputs"] = expand(batch["multimodal_train_inputs"])
+            return batch
+
+        return extended
+
+    def watching(train_one_step: Callable[..., tuple[dict[str, Any], Any]]) -> Callable[..., Any]:
+        @functools.wraps(train_one_step)
+        def watched(args: Any, rollout_id: int, *rest: Any, **named: Any) -> tuple[dict[str, Any], Any]:
+            metrics, norm = train_one_step(args, rollout_id, *rest, **named)
+            metrics = finish_dis(metrics)
+            return metrics | alarm.watch(metrics, rollout_id), norm
+
+        return watched
+
+    _replace(model, "get_batch", extending)
+    _replace(model, "train_one_step", watching)
+
+
+def _compute_and_whiten(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:
+    """Make a `compute_advantages_and_returns` that computes the framework's KL, calls the hook, and whitens."""
+
+    def compute_advantages_and_returns(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
+        layout = current_layout()
+        if not layout.last_stage:
+            return
+        flags = advantage_flags(args)
+        log_probs = rollout_data.get("rollout_log_probs" if flags.use_rollout_logprobs else "log_probs")
+        reference = rollout_data.get("ref_log_probs")
+        if flags.kl_coef and log_probs and reference:
+            pairs = zip(log_probs, reference, strict=True)
+            kl = [loss.compute_approx_kl(new, old, kl_loss_type=flags.kl_loss_type) for new, old in pairs]
+        else:  # no reference: slime's critic, or critic-only steps
+            kl = [torch.zeros_like(values, dtype=torch.float32) for values in rollout_data.get("values") or ()]
+        rollout_data["kl"] = kl
+        compute_advantages(args, rollout_data)
+        if flags.use_opd:
+            loss.apply_opd_kl_to_advantages(
+                args=args, rollout_data=rollout_data, advantages=rollout_data["advantages"], student_log_probs=log_probs
+            )
+        if flags.normalize_advantages:
+            local = local_tokens(rollout_data, layout)
+            masks = local.split(torch.cat([*rollout_data["loss_masks"], torch.zeros(0, dtype=torch.int)]))
+            rollout_data["advantages"] = whiten(rollout_data["advantages"], masks, layout.data_context)
+
+    return compute_advantages_and_returns

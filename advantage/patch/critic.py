@@ -4,30 +4,25 @@ All passes use the returns and old values from before the first one. With `value
 last batch alone, which has all turns; values and returns are computed again after each pass and not clipped.
 """
 
+import copy
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from advantage.critic import Progress, progress_of
 from advantage.errors import UnsupportedFrameworkError
-from advantage.patch.roles import training_args
 from advantage.patch.versions import Framework, Replace
 from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 
-class _Still:
-    """A learning-rate schedule that does not advance."""
-
-    def __init__(self, schedule: Any) -> None:
-        self._schedule = schedule
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._schedule, name)
-
-    def step(self, increment: int) -> None:
-        """Do nothing: the last pass advances the schedule, once per batch."""
+def _still(schedule: Any) -> Any:
+    """Copy a learning-rate schedule that does not advance: only the last pass on a batch advances it."""
+    still = copy.copy(schedule)
+    still.step = lambda increment: None
+    return still
 
 
 def install_critic(framework: Framework, settings: AdvantageSettings, replace: Replace) -> None:
@@ -57,12 +52,13 @@ def install_critic(framework: Framework, settings: AdvantageSettings, replace: R
             try:
                 for number in range(1, passes):
                     model[0].role = f"critic-pass{number}"  # the prefix of its metrics
-                    train(rollout_id, model, optimizer, _Still(opt_param_scheduler), *rest, **named)
+                    train(rollout_id, model, optimizer, _still(opt_param_scheduler), *rest, **named)
             finally:
                 model[0].role = role
             result = train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
             if after:  # slime sends the values to the actor next
-                _compute_values(training_args(), actor, model, *rest[:2])
+                role_args = sys.modules["megatron.training.global_vars"].get_args()
+                _compute_values(role_args, actor, model, *rest[:2])
             return result
 
         return train_critic
@@ -98,7 +94,7 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
                 # The pass counts as a rollout, so that its metrics are logged after those of the one before.
                 number = rollout_id + len(progress.explained) - 1
                 with progress.held_out_hidden(data):
-                    train(number, model, optimizer, _Still(schedule), iterator, microbatches, *rest)
+                    train(number, model, optimizer, _still(schedule), iterator, microbatches, *rest)
                 _compute_values(args, actor, model, iterator, microbatches)
                 actor.compute_advantages_and_returns(args, data)
             _log(args, framework, progress)

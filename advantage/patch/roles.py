@@ -6,7 +6,6 @@ A pattern that matches nothing is refused, and so is an optimizer's state that w
 import functools
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
-from advantage.flags import FROZEN, AdvantageFlags, advantage_flags
+from advantage.flags import FROZEN, advantage_flags
 from advantage.patch.versions import Framework, Replace
 from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_settings
@@ -51,11 +50,6 @@ def install_roles(framework: Framework, replace: Replace) -> None:
     replace(framework.actor, "initialize_model_and_optimizer", noting)
 
 
-def training_args() -> Any:
-    """Return Megatron's `args` of this process, which are those of its role."""
-    return sys.modules["megatron.training.global_vars"].get_args()
-
-
 def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """Log and return the parameters that match a pattern; raises FlagError if a pattern matches none on any stage."""
     if not patterns:
@@ -79,8 +73,14 @@ def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> l
 def check_saved_frozen(args: Any) -> None:
     """Raise FlagError for an optimizer that resumes with another list of frozen parameters."""
     flags = advantage_flags(args)
-    saved_args = _saved_args(flags)
-    if saved_args is None or flags.finetune or flags.no_load_optim:
+    folder = Path(flags.load or "")
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if flags.finetune or flags.no_load_optim or not tracker.is_file():
+        return
+    step = flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()
+    common = folder / f"iter_{step:0>7}" / "common.pt"
+    saved_args = torch.load(common, weights_only=False).get("args") if common.is_file() else None
+    if saved_args is None:
         return
     saved, given = advantage_flags(saved_args).frozen, flags.frozen
     if saved != given:
@@ -89,13 +89,3 @@ def check_saved_frozen(args: Any) -> None:
             f"fits only the former: give the same critic_frozen (or {FROZEN}), or start the optimizer afresh with "
             "no_load_optim: true in the role's overrides"
         )
-
-
-def _saved_args(flags: AdvantageFlags) -> Any:
-    folder = Path(flags.load or "")
-    tracker = folder / "latest_checkpointed_iteration.txt"
-    if not tracker.is_file():
-        return None
-    step = flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()
-    common = folder / f"iter_{step:0>7}" / "common.pt"
-    return torch.load(common, weights_only=False).get("args") if common.is_file() else None

@@ -60,7 +60,21 @@ def find_framework() -> Framework:
         raise UnsupportedFrameworkError(
             f"this {names[0]} has no module {_LOSS[names[0]]}; supported are {SUPPORTED}"
         ) from error
-    compute = _checked(names[0], loss)
+    for function, parameters in _PARAMETERS.items():
+        known = original(getattr(loss, function, None))
+        found = tuple(inspect.signature(known).parameters) if callable(known) else None
+        if found is None or found[: len(parameters)] != parameters:
+            raise UnsupportedFrameworkError(
+                f"{names[0]}'s {loss.__name__}.{function} is {'missing' if found is None else f'called with {found}'}, "
+                f"expected parameters {parameters}; supported are {SUPPORTED}"
+            )
+    dispatch = getattr(loss, "loss_function", None)
+    if dispatch is None or "value_loss_function" not in dispatch.__code__.co_names:
+        raise UnsupportedFrameworkError(
+            f"{names[0]}'s {loss.__name__}.loss_function does not call value_loss_function by that name; "
+            f"supported are {SUPPORTED}"
+        )
+    compute = original(loss.compute_advantages_and_returns)
     has_flag = "custom_advantage_function_path" in compute.__code__.co_names
     if names[0] == "slime" and not has_flag:
         raise UnsupportedFrameworkError(
@@ -74,21 +88,3 @@ def find_framework() -> Framework:
 def original(function: Any) -> Any:
     """Return the framework's function that the patch replaced, or the function itself."""
     return getattr(function, "__advantage_original__", function)
-
-
-def _checked(name: str, loss: ModuleType) -> Any:
-    for function, parameters in _PARAMETERS.items():
-        known = original(getattr(loss, function, None))
-        found = tuple(inspect.signature(known).parameters) if callable(known) else None
-        if found is None or found[: len(parameters)] != parameters:
-            raise UnsupportedFrameworkError(
-                f"{name}'s {loss.__name__}.{function} is {'missing' if found is None else f'called with {found}'}, "
-                f"expected parameters {parameters}; supported are {SUPPORTED}"
-            )
-    dispatch = getattr(loss, "loss_function", None)
-    if dispatch is None or "value_loss_function" not in dispatch.__code__.co_names:
-        raise UnsupportedFrameworkError(
-            f"{name}'s {loss.__name__}.loss_function does not call value_loss_function by that name; "
-            f"supported are {SUPPORTED}"
-        )
-    return original(loss.compute_advantages_and_returns)

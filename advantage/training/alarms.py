@@ -1,13 +1,39 @@
-"""Warns about a policy that has moved far from the one that played the turns."""
+"""The healthy range of a metric, and the alarm about a policy that has moved far from the one that played the turns."""
 
 import logging
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings
-from advantage.training.limits import Limit
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The healthy range of one metric: `lowest` to `highest`. Every alarm of a run is one of these."""
+
+    metric: str
+    meaning: str
+    highest: float
+    key: str
+    """The YAML key with `highest`; empty if no key changes it."""
+    advice: str
+    lowest: float = 0.0
+
+    def holds(self, value: float) -> bool:
+        """Tell whether the value is in the range; NaN is not."""
+        return self.lowest <= value <= self.highest
+
+    def sentence(self, value: float, when: str) -> str:
+        """Say what is wrong, and what to try."""
+        if self.lowest == -math.inf:
+            healthy = f"{self.highest:g} or less"
+        else:
+            healthy = f"{self.lowest:g} " + ("or more" if self.highest == math.inf else f"to {self.highest:g}")
+        healthy += f" ({self.key})" if self.key else ""
+        return f"{self.meaning} ({self.metric}) is {value:.3g} {when}, and healthy is {healthy}: {self.advice}"
 
 
 class OffPolicyAlarm:
@@ -42,6 +68,8 @@ class OffPolicyAlarm:
 
         Returns `off_policy_alarms`, this process's steps with a metric outside so far, or nothing without such metrics.
         """
+        from advantage.ranks import current_layout  # imports torch, which a run's other alarms need not
+
         watched = [limit for limit in self._limits if limit.metric in metrics]
         if not watched:
             return {}

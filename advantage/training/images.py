@@ -25,32 +25,24 @@ def expand(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace the three keys by `pixel_values`, float32 [patches, channels x temporal x patch^2]; other inputs stay."""
     if CODE not in inputs:
         return dict(inputs)
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("training on pictures needs Pillow: pip install pillow") from error
     data = inputs[PIXELS].cpu().numpy()  # one transfer for all images of a micro-batch
     patches: list[Tensor] = []
     start = 0
     codes = cast(list[list[int]], inputs[CODE].tolist())  # pyright: ignore[reportUnknownMemberType]
     for (size, patch, temporal, merge), table in zip(codes, inputs[TABLE], strict=True):
-        pixels = torch.tensor(read_png(data[start : start + size].tobytes())).to(table.device)
-        patches.append(_patches(pixels, table, patch, temporal, merge))
+        with Image.open(io.BytesIO(data[start : start + size].tobytes())) as image:
+            pixels = torch.tensor(np.array(image)).to(table.device)
         start += size
+        height, width, channels = pixels.shape
+        values = torch.stack([table[c][pixels[:, :, c].long()] for c in range(channels)])
+        # Qwen's order: patches of one merged token are neighbours.
+        side = merge * patch
+        blocks = values.reshape(channels, height // side, merge, patch, width // side, merge, patch)
+        rows = blocks.permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels, 1, patch * patch)
+        patches.append(rows.expand(-1, -1, temporal, -1).reshape(len(rows), -1))
     others = {key: value for key, value in inputs.items() if key not in (PIXELS, CODE, TABLE)}
     return {PIXELS: torch.cat(patches), **others}
-
-
-def _patches(pixels: Tensor, table: Tensor, patch: int, temporal: int, merge: int) -> Tensor:
-    """Qwen's patches of an image [height, width, channels]: patches of one merged token are neighbours."""
-    height, width, channels = pixels.shape
-    values = torch.stack([table[c][pixels[:, :, c].long()] for c in range(channels)])
-    blocks = values.reshape(channels, height // (merge * patch), merge, patch, width // (merge * patch), merge, patch)
-    rows = blocks.permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels, 1, patch * patch)
-    return rows.expand(-1, -1, temporal, -1).reshape(len(rows), -1)
-
-
-def read_png(data: bytes) -> np.ndarray:
-    """Read the pixels of a PNG file, uint8 [height, width, channels]."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("training on pictures needs Pillow: pip install pillow") from error
-    with Image.open(io.BytesIO(data)) as image:
-        return np.array(image)

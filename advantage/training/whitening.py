@@ -13,10 +13,8 @@ def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> lis
     """Scale the rows to mean 0 and variance 1 over the group's trained tokens; float64 sums, one all-reduce.
 
     Call it on every rank, after the returns are computed. As in slime, untrained tokens are shifted and scaled too.
-    `masks` are 1 on trained tokens and shaped like `rows`; `group` is `Layout.data_context`.
-
-    Raises:
-        ValueError: the whole group has no trained token.
+    `masks` are 1 on trained tokens and shaped like `rows`; `group` is `Layout.data_context`. Raises ValueError if the
+    whole group has no trained token.
     """
     like = rows[0] if rows else torch.zeros(0)
     flat = torch.cat([*rows, like.new_zeros(0)]).double()

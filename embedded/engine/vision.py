@@ -15,7 +15,7 @@ import torch
 from embedded.engine.engine import Engine
 from envs.questions.images import ImageError, open_image
 from rollout.errors import ConfigError
-from rollout.tokens.processor import load_processor
+from rollout.tokens.images import load_processor
 
 SERVED_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 PIXELS, GRIDS = "pixel_values", "image_grid_thw"

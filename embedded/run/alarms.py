@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from advantage.training.limits import Limit
+from advantage.training.alarms import Limit
 
 if TYPE_CHECKING:
     from embedded.arguments import EmbeddedFlags

@@ -14,7 +14,6 @@ from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, sentences
-from rollout.bridge.processes import GENERATE, check_processes
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
@@ -24,8 +23,10 @@ FIXED_TURN = "rollout.fixed_turn.generate_rollout"
 CONTINUOUS = "rollout.continuous.generate_rollout"
 BATCHES = (FIXED_TURN, CONTINUOUS)
 """Rollout functions that make batches of a fixed number of turns."""
+GENERATE = "rollout.generate.generate"
 SOURCE = "rollout.data_source.EpisodeSource"
-
+ENGINES_PER_PROCESS = 4
+"""Engines that one process feeds, with `rollout_processes: auto`."""
 NEEDS_INSTALL = (
     *("policy_loss", "critic_updates", "lambda_critic", "lambda_policy"),
     *("actor_values", "critic_frozen", "value_pretraining"),
@@ -54,28 +55,38 @@ def hooks_in_use(args: Any) -> set[str]:
 
 def check_flags(args: Any, config: RolloutSettings) -> None:
     """Check the hooks that `args` names; raises ConfigError, which names the flag to change."""
-    _check_entry(args)
-    if getattr(args, "rollout_function_path", None) in BATCHES:
+    plays, generate = (getattr(args, f"{name}_function_path", None) for name in ("rollout", "custom_generate"))
+    names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
+    ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]
+    if ours and hasattr(args, "rollout_function_path") and not generate and _is_default(plays):
+        raise ConfigError(
+            f"{_flag(ours[0])} {getattr(args, ours[0])} is given, but nothing that plays turns: give "
+            f"--rollout-function-path {FIXED_TURN}, or --custom-generate-function-path {GENERATE}"
+        )
+    if plays in BATCHES:
         check_fixed_turn(args, config)
-    elif getattr(args, "custom_generate_function_path", None) == GENERATE:
+    elif generate == GENERATE:
         check_generate(args, config)
 
 
 def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
-    _check_batch(RolloutFlags.read(args), config)
-    check_processes(args, config)
-    if getattr(args, "rollout_function_path", None) == CONTINUOUS:
-        _check_continuous(RolloutFlags.read(args), config)
-    _check_context(args)
-    _check_notes(RolloutFlags.read(args), config)
-    _refuse(args, hooks_in_use(args) | {"batches", "plays"})
-    _check_outer_loop(args)
+    flags = RolloutFlags.read(args)
+    _check_batch(flags, config)
+    _check_playing(args, flags, config, hooks_in_use(args) | {"batches", "plays"})
+    if (flags.over_sampling_batch_size or 0) > flags.rollout_batch_size:
+        raise ConfigError(
+            f"--over-sampling-batch-size {flags.over_sampling_batch_size} steers slime's own outer loop, which "
+            "fixed-turn batches replace; leave it out"
+        )
+    if getattr(args, "rollout_global_dataset", True) is False and flags.save:
+        raise ConfigError(
+            "--disable-rollout-global-dataset keeps slime from saving the live episodes; leave it out to resume"
+        )
     if getattr(args, "debug_rollout_only", False):
         return
     _check_training(args, config)
-    _check_warmup(args, config)
-    _check_pretraining(args, config)
+    _check_critic(args, flags, config)
     _require(args, "data_source_path", SOURCE, "episodes and their tasks come from the YAML")
     if static := _static_roles(args):
         raise ConfigError(
@@ -89,10 +100,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
 
 def check_generate(args: Any, config: RolloutSettings) -> None:
     """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the flag to change."""
-    _check_context(args)
-    _check_notes(RolloutFlags.read(args), config)
-    _refuse(args, hooks_in_use(args))
-    check_processes(args, config)
+    _check_playing(args, RolloutFlags.read(args), config, hooks_in_use(args))
     if config.critic_warmup.w_epoch:
         raise ConfigError(
             f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
@@ -114,27 +122,35 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
         _check_patch(args)
 
 
-def _check_entry(args: Any) -> None:
-    """With any of this plugin's hooks, its rollout function or a given generate function must play the turns."""
-    names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
-    ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]
-    if not ours or not hasattr(args, "rollout_function_path") or getattr(args, "custom_generate_function_path", None):
+def process_count(args: Any, config: RolloutSettings) -> int:
+    """Return the number of processes that play; 1 under `rollout.generate`, which plays inside slime's own loop."""
+    if getattr(args, "custom_generate_function_path", None) == GENERATE:
+        return 1
+    if config.rollout_processes == "auto":
+        return min(-(-RolloutFlags.read(args).engines // ENGINES_PER_PROCESS), config.n_env)
+    return config.rollout_processes
+
+
+def _check_playing(args: Any, flags: RolloutFlags, config: RolloutSettings, hooks: Collection[str]) -> None:
+    """Check what concerns every way to play, and refuse what `slime_flags.yaml` refuses beside these hooks."""
+    _check_context(args, flags)
+    _check_notes(flags, config)
+    for flag, sentence in sentences("refused", hooks).items():
+        if getattr(args, flag[2:].replace("-", "_"), None):  # a flag that is not given is false
+            raise ConfigError(sentence)
+    count = config.rollout_processes
+    if count in (1, "auto"):
         return
-    if _is_default(args.rollout_function_path):
+    if getattr(args, "custom_generate_function_path", None) == GENERATE:
         raise ConfigError(
-            f"{_flag(ours[0])} {getattr(args, ours[0])} is given, but nothing that plays turns: give "
-            f"--rollout-function-path {FIXED_TURN}, or --custom-generate-function-path {GENERATE}"
+            f"rollout_processes: {count} is for fixed-turn and continuous batches; with "
+            f"--custom-generate-function-path {GENERATE}, slime's own process plays, so leave it out"
         )
-
-
-def _check_training(args: Any, config: RolloutSettings) -> None:
-    _check_loss(args, config)
-    if getattr(args, "fp16", False):
+    if count > config.n_env:
         raise ConfigError(
-            "--fp16 without a working loss scale makes every gradient NaN: steps are skipped while the learning "
-            "rate's warm-up goes on; leave it out, slime trains in bf16"
+            f"rollout_processes: {count} is more than n_env: {config.n_env}, so some processes would have no slot; "
+            "lower the first or raise the second"
         )
-    check_roles(args)
 
 
 def _static_roles(args: Any) -> list[str]:
@@ -142,7 +158,7 @@ def _static_roles(args: Any) -> list[str]:
     return [role for role in roles if not getattr(role_args(args, role), "use_dynamic_batch_size", True)]
 
 
-def _check_loss(args: Any, config: RolloutSettings) -> None:
+def _check_training(args: Any, config: RolloutSettings) -> None:
     """The actor's loss must be one that reads the advantages; the critic's is always slime's value loss."""
     loss = getattr(args, "loss_type", "policy_loss")
     if loss == "sft_loss":
@@ -164,6 +180,12 @@ def _check_loss(args: Any, config: RolloutSettings) -> None:
             "--opd-type sglang takes the teacher's log-probs from a reward function, which turns do not have; use "
             "--opd-type megatron"
         )
+    if getattr(args, "fp16", False):
+        raise ConfigError(
+            "--fp16 without a working loss scale makes every gradient NaN: steps are skipped while the learning "
+            "rate's warm-up goes on; leave it out, slime trains in bf16"
+        )
+    check_roles(args)
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
@@ -178,9 +200,8 @@ def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
             f"turn_quota: per_env cannot divide {turns} turns equally among n_env: {config.n_env} slots; "
             "change n_env or use turn_quota: global"
         )
-
-
-def _check_continuous(flags: RolloutFlags, config: RolloutSettings) -> None:
+    if flags.rollout_function_path != CONTINUOUS:
+        return
     if config.turn_quota == "per_env":
         raise ConfigError(
             "turn_quota: per_env makes slots wait for each other, which continuous batches never do: use turn_quota: "
@@ -199,17 +220,14 @@ def _check_continuous(flags: RolloutFlags, config: RolloutSettings) -> None:
         )
 
 
-def _check_warmup(args: Any, config: RolloutSettings) -> None:
+def _check_critic(args: Any, flags: RolloutFlags, config: RolloutSettings) -> None:
+    """The critic's warm-up and value pretraining must last as long as the actor is frozen."""
     warmup = config.critic_warmup.w_epoch + config.critic_warmup.w_iter
-    critic_only = getattr(args, "num_critic_only_steps", 0) or 0
-    if warmup and critic_only != warmup:
+    if warmup and (flags.num_critic_only_steps or 0) != warmup:
         raise ConfigError(
-            f"--num-critic-only-steps is {critic_only} but critic_warmup.w_epoch + w_iter is {warmup}; "
-            "they must be equal, so that the actor is frozen exactly while batches are kept and drawn"
+            f"--num-critic-only-steps is {flags.num_critic_only_steps or 0} but critic_warmup.w_epoch + w_iter is "
+            f"{warmup}; they must be equal, so that the actor is frozen exactly while batches are kept and drawn"
         )
-
-
-def _check_pretraining(args: Any, config: RolloutSettings) -> None:
     batches = config.value_pretraining.batches
     if not batches:
         return
@@ -225,23 +243,26 @@ def _check_pretraining(args: Any, config: RolloutSettings) -> None:
             )
 
 
-def _check_context(args: Any) -> None:
-    context = getattr(args, "rollout_max_context_len", None)
+def _check_context(args: Any, flags: RolloutFlags) -> None:
+    context, served = flags.rollout_max_context_len, getattr(args, "sglang_context_length", None)
     if context is None:
         return
-    if context <= args.rollout_max_response_len:
+    if context <= flags.rollout_max_response_len:
         raise ConfigError(
             f"--rollout-max-context-len {context} leaves no room for a prompt beside "
-            f"--rollout-max-response-len {args.rollout_max_response_len}"
+            f"--rollout-max-response-len {flags.rollout_max_response_len}"
         )
-    served = getattr(args, "sglang_context_length", None)
     if served is not None and context > served:
         raise ConfigError(
             f"--rollout-max-context-len {context} is longer than the engine serves (--sglang-context-length {served}); "
             "lower the first or raise the second"
         )
-    longest = _model_length(getattr(args, "hf_checkpoint", None)) if served is None else None
-    if longest is not None and context > longest:
+    path = Path(flags.hf_checkpoint or "") / "config.json"
+    if served is not None or not path.is_file():
+        return
+    model = json.loads(path.read_text(encoding="utf-8"))
+    longest = (model.get("text_config") or model).get("max_position_embeddings")
+    if isinstance(longest, int) and context > longest:
         raise ConfigError(
             f"--rollout-max-context-len {context} is longer than the model's max_position_embeddings {longest}, which "
             "is all that the engine serves; lower it, or extend the model's rope and give --sglang-context-length"
@@ -250,10 +271,15 @@ def _check_context(args: Any) -> None:
 
 def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
     """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
-    config.memory.check_response_limit(flags.rollout_max_response_len)
-    if config.memory.kind != "inline_notes":
+    memory, response = config.memory, flags.rollout_max_response_len
+    if memory.kind == "notes" and memory.max_tokens > response:
+        raise ConfigError(
+            f"memory.max_tokens: {memory.max_tokens} is longer than any response may be (--rollout-max-response-len "
+            f"{response}): lower it or raise the flag"
+        )
+    if memory.kind != "inline_notes":
         return
-    chars, response = config.memory.notes_chars, flags.rollout_max_response_len
+    chars = memory.notes_chars
     tokens = -(-chars // CHARS_PER_TOKEN)
     advice = f"lower memory.notes_chars: {chars} (about {tokens} tokens)"
     if tokens >= response:
@@ -266,35 +292,6 @@ def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
             f"a prompt has no room for an observation beside notes of full length: {advice} or raise "
             f"--rollout-max-context-len {flags.rollout_max_context_len}, of which a response takes {response}, and "
             f"--rollout-max-prompt-len {flags.rollout_max_prompt_len}"
-        )
-
-
-def _model_length(folder: str | None) -> int | None:
-    """`max_position_embeddings` of the model in `folder`; None if its config.json does not have it."""
-    path = Path(folder) / "config.json" if folder else None
-    if path is None or not path.is_file():
-        return None
-    config = json.loads(path.read_text(encoding="utf-8"))
-    found = (config.get("text_config") or config).get("max_position_embeddings")
-    return found if isinstance(found, int) else None
-
-
-def _refuse(args: Any, hooks: Collection[str]) -> None:
-    """Refuse what `slime_flags.yaml` refuses beside these hooks; the value of a flag that is not given is false."""
-    for flag, sentence in sentences("refused", hooks).items():
-        if getattr(args, flag[2:].replace("-", "_"), None):
-            raise ConfigError(sentence)
-
-
-def _check_outer_loop(args: Any) -> None:
-    if (getattr(args, "over_sampling_batch_size", None) or 0) > args.rollout_batch_size:
-        raise ConfigError(
-            f"--over-sampling-batch-size {args.over_sampling_batch_size} steers slime's own outer loop, which "
-            "fixed-turn batches replace; leave it out"
-        )
-    if getattr(args, "rollout_global_dataset", True) is False and getattr(args, "save", None):
-        raise ConfigError(
-            "--disable-rollout-global-dataset keeps slime from saving the live episodes; leave it out to resume"
         )
 
 

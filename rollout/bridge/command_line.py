@@ -15,15 +15,14 @@ import traceback
 from collections.abc import Collection, Generator, Sequence
 from typing import Any, NoReturn
 
+from advantage.flags import overrides_of
 from rollout.bridge.checks import BATCHES, hooks_in_use
 from rollout.bridge.flags import sentences
 from rollout.bridge.framework import FRAMEWORK
-from rollout.bridge.roles import overrides_of
 from rollout.errors import ConfigError, SlimeVerlogError
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
-DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
 SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
 
 
@@ -36,7 +35,10 @@ def parse_command_line() -> Any:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"{FRAMEWORK} refuses these flags: {_reason(error)}") from error
+            # Many of Megatron's assertions have no text, so the line that raised one stands in for it.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f": {error}" if str(error).strip() else f" at {frame.filename}:{frame.lineno}: {frame.line}"
+            raise ConfigError(f"{FRAMEWORK} refuses these flags: {type(error).__name__}{reason}") from error
     no_engine = getattr(args, "debug_train_only", False)
     refuse_unknown(sys.argv[1:], known, ENGINE_PREFIXES if no_engine else ())
     return args
@@ -45,16 +47,15 @@ def parse_command_line() -> Any:
 def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ...] = ()) -> None:
     """Raise ConfigError for flags that are neither `known` nor have an `ignored` prefix; suggests known ones."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    unknown = [flag for flag in dict.fromkeys(flags) if flag not in known and not flag.startswith(ignored or ("\0",))]
-    if not unknown:
-        return
     hints: list[str] = []
-    for flag in unknown:
-        near = difflib.get_close_matches(flag, known, 1, cutoff=0.8)
-        hints.append(f"{flag} (did you mean {near[0]}?)" if near else flag)
-    raise ConfigError(
-        f"no parser of {FRAMEWORK}, Megatron or SGLang knows {', '.join(hints)}; it would be ignored silently"
-    )
+    for flag in dict.fromkeys(flags):
+        if flag not in known and not flag.startswith(ignored):
+            near = difflib.get_close_matches(flag, known, 1, cutoff=0.8)
+            hints.append(f"{flag} (did you mean {near[0]}?)" if near else flag)
+    if hints:
+        raise ConfigError(
+            f"no parser of {FRAMEWORK}, Megatron or SGLang knows {', '.join(hints)}; it would be ignored silently"
+        )
 
 
 @contextlib.contextmanager
@@ -65,19 +66,14 @@ def captured_output() -> Generator[None]:
         saved = os.dup(1), os.dup(2)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        show = True
         try:
             yield
-            show = False
-        except SlimeVerlogError:
-            show = False
-            raise
         finally:
             _flush()
             for target, descriptor in enumerate(saved, 1):
                 os.dup2(descriptor, target)
                 os.close(descriptor)
-            if show:
+            if not isinstance(sys.exception(), SlimeVerlogError | None):
                 file.seek(0)
                 shutil.copyfileobj(file, sys.stderr.buffer)
 
@@ -109,24 +105,10 @@ def _options_seen() -> Generator[set[str]]:
         parser.parse_known_args, parser.error = original, original_error
 
 
-def _reason(error: Exception) -> str:
-    """The error's text, or the line that raised it, because many of Megatron's assertions have no text."""
-    text = str(error).strip()
-    if text:
-        return f"{type(error).__name__}: {text}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {frame.filename}:{frame.lineno}: {frame.line}"
-
-
 def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
     """Return one sentence per flag without effect; `given` are the flags on the command line, without slime's own."""
     hooks = hooks_in_use(args)
-    idle = [sentence for flag, sentence in sentences("warned", hooks).items() if flag in given]
-    return [*idle, *_replaced(args, hooks), *_discounts(args, hooks)]
-
-
-def _replaced(args: Any, hooks: Collection[str]) -> list[str]:
-    found: list[str] = []
+    found = [sentence for flag, sentence in sentences("warned", hooks).items() if flag in given]
     evaluates = getattr(args, "eval_function_path", None)
     if "batches" in hooks and evaluates and evaluates not in BATCHES:
         found.append(f"--eval-function-path {evaluates} plays the evaluations, so eval in the YAML is not read")
@@ -135,13 +117,8 @@ def _replaced(args: Any, hooks: Collection[str]) -> list[str]:
             f"--loss-type custom_loss: {args.custom_loss_function_path} replaces the policy loss, so clipping, entropy "
             "and KL flags have no effect unless it reads them"
         )
-    return found
-
-
-def _discounts(args: Any, hooks: Collection[str]) -> list[str]:
     if "patch" not in hooks:
-        return []
-    found: list[str] = []
+        return found
     actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
     for role, overrides in (("actor", actor), ("critic", critic)):
         found += [
@@ -154,7 +131,7 @@ def _discounts(args: Any, hooks: Collection[str]) -> list[str]:
         f"{args.megatron_config_path} sets {name} {critic[name]} for the critic alone: it changes the critic's targets "
         "and not the actor's advantages, which each role computes for itself; set it in the YAML for both"
         + (", or lambda_critic for the critic" if name.startswith("lambda") else "")
-        for name in DISCOUNTS
+        for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
         if name in critic and name not in actor
     ]
     return found

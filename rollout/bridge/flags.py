@@ -78,11 +78,6 @@ class RolloutFlags:
         return "fully_async" in (self.rollout_function_path or "")
 
     @property
-    def aborted_samples_return(self) -> bool:
-        """Whether slime's outer loop hands out aborted samples again; otherwise their environments are closed."""
-        return self.partial_rollout or self.is_fully_asynchronous
-
-    @property
     def max_begun_samples(self) -> int:
         """The largest number of samples that slime's outer loop can have begun and not finished."""
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
@@ -94,16 +89,6 @@ class RolloutFlags:
         """Number of engines, 1 if the framework does not tell."""
         found = self.rollout_num_engines or (self.rollout_num_gpus or 1) // (self.rollout_num_gpus_per_engine or 1)
         return max(found, 1)
-
-    @property
-    def push_interval(self) -> int:
-        """Rollouts between two pushes of weights under `train_async.py`; 1 with `--release-train`."""
-        return 1 if self.release_train else self.update_weights_interval
-
-    @property
-    def frozen_rollouts(self) -> int:
-        """Rollouts at the start of the run in which the actor does not train; without a critic, slime has none."""
-        return self.num_critic_only_steps if self.use_critic else 0
 
     @property
     def engine_leaves(self) -> bool:

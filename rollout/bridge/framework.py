@@ -6,7 +6,9 @@ slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 calls it `group
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import importlib
 import importlib.util
 import sys
 import threading
@@ -17,12 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 def _installed() -> str:
     for name in ("slime", "miles"):
-        try:
+        with contextlib.suppress(ModuleNotFoundError):
             # The package's own types, since any folder of that name would pass for an empty package.
             if importlib.util.find_spec(f"{name}.utils.types") is not None:
                 return name
-        except ModuleNotFoundError:
-            continue
     return "none"
 
 
@@ -113,16 +113,11 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
             future.cancel()
             ended.wait(CANCELLED_S)
             raise
-elif FRAMEWORK == "slime":
-    from slime.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
-    from slime.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
-    from slime.utils.async_utils import run as run
-    from slime.utils.types import Sample
 else:
-    from miles.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
-    from miles.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
-    from miles.utils.async_utils import run as run
-    from miles.utils.types import Sample
+    _types = importlib.import_module(f"{FRAMEWORK}.rollout.base_types")
+    RolloutFnTrainOutput, RolloutFnEvalOutput = _types.RolloutFnTrainOutput, _types.RolloutFnEvalOutput
+    run = importlib.import_module(f"{FRAMEWORK}.utils.async_utils").run
+    Sample = importlib.import_module(f"{FRAMEWORK}.utils.types").Sample
 
 _FIELDS: Mapping[str, Any] = getattr(Sample, "__dataclass_fields__", {})
 
@@ -136,18 +131,16 @@ def set_group(sample: Sample, group: int) -> None:
         setattr(sample, GROUP_FIELD, group)
 
 
-def group_of(sample: Sample) -> int | None:
-    """The sample's training group; its index if the framework has no groups."""
+def group_of(sample: Sample) -> int:
+    """The sample's training group; its index if the framework has no groups, and 0 without either."""
     group = getattr(sample, GROUP_FIELD) if GROUP_FIELD is not None else None
-    return sample.index if group is None else group
+    return (sample.index or 0) if group is None else group
 
 
 def train_data_keys() -> tuple[str, str] | None:
     """Keys of the per-sample group ids and mask sums in the train data; None on miles."""
-    return {
-        "rollout_id": ("rollout_ids", "rollout_mask_sums"),
-        "group_id": ("group_ids", "group_mask_sums"),
-    }.get(GROUP_FIELD or "")
+    name = (GROUP_FIELD or "").removesuffix("_id")
+    return (f"{name}_ids", f"{name}_mask_sums") if name else None
 
 
 def outer_loop_is_full() -> bool | None:

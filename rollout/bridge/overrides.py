@@ -10,10 +10,9 @@ from slime_verlog import ConfigError, parse_yaml
 def with_assignments(
     config: Mapping[str, Any], assignments: Sequence[str], option: str, example: str = "memory.n=4"
 ) -> dict[str, Any]:
-    """Return a copy of `config` with keys such as `memory.n` set; `option` and `example` are for the error's text.
+    """Return a copy of `config` with keys such as `memory.n` set to JSON or YAML values.
 
-    Raises:
-        ConfigError: an assignment is not `KEY=VALUE` (JSON or YAML), or leads through a key that is not a mapping.
+    Raises ConfigError for anything else than `KEY=VALUE`, whose text shows `option` and `example`.
     """
     changed = dict(config)
     for assignment in assignments:

@@ -9,30 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from advantage.flags import overrides_of
 from rollout.errors import ConfigError
-from slime_verlog import read_yaml
 
 logger = logging.getLogger(__name__)
 
 DELETING = ".deleting-"
 """A checkpoint is renamed before it is deleted, because a half-deleted one would look complete."""
 OWN_FOLDER = "--megatron-config-path FILE with megatron: [{name: default, role: critic, overrides: {save: FOLDER}}]"
-
-
-def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
-    """Return the flags that the role's entry overrides; raises ConfigError if the file is not readable."""
-    path = getattr(args, "megatron_config_path", None)
-    if not path:
-        return {}
-    content = read_yaml(path, "--megatron-config-path")
-    try:
-        entries = [dict[str, Any](entry) for entry in content["megatron"]]
-    except (TypeError, KeyError, ValueError) as error:
-        raise ConfigError(f"--megatron-config-path {path} must have a list of mappings under megatron") from error
-    for entry in entries:
-        if entry.get("role") == role:
-            return entry.get("overrides") or entry.get("args") or {}
-    return {}
 
 
 def role_args(args: Any, role: str) -> Namespace:
@@ -87,7 +71,7 @@ def check_start_weights(args: Any) -> None:
         )
 
 
-def is_megatron_checkpoint(folder: str | Path) -> bool:
+def is_megatron_checkpoint(folder: str) -> bool:
     """Whether the folder holds a complete checkpoint; Megatron writes this file last."""
     return (Path(folder) / "latest_checkpointed_iteration.txt").is_file()
 
@@ -137,12 +121,18 @@ def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> N
     critic_only = ppo and rollout_id < (getattr(args, "num_critic_only_steps", 0) or 0)
     roles = ["critic"] if critic_only else ["actor", "critic"] if ppo else ["actor"]
     folders = [Path(role_args(args, role).save) for role in roles]
-    complete = [_complete_steps(folder) for folder in folders]
-    common = sorted(step for step in _numbered(states, _STATES) if all(step in steps for steps in complete))
+    common = sorted(set(_numbered(states, _STATES)).intersection(*map(_complete_steps, folders)))
     if len(common) < keep:
         return
     for folder, pattern in (*((folder, _STEPS) for folder in folders), (states, _STATES)):
-        _delete(folder, [path for step, path in _numbered(folder, pattern).items() if step < common[-keep]])
+        try:
+            for step, path in _numbered(folder, pattern).items():
+                if step < common[-keep]:
+                    path.rename(path.with_name(DELETING + path.name))
+            for path in folder.glob(DELETING + "*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            logger.warning("an old checkpoint could not be deleted, the disk may fill up: %s", error)
 
 
 def _complete_steps(folder: Path) -> set[int]:
@@ -162,13 +152,3 @@ def _numbered(folder: Path, pattern: str) -> Mapping[int, Path]:
     paths: Sequence[Path] = list(folder.iterdir()) if folder.is_dir() else []
     matches = [(re.fullmatch(pattern, path.name), path) for path in paths if not path.is_symlink()]
     return {int(match[1]): path for match, path in matches if match}
-
-
-def _delete(folder: Path, old: Sequence[Path]) -> None:
-    try:
-        for path in old:
-            path.rename(path.with_name(DELETING + path.name))
-        for path in folder.glob(DELETING + "*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except OSError as error:
-        logger.warning("an old checkpoint could not be deleted, the disk may fill up: %s", error)

@@ -5,20 +5,17 @@ import importlib
 import uuid
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
 import torch
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
-from rollout.bridge.framework import FRAMEWORK, Sample, group_of, set_group
+from rollout.bridge.framework import FRAMEWORK, Sample, set_group
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import ENGINE, FinishReason, Generation, Prompt, SampleKind, Span, StopReason, Turn
+from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Span, Turn
 
-_TRACING = ("slime.observability.trace_utils", "slime.utils.trace_utils")
-"""slime's module with the spans, today's and v0.3's."""
 ROW_KEY = "turn_row"
 """Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
 
@@ -150,19 +147,6 @@ def row_of(sample: Sample) -> TurnRow | None:
     return (sample.train_metadata or {}).get(ROW_KEY)
 
 
-def set_start(sample: Sample, group: int | None) -> None:
-    """Record which start the sample's episode shares with others; group estimators compare them."""
-    row = row_of(sample)
-    assert row is not None
-    set_row(sample, replace(row, group=-1 if group is None else group))
-
-
-def group_number(sample: Sample) -> int:
-    """The sample's training group; 0 if the framework gave none."""
-    group = group_of(sample)
-    return 0 if group is None else group
-
-
 def mask_response(sample: Sample, start: int = 0) -> None:
     """Mask the response from offset `start` on."""
     kept = (sample.loss_mask or [])[:start]
@@ -217,29 +201,15 @@ def mark_aborted(sample: Sample) -> Sample:
     return sample
 
 
-def mark_failed(sample: Sample, spec: EpisodeSpec, fault: str) -> None:
-    """Mark the sample of a lost environment: it is not trained on, but has every value that slime logs."""
-    sample.status, sample.remove_sample = Sample.Status.FAILED, True
-    sample.metadata = {
-        **(sample.metadata or {}),
-        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
-        **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
-        **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
-    }
-
-
 def is_traced(args: Any) -> bool:
-    """Tell whether turns record where their time goes, as slime's trace spans.
-
-    slime saves traces with `--save-debug-rollout-data` only, so without that flag nothing is recorded.
-    """
+    """Whether turns record where their time goes, as spans that slime saves with `--save-debug-rollout-data`."""
     wanted = FRAMEWORK == "slime" and getattr(args, "save_debug_rollout_data", None) is not None
     return wanted and _tracing() is not None
 
 
 @cache
 def _tracing() -> Any:
-    for name in _TRACING:
+    for name in ("slime.observability.trace_utils", "slime.utils.trace_utils"):  # today's, v0.3's
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:
@@ -263,7 +233,9 @@ def attach_trace(sample: Sample, turns: Iterable[Turn]) -> None:
 def _add(tracing: Any, handle: Any, span: Span, parent: str | None) -> None:
     """Append the events of a span and of those inside it, as `trace_span` does while time passes."""
     number = uuid.uuid4().hex
-    start = _event(handle, "span_start", span, span.start_s, number)
+    event = {"name": span.name, "span_id": number, "attempt": handle.attempt}
+    event |= {name: getattr(handle, name) for name in ("trace_id", "sample_id", "group_id")}
+    start = {**event, "type": "span_start", "ts": span.start_s}
     handle.carrier["events"].append(start if parent is None else {**start, "parent_span_id": parent})
     for inner in span.inside:
         _add(tracing, handle, inner, number)
@@ -271,18 +243,5 @@ def _add(tracing: Any, handle: Any, span: Span, parent: str | None) -> None:
     if span.name == ENGINE:
         context = tracing.TraceSpanContext(handle, [handle], [(handle, number)], span.start_s)
         facts = context.update(tracing.build_sglang_meta_trace_attrs(dict(span.facts))).build_end_attrs()
-    end = _event(handle, "span_end", span, span.end_s, number)
+    end = {**event, "type": "span_end", "ts": span.end_s}
     handle.carrier["events"].append({**end, "attrs": dict(facts)} if facts else end)
-
-
-def _event(handle: Any, kind: str, span: Span, moment_s: float, number: str) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "name": span.name,
-        "ts": moment_s,
-        "trace_id": handle.trace_id,
-        "sample_id": handle.sample_id,
-        "group_id": handle.group_id,
-        "attempt": handle.attempt,
-        "span_id": number,
-    }

@@ -33,14 +33,6 @@ class MemorySettings(Settings):
     max_tokens: int = Field(default=128, ge=1)
     """`notes`: the longest notes, in tokens; longer ones are cut."""
 
-    def check_response_limit(self, tokens: int) -> None:
-        """Raise ConfigError if no response may be as long as the notes."""
-        if self.kind == "notes" and self.max_tokens > tokens:
-            raise ConfigError(
-                f"memory.max_tokens: {self.max_tokens} is longer than any response may be "
-                f"(--rollout-max-response-len {tokens}): lower it or raise the flag"
-            )
-
     def check_first_prompt(self, task: str, tokens: int) -> None:
         """Raise ConfigError if `budget` is below a task's first prompt, so that notes could not help."""
         if self.kind == "notes" and tokens > self.budget:
@@ -166,11 +158,9 @@ YAML_KEYS = frozenset(RolloutSettings.model_fields)
 
 
 def load_settings(args: Any) -> RolloutSettings:
-    """Read the plugin's settings from slime's `args` and check them; the YAML is read again to find unknown keys.
+    """Read the plugin's settings from slime's `args`, and the YAML again to find unknown keys.
 
-    Raises:
-        ConfigError: a file that cannot be read, an unknown or mistyped key, one of slime's own flags in the YAML, or an
-            impossible combination.
+    Raises ConfigError for an unreadable file, an unknown or mistyped key, a flag of slime's or a wrong combination.
     """
     path = getattr(args, "custom_config_path", None)
     given = read_yaml_mapping(str(path), "--custom-config-path") if path else {}

@@ -28,11 +28,22 @@ def without_fillers(samples: Iterable[Sample]) -> list[Sample]:
     return [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
 
 
+def _first(name: str) -> Any:
+    """Make a property with the attribute of the first sample."""
+    return property(lambda samples: getattr(samples[0], name))
+
+
 class EpisodeSamples(list[Sample]):
     """The samples of one finished episode, with the attributes that slime reads of a single sample."""
 
     response = ""
     """Empty, because slime marks samples with a response as aborted midway, and this episode is over."""
+    reward: float | None = _first("reward")
+    session_id: str | None = _first("session_id")
+    index: int | None = _first("index")  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Hides `list.index`, because slime's fully asynchronous loop sorts a group's members by this attribute."""
+    group_index: int | None = _first("group_index")
+    """The episode's id, under which a buffered group is saved and handed out again."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         super().__init__(samples)
@@ -43,27 +54,9 @@ class EpisodeSamples(list[Sample]):
         """Always completed, so slime does not play the episode again."""
         return Sample.Status.COMPLETED
 
-    @property
-    def reward(self) -> float | None:
-        return self[0].reward
-
     def get_reward_value(self, args: Any) -> float:
         """The episode's return, which all its samples carry; slime's dynamic filters compare it."""
         return self[0].get_reward_value(args)
-
-    @property
-    def session_id(self) -> str | None:
-        return self[0].session_id
-
-    @property
-    def index(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Hides `list.index`, because slime's fully asynchronous loop sorts a group's members by this attribute."""
-        return self[0].index
-
-    @property
-    def group_index(self) -> int | None:
-        """The episode's id, under which a buffered group is saved and handed out again."""
-        return self[0].group_index
 
     @property
     def remove_sample(self) -> bool:

@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rollout.bridge.checks import installs_advantages
+from rollout.bridge.checks import installs_advantages, process_count
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK, Sample
-from rollout.bridge.processes import process_count
 from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.errors import ConfigError
@@ -223,7 +222,7 @@ def encoders_of(
 def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
-    from rollout.tokens.processor import load_processor
+    from rollout.tokens.images import load_processor
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)

@@ -19,8 +19,7 @@ from rollout.errors import EnvironmentFault, PlayerError
 from rollout.play.episode import Episode
 from rollout.play.player import ResponseLostError
 from rollout.play.runtime import Runtime
-from rollout.players.launch import Launched, launch
-from rollout.players.process import Progress, Report
+from rollout.players.process import Launched, Progress, Report, launch
 from rollout.players.wire import NOTHING, Link, changed_prompt, read_turn
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import Generation, Turn
@@ -113,7 +112,10 @@ class PlayerProcesses:
         self.turns = 0
         """Turns that the players have finished."""
         self.runtime = runtime
-        self._args = _share(args, runtime, count)
+        workers = runtime.settings.env_workers or min(runtime.settings.n_env, os.cpu_count() or 1)
+        self._args = copy.copy(args)
+        """slime's `args` for a player: it plays alone, with its share of the environment workers."""
+        self._args.rollout_processes, self._args.env_workers = 1, -(-workers // count)
         self._places = [_Place(number) for number in range(count)]
         self._keys = itertools.count()
         self._deaths: deque[int] = deque()
@@ -163,9 +165,7 @@ class PlayerProcesses:
     async def live(self, place: _Place) -> _Player:
         """Return the place's player; starts one if there is none, or if it died.
 
-        Raises:
-            PlayerError: players die again and again, or cannot be started.
-            ConfigError: a player cannot read the configuration, for example for lack of the tokenizer on its node.
+        Raises PlayerError if players die again and again, or ConfigError, for example for lack of the tokenizer.
         """
         async with place.lock:
             while place.player is None or place.player.lost:
@@ -274,10 +274,7 @@ class RemoteEpisode(Episode):
             return Generation((), (), "", reason, versions)
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Step the environment with the response that the player keeps.
-
-        Raises ResponseLostError if the response was lost with the player.
-        """
+        """Step the environment with the response that the player keeps; raises ResponseLostError if it was lost."""
         player, self._player = self._player, None  # cancelled here, the state would be unknown
         if player is None or player.lost:
             raise ResponseLostError
@@ -308,12 +305,3 @@ class RemoteEpisode(Episode):
                 await player.call("close", self._key)
             except _PlayerLostError:
                 return
-
-
-def _share(args: Any, runtime: Runtime, count: int) -> Any:
-    """A player's copy of slime's `args`: it plays alone, with its share of the environment workers."""
-    settings = runtime.settings
-    workers = settings.env_workers or min(settings.n_env, os.cpu_count() or 1)
-    mine = copy.copy(args)
-    mine.rollout_processes, mine.env_workers = 1, -(-workers // count)
-    return mine

@@ -85,10 +85,6 @@ def _portable(message: tuple[Any, ...]) -> tuple[Any, ...]:
     return message
 
 
-def _reduce_ids(ids: TokenPrefix) -> Any:
-    return TokenPrefix, (ids.since(None)[1],)
-
-
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
     try:
         return torch.from_numpy, (tensor.numpy(),)
@@ -106,7 +102,7 @@ class _Pickler(pickle.Pickler):
     dispatch_table: ClassVar[Any] = {
         **copyreg.dispatch_table,
         **{record: _reducer(record) for record in (Generation, Span)},
-        TokenPrefix: _reduce_ids,
+        TokenPrefix: lambda ids: (TokenPrefix, (ids.since(None)[1],)),
         torch.Tensor: _reduce_tensor,
     }
 

@@ -57,8 +57,11 @@ class ChatTemplate:
         self._answer_text = lru_cache(1024)(self._rendered_answer)
         self.refuses_system = not self.shows([SYSTEM, USER])
         self.alternates = not self.shows([USER, USER])
-        self.drops_reasoning = self._drops_reasoning()
-        self.reasoning_lead = self._reasoning_lead()
+        text = self._try([USER, {**ASSISTANT, "content": THOUGHTS[0]}, USER])
+        self.drops_reasoning = text is not None and REASON not in text
+        header, text = self.between("user", "", "assistant", False), self._try([USER, {**ASSISTANT, "content": RIGHT}])
+        self.reasoning_lead = text.split(RIGHT)[0].rpartition(header)[2] if text and header and header in text else ""
+        """Text that the template writes before the last response, but not earlier ones (Qwen3's empty think block)."""
 
     def render(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str:
         """Return the template's text of a conversation; raises EncodingError, which names the roles."""
@@ -90,10 +93,7 @@ class ChatTemplate:
         return text is not None and all(f"<{i}>" in text for i in range(len(messages)))
 
     def check_tools(self, appended: bool) -> None:
-        """Raise EncodingError unless the template shows tools and results.
-
-        With `appended`, it must show them after model text as well.
-        """
+        """Raise EncodingError unless the template shows tools and results, with `appended` also after model text."""
         if self.render([USER]) == self.render([USER], tools=False):
             raise EncodingError(
                 "the chat template ignores tools, so the model would never see them; describe them in the system "
@@ -130,11 +130,12 @@ class ChatTemplate:
 
     def _plain(self, message: Message, as_text: bool) -> Message:
         """The message without empty keys and without keys that the template does not mention."""
-        keys = {k for k, v in message.items() if v is not None and (k in ("role", "content") or self._names(k))}
+        mentioned = lambda k: any(name in self.source for name in (REASONING_KEYS if k in REASONING_KEYS else (k,)))
+        keys = {k for k, v in message.items() if v is not None and (k in ("role", "content") or mentioned(k))}
         content = message.get("content")
         if isinstance(content, list) and all(part.get("type") == "text" for part in content):
             content = "".join(part["text"] for part in content)
-        plain = {k: content if k == "content" else message[k] for k in message if k in keys}
+        plain = {k: content if k == "content" else v for k, v in message.items() if k in keys}
         if not as_text:
             return {**plain, "content": ""} if content is None else plain
         if plain["role"] == "assistant" and (len(plain) > 2 or content is None):
@@ -142,27 +143,21 @@ class ChatTemplate:
             return plain if text is None else {"role": "assistant", "content": text}
         return plain
 
-    def _names(self, key: str) -> bool:
-        return any(k in self.source for k in (REASONING_KEYS if key in REASONING_KEYS else (key,)))
-
     def _rendered_answer(self, message: str) -> str | None:
         """The text of a response with calls or reasoning, as the template writes it; None if it cannot be isolated."""
         given = json.loads(message)
         reasons = any(given.get(k) for k in REASONING_KEYS) or THOUGHT_END in str(given.get("content"))
         # Templates drop the reasoning of an earlier response; some strip the text of the last response.
-        text = self._between_users(given, END if reasons else "user")
-        return None if text is None or self._control.search(text) else text
-
-    def _between_users(self, answer: Message, right: str) -> str | None:
-        """Text of the response between a user message and `right`; None if the text around it is not the usual one."""
+        right = END if reasons else "user"
         before, after = self.between("user", "", "assistant", False), self.between("assistant", "", right, False)
-        text = self._try([{**USER, "content": LEFT}, answer, *_marked(right, RIGHT)], tools=False)
+        text = self._try([{**USER, "content": LEFT}, given, *_marked(right, RIGHT)], tools=False)
         if text is None or before is None or after is None:
             return None
         text = text[text.index(LEFT) + 1 :].split(RIGHT)[0]
         if not (text.startswith(before) and text.endswith(after)):
             return None
-        return text.removeprefix(before).removesuffix(after)
+        text = text.removeprefix(before).removesuffix(after)
+        return None if self._control.search(text) else text
 
     # Learnt from short conversations.
 
@@ -209,26 +204,11 @@ class ChatTemplate:
         header, earlier = self.between("user", "", GENERATION, False), self.between("user", "", "assistant", False)
         return (header or "").removeprefix(earlier) if earlier and header and header.startswith(earlier) else ""
 
-    def _drops_reasoning(self) -> bool:
-        text = self._try([USER, {**ASSISTANT, "content": THOUGHTS[0]}, USER])
-        return text is not None and REASON not in text
-
-    def _reasoning_lead(self) -> str:
-        """Text that the template writes before the last response, but not earlier ones (Qwen3's empty think block)."""
-        header = self.between("user", "", "assistant", False)
-        text = self._try([USER, {**ASSISTANT, "content": RIGHT}])
-        return text[: text.find(RIGHT)].rpartition(header)[2] if text and header and header in text else ""
-
 
 def before(role: str, seen_tool: bool) -> list[Message]:
     """The shortest conversation that a message of this role may follow."""
     earlier = [USER, ASSISTANT, TOOL, ASSISTANT] if seen_tool else []
-    match role:
-        case "assistant":
-            return [*earlier, USER]
-        case "tool":
-            return [*earlier, USER, ASSISTANT]
-    return earlier
+    return earlier + {"assistant": [USER], "tool": [USER, ASSISTANT]}.get(role, [])
 
 
 def after(role: str) -> list[Message]:
@@ -237,20 +217,19 @@ def after(role: str) -> list[Message]:
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
+    """Join consecutive user messages, with a blank line between them."""
     out: list[Message] = []
     for message in messages:
         if out and message["role"] == out[-1]["role"] == "user":
-            out[-1] = {**out[-1], **message, "content": _joined(out[-1]["content"], message["content"])}
+            first, second = out[-1]["content"], message["content"]
+            if isinstance(first, str) and isinstance(second, str):
+                content = f"{first}\n\n{second}"
+            else:
+                content = [*_as_parts(first), {"type": "text", "text": "\n\n"}, *_as_parts(second)]
+            out[-1] = {**out[-1], **message, "content": content}
         else:
             out.append(message)
     return out
-
-
-def _joined(first: Any, second: Any) -> Any:
-    """Two contents with a blank line between them, as a string or, if either has parts, as parts."""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    return [*_as_parts(first), {"type": "text", "text": "\n\n"}, *_as_parts(second)]
 
 
 def _as_parts(content: Any) -> list[Any]:

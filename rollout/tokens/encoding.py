@@ -48,28 +48,29 @@ class DeltaEncoder:
         self.tokenizer = tokenizer
         self.text = PlainText(tokenizer, source)
         self.template = ChatTemplate(tokenizer, source, tools, chat_template_kwargs or {}, self.text.pattern)
-        self.images = _image_encoder(processor, self.text, self.template, max_image_pixels, small_images)
+        takes_images = getattr(processor, "image_processor", None) is not None
+        placeholder = self.template.image_text() if takes_images else None
+        self.images = (
+            ImageEncoder(processor, self.text, placeholder, max_image_pixels, small_images) if placeholder else None
+        )
         self.one_shot = OneShot(self.template, self.text, self.images, keep_reasoning=not use_inference_chat_template)
         self._composer = Composer(self.template, self.text, self.one_shot)
         self.sanity_check: SanityCheck = sanity_check
         self.use_inference_chat_template = use_inference_chat_template
-        self.end_of_turn_ids = self._end_of_turn_ids()
-        self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
-        if history == "full":
-            self._continuation([USER], seen_tool=False)
-        if tools:
-            self.template.check_tools(appended=history == "full")
-
-    def _end_of_turn_ids(self) -> tuple[int, ...]:
-        """The token that ends a response in the template, then the tokenizer's end-of-sequence token if it differs."""
         after_answer = self._composer.between("assistant", "user")
         if after_answer is None or after_answer.ids is None:
             raise EncodingError(
                 "no control token of the tokenizer ends an answer in this chat template, so messages cannot be "
                 "separated; use a checkpoint whose tokenizer has the template's markers as special tokens"
             )
-        eos = getattr(self.tokenizer, "eos_token_id", None)
-        return tuple(dict.fromkeys(i for i in (after_answer.ids[0], eos) if i is not None))
+        eos = getattr(tokenizer, "eos_token_id", None)
+        self.end_of_turn_ids = tuple(dict.fromkeys(i for i in (after_answer.ids[0], eos) if i is not None))
+        """The token that ends a response in the template, then the end-of-sequence token if it differs."""
+        self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
+        if history == "full":
+            self._continuation([USER], seen_tool=False)
+        if tools:
+            self.template.check_tools(appended=history == "full")
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """Encode a new conversation; raises EncodingError if the template rejects it or an image is unusable."""
@@ -90,11 +91,8 @@ class DeltaEncoder:
     ) -> tuple[Prompt, list[int]]:
         """Continue a conversation after the model's own tokens; returns the prompt and the tokens after the response.
 
-        The second value is masked in training. It starts with the end-of-turn token if the response lacks one.
-
-        Raises:
-            EncodingError: the template rejects the messages, the mode does not support appending, or the response holds
-                an image's placeholder.
+        The second value is masked in training. It starts with the end-of-turn token if the response lacks one. Raises
+        EncodingError if the template or the mode does not allow it, or if the response holds an image's placeholder.
         """
         for token in self.placeholder_ids:
             if token in response_ids:
@@ -129,17 +127,12 @@ class DeltaEncoder:
         return ids[at + 1 :] if ended and at is not None and ids[at] == self.end_of_turn_ids[0] else ids
 
     def _accepted(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages in the form that the template accepts.
-
-        SGLang encodes the text of prompts with images again, so control strings in a VLM's messages get a space.
-        """
-        accepted = self._shaped(messages)
+        """Return the messages in the form that the template accepts."""
+        accepted = self.template.accepted(messages, as_text=not self.use_inference_chat_template)
         if self.images is None:
             return accepted
+        # SGLang encodes the text of prompts with images again, so control strings get a space.
         return [{k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted]
-
-    def _shaped(self, messages: Sequence[Message]) -> list[Message]:
-        return self.template.accepted(messages, as_text=not self.use_inference_chat_template)
 
     def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:
         """Parts from the end of a response's text to the start of the next response."""
@@ -161,20 +154,18 @@ class DeltaEncoder:
         ids = list(token_ids)
         if messages[-1]["role"] == "assistant" and ids[-1:] != [self.end_of_turn_ids[0]]:
             ids.append(self.end_of_turn_ids[0])
-        compare(ids, self._references(messages), self.text, self._headers(), self.sanity_check)
+        headers = (self._composer.between(left, GENERATION) for left in ("user", "tool", "system"))
+        shown = [header for header in headers if header is not None]
+        compare(ids, self._references(messages), self.text, shown, self.sanity_check)
 
     def _references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
         accepted = self._accepted(messages)
         yield from self.one_shot.references(accepted)
         if self.images is not None:  # an appended response keeps the control tokens that the model wrote
-            shaped = self._shaped(messages)
+            shaped = self.template.accepted(messages, as_text=not self.use_inference_chat_template)
             kept = [s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)]
             if kept != accepted:
                 yield from self.one_shot.references(kept)
-
-    def _headers(self) -> list[TemplateText]:
-        headers = (self._composer.between(left, GENERATION) for left in ("user", "tool", "system"))
-        return [header for header in headers if header is not None and header.ids]
 
     def without_placeholders(self, generation: Generation) -> Generation:
         """Replace each image placeholder that the model wrote, which the forward pass cannot take, by a question mark.
@@ -211,15 +202,6 @@ class DeltaEncoder:
         return (start, end) if start < end else None
 
 
-def _image_encoder(
-    processor: Any, text: PlainText, template: ChatTemplate, max_pixels: int, small: bool
-) -> ImageEncoder | None:
-    if getattr(processor, "image_processor", None) is None:
-        return None
-    placeholder = template.image_text()
-    return None if placeholder is None else ImageEncoder(processor, text, placeholder, max_pixels, small)
-
-
 class Composer:
     """Builds a prompt's token ids from cached pieces of template text, without rendering the template.
 
@@ -235,11 +217,7 @@ class Composer:
         self._trusted: dict[Neighbours, bool] = {}
 
     def compose(
-        self,
-        left: str,
-        messages: Sequence[Message],
-        rendered: Callable[[], Sequence[Part]],
-        seen_tool: bool = False,
+        self, left: str, messages: Sequence[Message], rendered: Callable[[], Sequence[Part]], seen_tool: bool = False
     ) -> Sequence[Part]:
         """Return the parts from the end of `left` to the next response; if pieces cannot give them, `rendered` does."""
         composed = self._parts(left, messages, seen_tool)
@@ -269,8 +247,10 @@ class Composer:
                 continue
             right = GENERATION if message is None else message["role"]
             seen = seen_tool and right == "tool"
-            given = _json(inner) if inner else ""
-            written = None if given is None else self.between(left, right, seen, given)
+            try:
+                written = self.between(left, right, seen, json.dumps(inner, ensure_ascii=False) if inner else "")
+            except TypeError:  # images, for example
+                return None
             if written is None:
                 return None
             runs += bool(inner)
@@ -291,10 +271,3 @@ class Composer:
         if not isinstance(content, list) or not self._template.lists_are_verbatim(role):
             return None
         return [self._one_shot.image(p["image"]) if p.get("type") == "image" else p["text"] for p in content]
-
-
-def _json(messages: Sequence[Message]) -> str | None:
-    try:
-        return json.dumps(messages, ensure_ascii=False)
-    except TypeError:  # images, for example
-        return None

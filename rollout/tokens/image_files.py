@@ -42,9 +42,7 @@ def pillow() -> ModuleType:
 def read_image(image: Any) -> Image.Image:
     """Return an RGB image from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
 
-    Raises:
-        EncodingError: it has another type, cannot be decoded, or has more than `MAX_PIXELS` pixels.
-        MissingDependencyError: Pillow is not installed.
+    Raises EncodingError if it is something else or damaged, or has more than `MAX_PIXELS` pixels.
     """
     module = pillow()
     try:

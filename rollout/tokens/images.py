@@ -1,10 +1,13 @@
-"""Images: base64 for the engine, pixel tensors and grids for training, and their tokens for both."""
+"""Images: base64 for the engine, pixel tensors and grids for training, their tokens for both, and the processor."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +19,8 @@ from rollout.tokens.image_files import pillow, png_uri, read_image, shrunk, size
 if TYPE_CHECKING:
     from PIL import Image
 
+QWEN_PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
+NAMES_ONLY = frozenset({"image_processor_type", "processor_class", "feature_extractor_type", "auto_map"})
 PIXELS, GRID = "pixel_values", "image_grid_thw"
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Keys of a processor's output that describe tokens rather than images."""
@@ -61,7 +66,12 @@ class ImageEncoder:
         self.placeholder = text.template_text(placeholder)
         self._stable_sizes: dict[tuple[int, int], bool] = {}
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
-        self.token_id = _image_token_id(processor, text)
+        token_id = getattr(processor, "image_token_id", None)
+        if token_id is None:
+            token_id = text.control.get(str(getattr(processor, "image_token", None)))
+        if token_id is None:
+            raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
+        self.token_id = int(token_id)
         video = getattr(processor, "video_token_id", None)
         self.placeholder_ids = tuple(i for i in (self.token_id, video) if i is not None and i >= 0)
 
@@ -83,21 +93,24 @@ class ImageEncoder:
             raise EncodingError(f"the processor rejects a picture of {size_of(image)}: {error}") from error
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
-        self._check(ids, inputs, image)
-        smaller = self._scales_down(inputs, image)
-        small = make_small(inputs, self._processor.image_processor) if self._small or smaller else inputs
+        found, image_processor = ids.count(self.token_id), self._processor.image_processor
+        grid, merge = inputs.get(GRID), getattr(image_processor, "merge_size", 1)
+        if grid is not None and found != (expected := int(grid.prod(-1).sum()) // merge**2):
+            raise EncodingError(
+                f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its grid "
+                f"{grid.tolist()} requires {expected}; processor and chat template do not match"
+            )
+        if not found:
+            raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
+        patch = getattr(image_processor, "patch_size", None)
+        pixels = int(grid.prod()) * patch**2 if grid is not None and isinstance(patch, int) else None
+        smaller = pixels is not None and pixels < image.width * image.height
+        small = make_small(inputs, image_processor) if self._small or smaller else inputs
         png = write_png(image)
         if smaller and small is not inputs:
             scaled = small[PIXELS].numpy().tobytes()
             png = scaled if len(scaled) < len(png) and self._leaves_unchanged(scaled, inputs) else png
         return EncodedImage(self.placeholder, self._expanded(ids), png_uri(png), small if self._small else inputs)
-
-    def _scales_down(self, inputs: Mapping[str, torch.Tensor], image: Image.Image) -> bool:
-        """Whether the processor made an image with fewer pixels, as far as its grid of patches tells."""
-        patch = getattr(self._processor.image_processor, "patch_size", None)
-        if GRID not in inputs or not isinstance(patch, int):
-            return False
-        return int(inputs[GRID].prod()) * patch**2 < image.width * image.height
 
     def _leaves_unchanged(self, scaled: bytes, inputs: Mapping[str, torch.Tensor]) -> bool:
         """Whether the processor makes the same inputs of an image that it has scaled; tested once per size."""
@@ -106,19 +119,6 @@ class ImageEncoder:
             again = self._processor.image_processor(images=[image], return_tensors="pt")
             self._stable_sizes[image.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
         return self._stable_sizes[image.size]
-
-    def _check(self, ids: list[int], inputs: Mapping[str, torch.Tensor], image: Image.Image) -> None:
-        found = ids.count(self.token_id)
-        if GRID in inputs:
-            merge = getattr(self._processor.image_processor, "merge_size", 1)
-            expected = int(inputs[GRID].prod(-1).sum()) // merge**2
-            if found != expected:
-                raise EncodingError(
-                    f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its grid "
-                    f"{inputs[GRID].tolist()} requires {expected}; processor and chat template do not match"
-                )
-        if not found:
-            raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
 
     def _expanded(self, ids: list[int]) -> TemplateText:
         """The expanded placeholder; ordinary text at its ends is kept apart, since it may merge with its neighbours."""
@@ -129,16 +129,6 @@ class ImageEncoder:
         return TemplateText(head, tuple(ids[at[0] : at[-1] + 1]), tail)
 
 
-def _image_token_id(processor: Any, text: PlainText) -> int:
-    token_id = getattr(processor, "image_token_id", None)
-    token = getattr(processor, "image_token", None)
-    if token_id is None and token in text.control:
-        token_id = text.control[token]
-    if token_id is None:
-        raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
-    return int(token_id)
-
-
 def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapping[str, torch.Tensor]:
     """Put PNG bytes in place of one image's `pixel_values` (`advantage/training/images.py` has the form).
 
@@ -147,18 +137,24 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
     """
     from advantage.training.images import CODE, TABLE, expand
 
-    layout = _layout(inputs, image_processor)
-    if layout is None:
+    names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+    found: list[Any] = [getattr(image_processor, name, None) for name in names]
+    if any(value is None for value in found) or PIXELS not in inputs or GRID not in inputs:
         return inputs
-    patch, temporal, merge, mean, std = layout
-    values = inputs[PIXELS]
-    channels = len(mean)
+    patch, temporal, merge, *colors = found
+    mean, std = (torch.tensor(list(color)) for color in colors)
+    values, grid, channels = inputs[PIXELS], inputs[GRID], 3
+    fits = values.dim() == 2 and values.shape[1] == channels * temporal * patch**2
+    if not fits or len(mean) != channels or len(std) != channels or len(grid) != 1 or int(grid[0, 0]) != 1:
+        return inputs
+    if values.dtype != torch.float32:
+        return inputs
     parts = values.reshape(len(values), channels, temporal, patch * patch)[:, :, 0]
     levels = ((parts * std[:, None] + mean[:, None]) * 255).round().clamp(0, 255).to(torch.uint8)
     table = torch.zeros(channels, 256)
     for channel in range(channels):
         table[channel][levels[:, channel].flatten().long()] = parts[:, channel].flatten()
-    _, rows, columns = inputs[GRID][0].tolist()
+    _, rows, columns = grid[0].tolist()
     blocks = levels.reshape(rows // merge, columns // merge, merge, merge, channels, patch, patch)
     pixels = blocks.permute(0, 2, 5, 1, 3, 6, 4).reshape(rows * patch, columns * patch, channels)
     data = write_png(pillow().fromarray(pixels.contiguous().numpy()))
@@ -171,16 +167,51 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
     return small if torch.equal(expand(small)[PIXELS], values) else inputs
 
 
-def _layout(
-    inputs: Mapping[str, torch.Tensor], processor: Any
-) -> tuple[int, int, int, torch.Tensor, torch.Tensor] | None:
-    names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-    found: list[Any] = [getattr(processor, name, None) for name in names]
-    if any(value is None for value in found) or PIXELS not in inputs or GRID not in inputs:
+def load_processor(path: str) -> Any | None:
+    """Load a checkpoint's processor; None for a text-only checkpoint, EncodingError if it cannot be loaded.
+
+    Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
+    """
+    whole = json.loads(_read(path, "processor_config.json") or "{}")
+    settings = json.loads(_read(path, "preprocessor_config.json") or "null") or whole.get("image_processor")
+    if settings is None:
         return None
-    patch, temporal, merge, mean, std = found
-    values, grid = inputs[PIXELS], inputs[GRID]
-    fits = values.dim() == 2 and values.shape[1] == len(mean) * temporal * patch**2 and len(mean) == len(std) == 3
-    if not fits or len(grid) != 1 or int(grid[0, 0]) != 1 or values.dtype != torch.float32:
-        return None
-    return patch, temporal, merge, torch.tensor(list(mean)), torch.tensor(list(std))
+    from transformers.models.auto.processing_auto import AutoProcessor
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
+
+    try:
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
+        if hasattr(processor, "image_processor"):
+            return processor
+        failure: Exception = TypeError(f"AutoProcessor returned a {type(processor).__name__}")
+    except (ImportError, OSError, ValueError, TypeError, AttributeError) as error:
+        failure = error
+    name = whole.get("processor_class") or settings.get("processor_class")
+    if name not in QWEN_PROCESSORS:
+        raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {failure}") from failure
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    old_template = json.loads(_read(path, "chat_template.json") or "{}").get("chat_template")
+    return build_qwen_processor(name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template)
+
+
+def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
+    """Build a Qwen processor for images only; `settings` are the contents of `preprocessor_config.json`."""
+    transformers: Any = importlib.import_module("transformers")
+
+    slow = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
+    base = getattr(transformers, name)
+    images_only = type(name, (base,), {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])})
+    image_processor = slow(**{k: v for k, v in settings.items() if k not in NAMES_ONLY})
+    return images_only(
+        image_processor=image_processor, tokenizer=tokenizer, chat_template=template or tokenizer.chat_template
+    )
+
+
+def _read(path: str, name: str) -> str | None:
+    """The text of a file of the checkpoint, a folder or a name on the hub; None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    return None if found is None else Path(found).read_text(encoding="utf-8")

@@ -30,14 +30,14 @@ class OneShot:
         self._keep_reasoning = keep_reasoning and template.drops_reasoning
 
     def parts(self, messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False) -> list[Part]:
-        """Return the conversation and the generation header, rendered.
-
-        With `as_generated`, responses are as the model wrote them, with control tokens and their generation header.
-        """
+        """Render the conversation and the generation header; with `as_generated`, responses as the model wrote them."""
         shown, plain = self._escaped(messages)
-        bodies = {}
-        if self._keep_reasoning or as_generated:
-            shown, bodies = _masked(shown, messages if as_generated else shown)
+        bodies: dict[str, str] = {}
+        if self._keep_reasoning or as_generated:  # stand-ins for responses, which the template cannot shorten
+            for i, message in enumerate(shown):
+                if message["role"] == "assistant" and isinstance(message.get("content"), str) and len(message) == 2:
+                    bodies[mark := chr(ANSWERS + i)] = (messages if as_generated else shown)[i]["content"]
+                    shown[i] = {**message, "content": mark}
         text = self._template.render(shown, generation=True, tools=tools)
         lead = self._template.generation_lead() if as_generated else ""
         for mark, body in bodies.items():
@@ -54,23 +54,10 @@ class OneShot:
     def references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
         """Yield all id sequences that are correct for this conversation in the chosen mode, the likeliest first."""
         answered = messages[-1]["role"] == "assistant"
-        whole = [*messages, USER] if answered else list(messages)
-        yield self._ids(whole, answered)
-        yield self._ids(whole, answered, as_generated=True)
-        stationary = self._stationary(whole, answered)
-        if stationary is not None:
-            yield stationary
-
-    def _ids(self, messages: Sequence[Message], answered: bool, **options: Any) -> list[int]:
-        """Ids of the conversation; if `answered`, without what follows the last response's end-of-turn token."""
-        ids = self._text.join(expanded(self.parts(messages, **options)))
-        if not answered:
-            return ids
-        tail = self._text.join(expanded(self.continuation([USER], seen_tool=False)))
-        return ids[: len(ids) - len(tail) + 1]
-
-    def _stationary(self, messages: Sequence[Message], answered: bool) -> list[int] | None:
-        """Ids with the system message and the tools where the first prompt showed them; None if that is impossible."""
+        messages = [*messages, USER] if answered else list(messages)
+        yield self._ids(messages, answered)
+        yield self._ids(messages, answered, as_generated=True)
+        # With the system message and the tools where the first prompt showed them, if that is possible.
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
         rest = [m for m in messages if m["role"] != "system"]
         skipped = len(messages) - len(rest)
@@ -79,8 +66,17 @@ class OneShot:
             whole = self._ids(rest, answered, tools=False, as_generated=True)
             shown = self._ids(messages[:first], False)
         except EncodingError:
-            return None
-        return shown + whole[len(bare) :] if whole[: len(bare)] == bare else None
+            return
+        if whole[: len(bare)] == bare:
+            yield shown + whole[len(bare) :]
+
+    def _ids(self, messages: Sequence[Message], answered: bool, **options: Any) -> list[int]:
+        """Ids of the conversation; if `answered`, without what follows the last response's end-of-turn token."""
+        ids = self._text.join(expanded(self.parts(messages, **options)))
+        if not answered:
+            return ids
+        tail = self._text.join(expanded(self.continuation([USER], seen_tool=False)))
+        return ids[: len(ids) - len(tail) + 1]
 
     def _split(self, text: str, plain: Mapping[int, str], messages: Sequence[Message]) -> list[Part]:
         images = [
@@ -121,19 +117,6 @@ class OneShot:
         return shown, {ord(mark): string for string, mark in marks.items()}
 
 
-def _masked(messages: Sequence[Message], answers: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
-    """The messages with stand-ins for responses, which the template cannot shorten, and the responses' texts."""
-    bodies: dict[str, str] = {}
-    shown = []
-    for index, (message, answer) in enumerate(zip(messages, answers, strict=True)):
-        if message["role"] == "assistant" and isinstance(message.get("content"), str) and len(message) == 2:
-            mark = chr(ANSWERS + index)
-            bodies[mark] = answer["content"]
-            message = {**message, "content": mark}
-        shown.append(message)
-    return shown, bodies
-
-
 class Run(NamedTuple):
     """A control token (None at the start), the ordinary tokens after it, and the position of the first of these."""
 
@@ -143,11 +126,7 @@ class Run(NamedTuple):
 
 
 def compare(
-    ids: list[int],
-    references: Iterable[list[int]],
-    text: PlainText,
-    headers: Sequence[TemplateText],
-    mode: SanityCheck,
+    ids: list[int], references: Iterable[list[int]], text: PlainText, headers: Sequence[TemplateText], mode: SanityCheck
 ) -> None:
     """Accept ids that equal a reference, but for how the model split its own text; raises EncodingError otherwise."""
     differences = []
@@ -156,8 +135,21 @@ def compare(
         if at is None:
             return
         differences.append((at, reference))
-    at, closest = max(differences, key=lambda difference: difference[0][0])
-    raise EncodingError(_explained(ids, closest, at, text))
+    (ours, theirs), closest = max(differences, key=lambda difference: difference[0][0])
+
+    def shown(tokens: list[int], position: int) -> str:
+        if position >= len(tokens):
+            return "nothing more"
+        return f"token {tokens[position]} {text.decode([tokens[position]])!r}"
+
+    raise EncodingError(
+        f"the tokens differ from the chat template's one-shot encoding at position {ours}: they have "
+        f"{shown(ids, ours)}, the template gives {shown(closest, theirs)}; after "
+        f"{text.decode(ids[max(0, ours - CONTEXT) : ours])!r} they continue with "
+        f"{text.decode(ids[ours : ours + CONTEXT])!r}, the template with "
+        f"{text.decode(closest[theirs : theirs + CONTEXT])!r}. If the difference is intended, set "
+        "tokenization_sanity_check to ignore_strippable (ignores white space) or disable"
+    )
 
 
 def _first_difference(
@@ -170,7 +162,7 @@ def _first_difference(
     for a, b in zip(ours, theirs, strict=False):
         if a.control != b.control:
             return a.start - 1, b.start - 1
-        if a.plain != b.plain and not _same(a.plain, b.plain, text, mode, _is_answer(ids, a, text, headers)):
+        if a.plain != b.plain and not _same(ids, a, b, text, headers, mode):
             pairs = enumerate(zip(a.plain, b.plain, strict=False))
             common = next((k for k, (x, y) in pairs if x != y), min(len(a.plain), len(b.plain)))
             return a.start + common, b.start + common
@@ -180,20 +172,17 @@ def _first_difference(
     return ours[last].start + len(ours[last].plain), theirs[last].start + len(theirs[last].plain)
 
 
-def _same(ours: list[int], theirs: list[int], text: PlainText, mode: SanityCheck, answer: bool) -> bool:
-    a, b = text.decode(ours), text.decode(theirs)
+def _same(
+    ids: list[int], ours: Run, theirs: Run, text: PlainText, headers: Sequence[TemplateText], mode: SanityCheck
+) -> bool:
+    """Whether the texts are the same, and follow a generation header, so the model may have split them otherwise."""
+    a, b = text.decode(ours.plain), text.decode(theirs.plain)
     if mode == "ignore_strippable":
         return "".join(a.split()) == "".join(b.split())
-    return answer and a == b
-
-
-def _is_answer(ids: list[int], run: Run, text: PlainText, headers: Sequence[TemplateText]) -> bool:
-    """Whether the run's ordinary tokens follow a generation header, so the model may have written them."""
-    before = ids[: run.start]
-    return any(
-        before[-len(header.ids) :] == list(header.ids) and text.decode(run.plain).startswith(header.tail)
+    before = ids[: ours.start]
+    return a == b and any(
+        header.ids and before[-len(header.ids) :] == list(header.ids) and a.startswith(header.tail)
         for header in headers
-        if header.ids
     )
 
 
@@ -205,21 +194,3 @@ def _runs(ids: Sequence[int], text: PlainText) -> list[Run]:
         else:
             runs[-1].plain.append(token)
     return runs
-
-
-def _explained(ids: list[int], reference: list[int], at: tuple[int, int], text: PlainText) -> str:
-    ours, theirs = at
-
-    def shown(tokens: list[int], position: int) -> str:
-        if position >= len(tokens):
-            return "nothing more"
-        return f"token {tokens[position]} {text.decode([tokens[position]])!r}"
-
-    return (
-        f"the tokens differ from the chat template's one-shot encoding at position {ours}: they have "
-        f"{shown(ids, ours)}, the template gives {shown(reference, theirs)}; after "
-        f"{text.decode(ids[max(0, ours - CONTEXT) : ours])!r} they continue with "
-        f"{text.decode(ids[ours : ours + CONTEXT])!r}, the template with "
-        f"{text.decode(reference[theirs : theirs + CONTEXT])!r}. If the difference is intended, set "
-        "tokenization_sanity_check to ignore_strippable (ignores white space) or disable"
-    )

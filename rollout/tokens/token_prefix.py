@@ -92,9 +92,9 @@ class TokenPrefix(Sequence[int]):
     def to_numpy(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The ids as a new int32 array."""
         # The buffer cannot grow while an array shares its memory, so the array is copied under the lock.
-        ids = self._buffer.ids
         with self._buffer.lock:
-            return np.frombuffer(ids, np.int32)[: self._length].copy() if self._length else _NOTHING.copy()
+            ids = self._buffer.ids
+            return np.frombuffer(ids, np.int32)[: self._length].copy() if ids else np.empty(0, np.int32)
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, list | tuple | TokenPrefix):
@@ -109,9 +109,6 @@ class TokenPrefix(Sequence[int]):
 
     def __reduce__(self) -> Any:
         return list, (self.tolist(),)
-
-
-_NOTHING = np.empty(0, np.int32)
 
 
 def _array(ids: Iterable[int]) -> array[int]:

@@ -11,9 +11,9 @@ import pytest
 
 from rollout.errors import ConfigError
 from rollout.play.runtime import close_runtimes, get_runtime
-from rollout.players import launch
-from rollout.players.launch import _accept
+from rollout.players import process as launch
 from rollout.players.manager import PlayerProcesses
+from rollout.players.process import _accept
 from tests.fixtures.playing import play_batches, sample_bytes
 from tests.fixtures.rollout_args import rollout_args
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from rollout import continuous, fixed_turn
-from rollout.bridge.processes import process_count
+from rollout.bridge.checks import process_count
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
 from rollout.evaluate import evaluate
 from rollout.play.runtime import Runtime, close_runtimes, get_runtime
 from rollout.players import manager
-from rollout.players.launch import Launched, launch
 from rollout.players.manager import MAX_DEATHS, PlayerProcesses
+from rollout.players.process import Launched, launch
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays, sample_bytes

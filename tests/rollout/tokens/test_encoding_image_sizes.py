@@ -12,7 +12,7 @@ from PIL import Image
 from advantage.training.images import expand
 from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.tokens.processor import build_qwen_processor
+from rollout.tokens.images import build_qwen_processor
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import SETTINGS, picture, processor

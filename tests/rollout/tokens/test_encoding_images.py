@@ -16,7 +16,7 @@ from PIL import Image
 
 from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.tokens.processor import load_processor
+from rollout.tokens.images import load_processor
 from rollout.turn import Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.tokenizers import real_tokenizer
