@@ -2,8 +2,7 @@
 
 Invariant: a session never reconnects. A server that was restarted accepts steps on a new socket without an error, but
 plays another game. A closed socket, a late reply or a frame that breaks the protocol therefore ends the session for
-good, with an `EnvironmentFault`. The client of the package openenv (0.10.0) does otherwise: it reconnects, takes a
-surplus reply for that to the next request, and passes on any `reward` and `done`.
+good, with an `EnvironmentFault`.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -102,13 +101,11 @@ class Session:
         frame = write_frame(Request.STEP, action)
         if len(frame) > MAX_REQUEST_BYTES:
             raise RejectedError("the answer is too long")
-        rejections = {ErrorCode.VALIDATION_ERROR}
-        if self._settings.execution_error == "invalid":
-            rejections.add(ErrorCode.EXECUTION_ERROR)
         try:
             return self._ask(Request.STEP, frame)
         except ErrorReply as error:
-            if error.code in rejections:
+            excused = error.code == ErrorCode.EXECUTION_ERROR and self._settings.execution_error == "invalid"
+            if excused or error.code == ErrorCode.VALIDATION_ERROR:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
 
@@ -187,7 +184,8 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
                 session.close()
                 raise
         if full is None:
-            raise lost or EnvironmentFault("env.url is empty")
+            assert lost is not None  # there is at least one server
+            raise lost
         if time.monotonic() >= deadline:
             raise EnvironmentFault(
                 f"no session of {', '.join(settings.urls)} became free within {settings.capacity_timeout_s:g} s "
@@ -198,10 +196,9 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
         pause = min(2 * pause, MAX_PAUSE_S)
 
 
-def spread(urls: tuple[str, ...], seed: int) -> Iterator[str]:
-    """Yield all servers, beginning with the one whose turn it is."""
-    first = seed % len(urls)
-    yield from (*urls[first:], *urls[:first])
+def spread(urls: tuple[str, ...], seed: int) -> tuple[str, ...]:
+    """Return all servers, beginning with the one whose turn it is."""
+    return urls[seed % len(urls) :] + urls[: seed % len(urls)]
 
 
 def is_local(url: str) -> bool:
@@ -268,9 +265,9 @@ def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
             check_unchanged(_WHAT, schemas, settings, url)
             return schemas["action"]
         since = _gone_since.setdefault(settings.urls, time.monotonic())
-        known = first_seen(_WHAT, settings) is not None
-        if not known or time.monotonic() >= since + settings.capacity_timeout_s:
-            raise lost or EnvironmentFault("env.url is empty")
+        if first_seen(_WHAT, settings) is None or time.monotonic() >= since + settings.capacity_timeout_s:
+            assert lost is not None  # there is at least one server
+            raise lost
         time.sleep(POLL_S)
 
 
@@ -280,11 +277,7 @@ def first_seen(what: str, settings: OpenEnvSettings) -> Any:
 
 
 def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) -> None:
-    """Compare with what the servers said first.
-
-    Raises:
-        EnvironmentFault: it differs.
-    """
+    """Compare with what the servers said first; raises EnvironmentFault if it differs."""
     if _first.setdefault((what, settings.urls), value) != value:
         raise EnvironmentFault(
             f"the {what} of {url} are not those that this run began with; if this is meant, restart the run"

@@ -49,7 +49,19 @@ class OpenEnvTools(ToolEnv):
             ToolSpec(read_schema(tool, label), functools.partial(self._call, tool["name"]), source=label)
             for tool in known
         ]
-        super().__init__(Question(""), specs, _tool_settings(settings), task, seed)
+        call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
+        tool_settings = ToolSettings(
+            instruction=settings.instruction,
+            prompt_template=settings.prompt_template,
+            tools_in=settings.tools_in,
+            max_steps=settings.max_steps or UNLIMITED_STEPS,
+            max_calls=settings.max_calls,
+            timeout_s=call_s,
+            turn_timeout_s=call_s * settings.max_calls,
+            format_penalty=settings.format_penalty,
+            deterministic=settings.deterministic,
+        )
+        super().__init__(Question(""), specs, tool_settings, task, seed)
 
     def reset(self) -> Observation:
         self.close()
@@ -138,19 +150,4 @@ def _is_tool(tool: Any) -> bool:
         and isinstance(tool.get("name"), str)
         and isinstance(tool.get("input_schema"), Mapping)
         and isinstance(tool.get("description"), str | None)
-    )
-
-
-def _tool_settings(settings: OpenEnvSettings) -> ToolSettings:
-    call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
-    return ToolSettings(
-        instruction=settings.instruction,
-        prompt_template=settings.prompt_template,
-        tools_in=settings.tools_in,
-        max_steps=settings.max_steps or UNLIMITED_STEPS,
-        max_calls=settings.max_calls,
-        timeout_s=call_s,
-        turn_timeout_s=call_s * settings.max_calls,
-        format_penalty=settings.format_penalty,
-        deterministic=settings.deterministic,
     )

@@ -133,18 +133,16 @@ def _in_tags(text: str, start: int, limit: int) -> Calls:
 
 def _block(text: str, start: int) -> tuple[Call | str, int]:
     """Return the call after a tag, and where its text ends; `start` if that is unknown."""
-    if _FUNCTION.match(text, start):
-        return _markup(text, start)
+    if head := _FUNCTION.match(text, start):
+        return _markup(text, head, start)
     value, end, error = decode(text, start)
     if error:
         return error, start
     return read_call(value) if _closed(text, end) else _UNCLOSED, end
 
 
-def _markup(text: str, start: int) -> tuple[Call | str, int]:
+def _markup(text: str, head: re.Match[str], start: int) -> tuple[Call | str, int]:
     """Return the call in `<function=name><parameter=key>value</parameter></function>`, and where its text ends."""
-    head = _FUNCTION.match(text, start)
-    assert head is not None
     end = text.find(_FUNCTION_END, head.end())
     if end < 0:
         return f"the call of {short(head[1])} has no {_FUNCTION_END}", start
@@ -182,12 +180,18 @@ def _bare(text: str, start: int, limit: int) -> Calls:
         return Calls()
     begin = start + len(body) - len(body.lstrip())
     span = (begin, start + len(body.rstrip()))
-    values, error = _sequence(content, limit + 1)
+    values, error, position = list[Any](), "", 0
+    while position < len(content) and len(values) <= limit and not error:
+        value, end, error = decode(content, position)
+        if not error:
+            values += value if isinstance(value, list) else [value]
+            separator = _SEPARATOR.match(content, end)
+            position = separator.end() if separator is not None else end
     if not any(_looks_like_call(value) for value in values):
         # JSON without a tool's name is a final answer; broken JSON that starts like a call is a broken call.
         return Calls(errors=(error,), span=span) if error and re.match(r'[\[\s]*\{\s*"name"', content) else Calls()
     found: list[Call | str] = [read_call(value) for value in values[:limit]]
-    return _collected(found + [error] * bool(error), span, cut=len(values) > limit)
+    return _collected(found + [error] * bool(error and len(values) <= limit), span, cut=len(values) > limit)
 
 
 def _unwrapped(body: str) -> str:
@@ -200,23 +204,14 @@ def _unwrapped(body: str) -> str:
     return body.strip()
 
 
-def _sequence(content: str, limit: int) -> tuple[list[Any], str]:
-    values: list[Any] = []
-    position = 0
-    while position < len(content) and len(values) < limit:
-        value, end, error = decode(content, position)
-        if error:
-            return values, error
-        values += value if isinstance(value, list) else [value]
-        separator = _SEPARATOR.match(content, end)
-        position = separator.end() if separator is not None else end
-    return values[:limit], ""
-
-
 def _looks_like_call(value: Any) -> bool:
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
+    value = _unpacked(value)
     return isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
+
+
+def _unpacked(value: Any) -> Any:
+    """Return what is inside of `{"function": {...}}`, OpenAI's form."""
+    return value["function"] if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
 
 
 def _collected(found: list[Call | str], span: tuple[int, int], cut: bool) -> Calls:
@@ -246,8 +241,7 @@ def decode_whole(text: str) -> tuple[Any, str]:
 
 def read_call(value: Any) -> Call | str:
     """Return a decoded value as a call, or what is wrong with it."""
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
+    value = _unpacked(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return f"a call has the form {_FORM}, got {short(value)}"
     arguments = value.get("arguments", value.get("parameters", {}))

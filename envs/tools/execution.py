@@ -46,11 +46,6 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
     """
     if _still_hung(name) >= MAX_HUNG:
         raise ToolTimeout(f"{name} is out of order: {MAX_HUNG} of its calls never ended")
-    value = _wait(name, *_in_thread(name, function, arguments), timeout_s)
-    return _wait(name, *_on_loop(name, value), timeout_s) if inspect.iscoroutine(value) else value
-
-
-def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Future[Any], _GiveUp]:
     future: Future[Any] = Future()
 
     def work() -> None:
@@ -61,7 +56,8 @@ def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, 
 
     thread = threading.Thread(target=work, name=f"tool-{name}", daemon=True)
     thread.start()
-    return future, lambda: _leave(name, thread.is_alive)
+    value = _wait(name, future, lambda: _leave(name, thread.is_alive), timeout_s)
+    return _wait(name, *_on_loop(name, value), timeout_s) if inspect.iscoroutine(value) else value
 
 
 def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any], _GiveUp]:
@@ -163,11 +159,11 @@ def _retire(loop: asyncio.AbstractEventLoop, waiting: str) -> None:
         thread = _threads.pop(loop)
     task = asyncio.current_task(loop)
     _leave(_owners.get(task, waiting) if task is not None else waiting, thread.is_alive)
-    loop.call_soon_threadsafe(lambda: loop.create_task(_drain(loop)))
 
+    async def drain() -> None:
+        others = asyncio.all_tasks(loop) - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=DRAIN_S)
+        loop.stop()
 
-async def _drain(loop: asyncio.AbstractEventLoop) -> None:
-    others = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others, timeout=DRAIN_S)
-    loop.stop()
+    loop.call_soon_threadsafe(lambda: loop.create_task(drain()))

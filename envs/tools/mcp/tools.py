@@ -134,11 +134,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def mcp_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all connections of this process, in a thread that runs no tool's code.
-
-    Raises:
-        MissingDependencyError: the package mcp is not installed.
-    """
+    """Return the event loop of all connections of this process, in a thread that runs no tool's code."""
     global _loop
     for client in ("stdio", "streamable_http"):  # here, because it takes seconds
         import_extra(f"mcp.client.{client}", "an MCP tool", "mcp")
