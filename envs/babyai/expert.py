@@ -37,8 +37,12 @@ class Expert:
         self._plan(game.actions.done)
 
     def advice(self) -> int:
-        """Return the index of the action to take now."""
-        return self._wander() if self._advice is None else self._advice
+        """Return the index of the action to take now; without a plan, walk on if possible, turning now and then."""
+        if self._advice is not None:
+            return self._advice
+        game, ahead = self._game, self._game.grid.get(*self._game.front_pos)
+        free = ahead is None or ahead.can_overlap()
+        return int(game.actions.forward if free and game.step_count % 5 else game.actions.right)
 
     def watch(self, action: int) -> None:
         """Record the action that the game executed; the game must still be running."""
@@ -71,13 +75,6 @@ class Expert:
         except _BROKEN_PLAN:
             return None
         return None if suggestion == self._game.actions.done else int(suggestion)
-
-    def _wander(self) -> int:
-        """Walk straight on if possible, turning now and then; used while there is no plan."""
-        game = self._game
-        ahead = game.grid.get(*game.front_pos)
-        free = ahead is None or ahead.can_overlap()
-        return int(game.actions.forward if free and game.step_count % 5 else game.actions.right)
 
 
 class _Planner(BabyAIBot):

@@ -7,13 +7,12 @@ The mixed tasks draw random numbers in the order of the fork that BALROG uses (B
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import minigrid  # registers its levels with gymnasium
 from gymnasium.envs.registration import load_env_creator
-from minigrid.core.world_object import WorldObj
 from minigrid.envs.babyai.core import roomgrid_level, verifier
 from minigrid.envs.babyai.core.levelgen import LevelGen
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
@@ -43,8 +42,16 @@ def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
     if goal in MIXED_GOALS:
         return _without_image(MixedLocalLevel)(goal, num_dists=num_dists or 0)
     names = level_names()
+    if task not in names and not names:
+        raise ConfigError(
+            f"BabyAI task {task!r} is not one of {', '.join(MIXED_GOALS)}, and the installed minigrid "
+            f"{minigrid.__version__} registers no levels with gymnasium, like the fork that BALROG installs; in an "
+            "environment without BALROG: pip install 'slime-verlog[envs]'"
+        )
     if task not in names:
-        raise ConfigError(_unknown_task(task, names))
+        known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
+        hint = did_you_mean(task, known, f"for example {', '.join(MIXED_GOALS)}, GoToObj", cutoff=0.5)
+        raise ConfigError(f"unknown BabyAI task {task!r}; {hint}")
     spec = gymnasium.spec(names[task])
     level_class: Any = load_env_creator(str(spec.entry_point))
     if num_dists is None:
@@ -60,18 +67,6 @@ def level_names() -> dict[str, str]:
     ids = [name for name in gymnasium.registry if name.startswith("BabyAI-")]
     short = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
     return {**short, **{name: name for name in ids}}
-
-
-def _unknown_task(task: str, names: dict[str, str]) -> str:
-    if not names:
-        return (
-            f"BabyAI task {task!r} is not one of {', '.join(MIXED_GOALS)}, and the installed minigrid "
-            f"{minigrid.__version__} registers no levels with gymnasium, like the fork that BALROG installs; in an "
-            "environment without BALROG: pip install 'slime-verlog[envs]'"
-        )
-    known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
-    hint = did_you_mean(task, known, f"for example {', '.join(MIXED_GOALS)}, GoToObj", cutoff=0.5)
-    return f"unknown BabyAI task {task!r}; {hint}"
 
 
 @functools.cache
@@ -148,17 +143,14 @@ class MixedLocalLevel(LevelGen):
             return verifier.GoToInstr(target), reachable
         if goal == "pickup":
             return verifier.PickupInstr(target), reachable
-        other = self._draw_other(objects, first)
+        kind = (first.type, first.color)
+        twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
+        second: Any = self._rand_elem(objects)
+        while not twins and (second.type, second.color) == kind:
+            second = self._rand_elem(objects)
+        other = verifier.ObjDesc(second.type, second.color)
         if goal == "putnext":
             return verifier.PutNextInstr(target, other), reachable
         pick_up, go_to = verifier.PickupInstr(target), verifier.GoToInstr(other)
         before = self._rand_elem(("Before", "After")) == "Before"
         return (verifier.BeforeInstr(pick_up, go_to) if before else verifier.AfterInstr(go_to, pick_up)), reachable
-
-    def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> verifier.ObjDesc:
-        kind = (first.type, first.color)
-        twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
-        other: Any = self._rand_elem(objects)
-        while not twins and (other.type, other.color) == kind:
-            other = self._rand_elem(objects)
-        return verifier.ObjDesc(other.type, other.color)

@@ -200,16 +200,13 @@ def _stock(item: str, count: int, achievement: str) -> _Goal:
     return goal
 
 
-def _place_a_stone(world: World) -> str | None:
-    if world.player.achievements["place_stone"] or not world.player.inventory["stone"]:
-        return None
-    return act_before(world, "Place Stone", lambda *_: True)
+def _once(achievement: str, item: str, act: _Goal) -> _Goal:
+    """Make the goal to reach an achievement for the first time, with an item that it takes."""
 
+    def goal(world: World) -> str | None:
+        return act(world) if world.player.inventory[item] and not world.player.achievements[achievement] else None
 
-def _dig_diamond(world: World) -> str | None:
-    if world.player.achievements["collect_diamond"] or not world.player.inventory["iron_pickaxe"]:
-        return None
-    return reach_kind(world, SOURCE["diamond"])
+    return goal
 
 
 _GOALS: dict[str, _Goal] = {
@@ -223,11 +220,11 @@ _GOALS: dict[str, _Goal] = {
     "Wood": _craft("Wood"),
     "wood": _stock("wood", 6, "make_wood_sword"),
     "Stone": _craft("Stone"),
-    "place stone": _place_a_stone,
+    "place stone": _once("place_stone", "stone", lambda world: act_before(world, "Place Stone", lambda *_: True)),
     "stone": _stock("stone", 6, "make_stone_sword"),
     "grow": _grow,
     "Iron": _craft("Iron"),
-    "diamond": _dig_diamond,
+    "diamond": _once("collect_diamond", "iron_pickaxe", lambda world: reach_kind(world, SOURCE["diamond"])),
     "zombie": _meet(ZOMBIE, "defeat_zombie"),
     "skeleton": _meet(SKELETON, "defeat_skeleton"),
 }

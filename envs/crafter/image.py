@@ -13,7 +13,6 @@ import numpy as np
 from crafter import constants, engine
 from PIL import Image
 
-from envs.crafter.world.grid import Being
 from envs.crafter.world.player import Plant, Player
 from envs.crafter.world.rules import KIND_NAMES, MATERIAL_ID, PLAYER, STRIDE
 from envs.crafter.world.world import NOISE_SHAPE, Arrow, World
@@ -132,7 +131,10 @@ def _look(world: World) -> np.ndarray:
     for column, row in np.argwhere(_crop(world, world.kinds) >= PLAYER).tolist():
         being = world.beings_at[(west + column) * STRIDE + north + row]
         assert being is not None
-        figures[column, row] = _FIGURE_NUMBER[_name_texture(being)]
+        name = "plant-ripe" if isinstance(being, Plant) and being.ripe else KIND_NAMES[being.kind]
+        if isinstance(being, Player | Arrow):
+            name = "player-sleep" if isinstance(being, Player) and being.sleeping else f"{name}-{_SIDES[being.facing]}"
+        figures[column, row] = _FIGURE_NUMBER[name]
     return _crop(world, world.materials) * len(_FIGURES) + figures
 
 
@@ -147,14 +149,6 @@ def _crop(world: World, cells: bytearray) -> np.ndarray:
     west = bytes(_CELLS // 2 * STRIDE + _ROWS // 2)  # the map has its margins of zeros in the east and the south
     start = world.player.x * STRIDE + world.player.y
     return np.frombuffer((west + cells)[start : start + _CELLS * STRIDE], np.uint8).reshape(_CELLS, STRIDE)[:, :_ROWS]
-
-
-def _name_texture(being: Being) -> str:
-    if isinstance(being, Player):
-        return "player-sleep" if being.sleeping else f"player-{_SIDES[being.facing]}"
-    if isinstance(being, Arrow):
-        return f"arrow-{_SIDES[being.facing]}"
-    return "plant-ripe" if isinstance(being, Plant) and being.ripe else KIND_NAMES[being.kind]
 
 
 def _draw_even(world: World, daylight: float) -> np.ndarray:

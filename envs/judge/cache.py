@@ -57,7 +57,13 @@ class VerdictCache:
         except sqlite3.OperationalError:  # locked, full or not writable, but not damaged
             raise
         except sqlite3.DatabaseError as error:
-            self._set_aside(seen, error)
+            with open(f"{self._path}.lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self._identity() == seen:  # else another process has just renamed it
+                    logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged", self._path, error)
+                    for ending in _BESIDE:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.replace(f"{self._path}{ending}", f"{self._path}.damaged{ending}")
         return self._using(use)
 
     def _using(self, use: Callable[[sqlite3.Connection], T]) -> T:
@@ -67,14 +73,3 @@ class VerdictCache:
 
     def _identity(self) -> int | None:
         return self._path.stat().st_ino if self._path.exists() else None
-
-    def _set_aside(self, seen: int | None, error: sqlite3.DatabaseError) -> None:
-        """Rename the damaged file, unless another process has just done so."""
-        with open(f"{self._path}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if self._identity() != seen:
-                return
-            logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged", self._path, error)
-            for ending in _BESIDE:
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(f"{self._path}{ending}", f"{self._path}.damaged{ending}")

@@ -114,7 +114,15 @@ class JudgeClient:
                     raise JudgeError(f"HTTP {response.status}: {body[:300]}")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise JudgeError(f"{type(error).__name__}: {error}") from error
-        return _text_of(body, self.settings.api)
+        api = self.settings.api
+        try:
+            answer = json.loads(body)
+            text = answer["text"] if api == "sglang" else answer["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+            raise JudgeError(f"the answer is not what {_PATHS[api]} returns: {body[:200]}") from error
+        if not isinstance(text, str):
+            raise JudgeError(f"the answer holds no text, got {text!r:.100}")
+        return text
 
     def _base(self) -> str:
         return self.settings.url.rstrip("/").removesuffix("/v1")
@@ -149,17 +157,6 @@ class JudgeClient:
 
 class _Refused(JudgeError):
     """The server refused the request, so repeating it is useless."""
-
-
-def _text_of(body: str, api: str) -> str:
-    try:
-        answer = json.loads(body)
-        text = answer["text"] if api == "sglang" else answer["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise JudgeError(f"the answer is not what {_PATHS[api]} returns: {body[:200]}") from error
-    if not isinstance(text, str):
-        raise JudgeError(f"the answer holds no text, got {text!r:.100}")
-    return text
 
 
 class JudgeTokenizer:
@@ -225,11 +222,7 @@ def served_model(url: str, api: str, headers: dict[str, str], seconds: float) ->
 
 
 def ask_server(address: str, seconds: float, headers: dict[str, str] | None = None) -> Any:
-    """Return the JSON at an address.
-
-    Raises:
-        JudgeError: it cannot be read.
-    """
+    """Return the JSON at an address; raises JudgeError if it cannot be read."""
     try:
         request = urllib.request.Request(address, headers=headers or {})
         with urllib.request.urlopen(request, timeout=seconds) as response:

@@ -48,11 +48,7 @@ TASKS = {
 
 
 def find_shape(task: str) -> Shape:
-    """Return the shape of a task's levels.
-
-    Raises:
-        ConfigError: unknown task.
-    """
+    """Return the shape of a task's levels; raises ConfigError for an unknown task."""
     if task not in TASKS:
         hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
         raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
@@ -116,7 +112,12 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
     best: tuple[int, int, int] | None = None
     last = ""
     for _ in range(30 * boxes.bit_count()):
-        pulls = _pulls(room, boxes, region)
+        free = room.floor & ~boxes
+        pulls = [  # the direction in which the player drags, and the box's cell before
+            (name, cell)
+            for name, stride in room.strides.items()
+            for cell in each(boxes & shift(region, -stride) & shift(free, -2 * stride))
+        ]
         if not pulls:
             break
         same = [pull for pull in pulls if pull[0] == last] if rng.randint(2) else []
@@ -131,16 +132,6 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
         return None
     places = list(each(best[2]))
     return room, State(places[rng.randint(len(places))], best[1])
-
-
-def _pulls(room: Room, boxes: int, region: int) -> list[tuple[str, int]]:
-    """Return the possible pulls: the direction in which the player drags, and the box's cell before."""
-    free = room.floor & ~boxes
-    return [
-        (name, cell)
-        for name, stride in room.strides.items()
-        for cell in each(boxes & shift(region, -stride) & shift(free, -2 * stride))
-    ]
 
 
 def read_level(path: str, seed: int) -> tuple[Room, State]:

@@ -167,7 +167,6 @@ class CorpusIndex:
             part.unlink(missing_ok=True)
 
     def _passages(self) -> Iterator[tuple[str, str, str]]:
-        """Yield title, text and id of each line; the line's number stands in for a missing id."""
         try:
             with open(self.corpus, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -178,6 +177,7 @@ class CorpusIndex:
 
 
 def _read_passage(line: bytes, number: int, where: str) -> tuple[str, str, str]:
+    """Return title, text and id of a line; the line's number stands in for a missing id."""
     if number == 1 and line.startswith(_BYTE_ORDER_MARKS):
         raise ConfigError(f"{where}: the file begins with a byte order mark; save it as UTF-8 without one")
     try:

@@ -55,14 +55,10 @@ def _prepare_noise() -> Noise:
 def generate(random: np.random.RandomState) -> tuple[np.ndarray, Creatures]:
     """Draw a world: (material of each cell, flat and x-major, uint8; creatures without the player)."""
     noise = _prepare_noise().sample(int(random.randint(0, 2**31 - 1)))
-    layers = dict(zip(_LAYERS, noise.reshape(len(_LAYERS), -1), strict=True))
-    land, tunnels = _shape_land(layers, random.random_sample)
-    return land, _scatter_creatures(land, tunnels, random.random_sample)
-
-
-def _shape_land(layers: dict[str, np.ndarray], uniform: Callable[[], float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return materials and the mask of tunnels."""
-    start, water, mountain = _elevation(layers)
+    layers, uniform = dict(zip(_LAYERS, noise.reshape(len(_LAYERS), -1), strict=True)), random.random_sample
+    start = 1 / (1 + np.exp(-(4 - _DISTANCE + 2 * layers["start"])))  # weight of the starting meadow
+    water = layers["water"] + 0.15 * layers["ripples"] + 0.1 - 2 * start
+    mountain = (layers["mountain"] + 0.3 * layers["crags"]) / 1.3 - (4 * start + 0.3 * water)
     land = np.full(SIZE * SIZE, _ID["grass"], np.uint8)
     wild = start <= 0.5
     tunnels, lots = _carve(layers, land, wild & (mountain > 0.15), mountain)
@@ -76,16 +72,7 @@ def _shape_land(layers: dict[str, np.ndarray], uniform: Callable[[], float]) -> 
             if uniform() > threshold:
                 land[cell] = material
                 break
-    return land, tunnels
-
-
-def _elevation(layers: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weights of the starting meadow, of water and of mountains for each cell."""
-    start = 4 - _DISTANCE + 2 * layers["start"]
-    start = 1 / (1 + np.exp(-start))
-    water = layers["water"] + 0.15 * layers["ripples"] + 0.1 - 2 * start
-    mountain = (layers["mountain"] + 0.3 * layers["crags"]) / 1.3 - (4 * start + 0.3 * water)
-    return start, water, mountain
+    return land, _scatter_creatures(land, tunnels, uniform)
 
 
 def _carve(

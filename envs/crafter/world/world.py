@@ -87,19 +87,15 @@ class Skeleton(Monster):
             if self.move((-dx, -dy)):
                 return
         if distance <= 5 and uniform() < 0.5:
-            self._shoot(self.toward(player))
+            dx, dy = self.toward(player)
+            x, y = self.x + dx, self.y + dy
+            if not self.cooldown and (dx or dy) and self.world.is_free(x * STRIDE + y, Arrow.walkable):
+                self.world.add(Arrow(self.world, x, y, (dx, dy)))
+                self.cooldown = 4
         elif distance <= 8 and uniform() < 0.3:
             self.move(self.toward(player, uniform() < 0.6))
         elif uniform() < 0.2:
             self.move_randomly()
-
-    def _shoot(self, direction: Direction) -> None:
-        if self.cooldown > 0 or direction == (0, 0):
-            return
-        x, y = self.x + direction[0], self.y + direction[1]
-        if self.world.is_free(x * STRIDE + y, Arrow.walkable):
-            self.world.add(Arrow(self.world, x, y, direction))
-            self.cooldown = 4
 
 
 class Arrow(Creature):

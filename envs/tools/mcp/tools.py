@@ -48,24 +48,21 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
             listing = server.offered()
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}") from error
-        server.specs = server.specs or tuple(_spec(server, tool, listing, timeout_s) for tool in listing.values())
+        server.specs = server.specs or tuple(
+            ToolSpec(
+                read_schema(tool, settings.label, settings.prefix),
+                functools.partial(server.call, name) if shared else EpisodeTool,
+                {} if shared else {"settings": settings, "known": listing, "tool": name},
+                timeout_s,
+                create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
+                deterministic=settings.deterministic,
+                source=settings.label,
+            )
+            for name, tool in listing.items()
+        )
         if not shared:
             server.close()
     return server.specs
-
-
-def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any], timeout_s: float | None) -> ToolSpec:
-    settings, name = server.settings, tool["name"]
-    own = settings.scope == "episode"
-    return ToolSpec(
-        read_schema(tool, settings.label, settings.prefix),
-        EpisodeTool if own else functools.partial(server.call, name),
-        {"settings": settings, "known": listing, "tool": name} if own else {},
-        timeout_s,
-        create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
-        deterministic=settings.deterministic,
-        source=settings.label,
-    )
 
 
 def read_schema(tool: Mapping[str, Any], label: str, prefix: str = "") -> Schema:
