@@ -1,10 +1,8 @@
 """Reads the Dockerfiles that need no build: a known base image, `COPY` of files, and settings.
 
-`read_image` refuses every other instruction by its line. For an image that was built and exported, `read_exported`
-takes only what the export does not hold: working directory, variables and user.
+`read_image` refuses every other instruction by its line.
 """
 
-import contextlib
 import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -82,18 +80,6 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
     return image
 
 
-def read_exported(text: str) -> Image:
-    """The settings of a built image's last stage, as far as they can be read."""
-    image = Image(variables={"PATH": PATH})
-    for step in read_instructions(text):
-        if step.name == "FROM":
-            image = Image(variables={"PATH": PATH})
-        elif step.name in ("ENV", "WORKDIR", "USER"):
-            with contextlib.suppress(UnsupportedLine):
-                image = with_setting(step, image, image.variables)
-    return image
-
-
 def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images: Sequence[str]) -> None:
     name = (step.arguments.split() or [""])[0]
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images):
@@ -127,7 +113,12 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
         UnsupportedLine: it cannot be read.
     """
     if step.name == "ENV":
-        return replace(image, variables={**image.variables, **_read_env(step, variables)})
+        name = "".join(step.rest.split()[:1])
+        if "=" in name:
+            given = {name: value for name, _, value in (word.partition("=") for word in step.words(variables))}
+        else:  # the old form, ENV NAME the whole rest
+            given = {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
+        return replace(image, variables={**image.variables, **given})
     if not step.arguments:
         raise UnsupportedLine(f"{step.line} has no argument")
     value = " ".join(step.words(variables))
@@ -135,14 +126,6 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
         return replace(image, user=value.split(":")[0] or "root")
     folder = _absolute(step, value, image.folder)
     return replace(image, folder=folder, folders=(*image.folders, folder))
-
-
-def _read_env(step: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
-    name = "".join(step.rest.split()[:1])
-    if "=" not in name:  # the old form, ENV NAME the whole rest
-        return {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
-    pairs = (word.partition("=") for word in step.words(variables))
-    return {name: value for name, _, value in pairs}
 
 
 def _absolute(step: Instruction, path: str, folder: str) -> str:

@@ -19,10 +19,7 @@ from envs.tools.results import clip
 
 ANY = "*"
 """Task that draws one of those that `include` and `exclude` select."""
-_DESCRIPTIONS = {
-    "run": "Run a shell command.",
-    "submit": "End the task. The files are checked as they are now.",
-}
+_DESCRIPTIONS = {"run": "Run a shell command.", "submit": "End the task. The files are checked as they are now."}
 
 
 class HarborEnv(ShellEnv[HarborSettings]):
@@ -82,20 +79,12 @@ def build_env(sample: Any, args: Any) -> HarborEnv:
 
 
 def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
-    """The task of this name; for `*`, all that `include` and `exclude` select.
-
-    Raises:
-        ConfigError: there is none, or one of them cannot be played here.
-    """
+    """Read the tasks of `select_folders`; raises ConfigError also for one that cannot be played here."""
     return [read_task(folder, settings) for folder in select_folders(name, settings)]
 
 
 def select_folders(name: str, settings: HarborSettings) -> list[Path]:
-    """The folders of these tasks.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Find the task of this name; for `*`, all that `include` and `exclude` select. Raises ConfigError for none."""
     folders = find_tasks(settings)
     if name != ANY:
         if name not in folders:

@@ -27,7 +27,7 @@ from envs.harbor.places import (
     outside,
     part_of,
 )
-from envs.harbor.settings import EXPORT, HarborSettings
+from envs.harbor.settings import BUILD, HarborSettings
 from envs.harbor.task import HarborTask
 from envs.swe.sandbox.sandbox import Sandbox, python_folders, python_in
 from envs.swe.sandbox.supervise import Limits
@@ -208,7 +208,7 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
     try:
         workspace = Workspace(lambda tree: lay_out(tree, task.places, task.image, context, task.root))
     except UnsupportedLine as error:
-        raise ConfigError(f"{task.name}: {error}; {EXPORT}") from error
+        raise ConfigError(f"{task.name}: {error}; {BUILD}") from error
     for part in () if task.root is not None else python_in(task.places, task.python):
         # Python will be mounted there. The agent must not put anything else there before.
         covered = workspace.tree / str(outside(workspace.tree, task.places, str(part)))

@@ -49,14 +49,19 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
 
     Args:
         context: the task's folder `environment`.
-        root: an exported image, whose own folders outside of the system are among them.
+        root: the files of an image, whose own folders outside of the system are among them.
 
     Raises:
         UnsupportedLine: one of them belongs to the system.
     """
     wanted = {image.folder: f"the working directory {image.folder}", home_of(image.user, root): "the home folder"}
     wanted |= {folder: f"the working directory {folder}" for folder in image.folders}
-    wanted |= {_folder_of(context, copy): copy.line for copy in image.copies}
+    for copy in image.copies:
+        is_folder = copy.into or (context / copy.sources[0]).is_dir()
+        folder = copy.target if is_folder else str(PurePosixPath(copy.target).parent)
+        if folder == "/":
+            raise UnsupportedLine(f"{copy.line} writes into /, which is read-only")
+        wanted[folder] = copy.line
     wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in writable}
     wanted.pop("/", None)
     paths = {_place_of(path, what, root) for path, what in wanted.items()} | set(_ALWAYS)
@@ -65,15 +70,6 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
         paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
     outer = [p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)]
     return tuple(sorted(outer))
-
-
-def _folder_of(context: Path, copy: Copy) -> str:
-    """The folder that a COPY writes into."""
-    is_folder = copy.into or (context / copy.sources[0]).is_dir()
-    folder = copy.target if is_folder else str(PurePosixPath(copy.target).parent)
-    if folder == "/":
-        raise UnsupportedLine(f"{copy.line} writes into /, which is read-only")
-    return folder
 
 
 def _place_of(path: str, what: str, root: Path | None) -> str:
@@ -141,11 +137,7 @@ def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
 
 
 def refuse_dockerignore(line: str, context: Path) -> None:
-    """Refuse a COPY whose folder has a `.dockerignore`.
-
-    Raises:
-        UnsupportedLine: it has one.
-    """
+    """Raise UnsupportedLine about a COPY whose folder has a `.dockerignore`."""
     if (context / ".dockerignore").exists():
         raise UnsupportedLine(f"{line} would obey environment/.dockerignore, which is not supported")
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import Image, read_exported, read_image
+from envs.harbor.dockerfile import Image, read_image
 from envs.harbor.instructions import UnsupportedLine
 from envs.harbor.places import find_places, home_of, refuse_dockerignore
-from envs.harbor.settings import EXPORT, HarborSettings
+from envs.harbor.settings import BUILD, HarborSettings
 from envs.harbor.store import Recipe, find_image
 from envs.harbor.tables import EXCLUDE, Table, check_keys
 
@@ -43,7 +43,7 @@ class HarborTask:
     instruction: str
     image: Image
     root: Path | None
-    """Folder with the exported image; None where this machine's programs are used."""
+    """Folder with the image; None where this machine's programs are used."""
     python: Path
     """Interpreter that is found first where there is no `root`."""
     places: tuple[str, ...]
@@ -91,7 +91,7 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     try:
         return _read_task(folder, settings)
     except UnsupportedLine as error:
-        raise ConfigError(f"{folder.name}: {error}; {EXPORT}") from error
+        raise ConfigError(f"{folder.name}: {error}; {BUILD}") from error
 
 
 def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
@@ -99,8 +99,6 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     check_keys(whole)
     agent, environment, verifier = (whole.table(key) for key in ("agent", "environment", "verifier"))
     root, image = _read_image(folder, environment, settings)
-    if root is not None and not any((root / program).exists() for program in ("bin/bash", "usr/bin/bash")):
-        raise ConfigError(f"{name}: the image {root} has no bin/bash, which commands are run with; {EXCLUDE}")
     image = replace(
         image,
         folder=environment.text("workdir") or image.folder,
@@ -186,19 +184,13 @@ def _recipe(folder: Path, environment: Table) -> Recipe:
 
 
 def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> tuple[Path | None, Image]:
-    """The image's files, if it has its own, and what the Dockerfile says; see `read_exported` about exported images."""
-    root = settings.root(folder.name)
-    has_dockerfile = (folder / "environment" / "Dockerfile").is_file()
-    if root is not None and not has_dockerfile:
-        return root, read_exported("")
+    """The image's files, if it has its own, and what the Dockerfile says."""
     recipe = _recipe(folder, environment)
-    if root is not None:
-        return root, read_exported(recipe.text)
     if settings.images is not None:
         return find_image(recipe, settings)
-    if not has_dockerfile:
+    if not (folder / "environment" / "Dockerfile").is_file():
         built = environment.text("docker_image")
-        raise environment.refusal("docker_image", built, "names an image that must be pulled", EXPORT)
+        raise environment.refusal("docker_image", built, "names an image that must be pulled", BUILD)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
     image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
     if image.copies:

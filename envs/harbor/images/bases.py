@@ -45,11 +45,7 @@ def unfinished(store: Path) -> Iterator[Path]:
 
 
 def source_of(name: str, settings: HarborSettings) -> str:
-    """Where an image comes from, in skopeo's words.
-
-    Raises:
-        ConfigError: `base_sources` does not cover it.
-    """
+    """Where an image comes from, in skopeo's words; raises ConfigError if `base_sources` does not cover it."""
     full = full_name(name)
     for pattern, source in settings.base_sources.items():
         if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(full, pattern):

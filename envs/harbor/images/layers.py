@@ -13,6 +13,7 @@ from envs.swe.sandbox.workspace import give_to_agent, remove_tree
 
 _MAX_LINKS = 40
 """As many as Linux follows."""
+_OPAQUE = "user.overlay.opaque"
 
 
 def inside(tree: Path, path: str) -> Path:
@@ -39,13 +40,8 @@ def inside(tree: Path, path: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of a tree, and those on its way.
-
-    Raises:
-        UnsupportedLine: there is a file in its place.
-    """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
+    """Make a folder of a tree, and those on its way; raises UnsupportedLine if there is a file in its place."""
+    for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         path.mkdir(mode=0o755)
         give_to_agent(path)
     if not folder.is_dir():
@@ -69,7 +65,9 @@ def apply_changes(changes: Path, tree: Path) -> None:
                 else:
                     put(Path(entry.path), target)
                 continue
-            if _is_opaque(entry.path) or target.is_symlink() or not target.is_dir():
+            # The folder of an upper layer that is opaque replaces the one below it.
+            opaque = _OPAQUE in os.listxattr(entry.path) and os.getxattr(entry.path, _OPAQUE) == b"y"
+            if opaque or target.is_symlink() or not target.is_dir():
                 _remove(target)
                 target.mkdir()
             apply_changes(Path(entry.path), target)
@@ -83,9 +81,3 @@ def _remove(path: Path) -> None:
         remove_tree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _is_opaque(folder: str) -> bool:
-    """Whether a folder of an upper layer replaces the one below it."""
-    name = "user.overlay.opaque"
-    return name in os.listxattr(folder) and os.getxattr(folder, name) == b"y"
