@@ -144,11 +144,7 @@ def make_observation(long_term: str, short_term: str = "", images: Sequence[Any]
 
 
 def import_pillow() -> Any:
-    """Return Pillow's module `PIL.Image`.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Return Pillow's module `PIL.Image`; raises MissingDependencyError without Pillow."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -162,20 +158,12 @@ def make_image(pixels: Any) -> Any:
 
 
 def read_env_settings(model: type[S], args: Any) -> S:
-    """Read `args.env`, the YAML's `env:` mapping, as an environment's settings.
-
-    Raises:
-        ConfigError: unknown key, wrong type, or impossible value or combination.
-    """
+    """Read `args.env`, the YAML's `env:` mapping, as `model`; raises ConfigError as `read_settings`."""
     return read_settings(model, getattr(args, "env", None), "env.")
 
 
 def describe_task(sample: Any) -> tuple[str, int]:
-    """Read `(task, seed)` from `sample.metadata`.
-
-    Raises:
-        ConfigError: one of them is missing or has the wrong type.
-    """
+    """Read `(task, seed)` from `sample.metadata`; raises ConfigError if one is missing or has the wrong type."""
     metadata = getattr(sample, "metadata", None) or {}
     task, seed = metadata.get("task"), metadata.get("seed")
     if not isinstance(task, str) or not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:

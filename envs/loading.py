@@ -88,11 +88,7 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
 
 
 def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
-    """Check that a function of an environment can be called, so that the error names its place and not the caller's.
-
-    Raises:
-        ConfigError: it takes other arguments than `form` says.
-    """
+    """Raise ConfigError, with the function's place, unless it can be called as `form` says."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # compiled code may have no signature
@@ -144,11 +140,7 @@ def load_module(path: str, key: str) -> ModuleType:
 
 
 def split_command(command: str | Sequence[str], key: str) -> list[str]:
-    """Return a command as a list of words; a text is split as in a shell.
-
-    Raises:
-        ConfigError: a quotation mark is not closed; names the setting's `key`.
-    """
+    """Return a command as words; a text is split as in a shell. Raises ConfigError, with `key`, if it cannot be."""
     try:
         return shlex.split(command) if isinstance(command, str) else list(command)
     except ValueError as error:

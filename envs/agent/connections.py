@@ -61,11 +61,7 @@ class Listener(web.Server):
             owner.connections -= 1
 
     def assign(self, handler: web.RequestHandler, session: Session) -> None:
-        """Count a connection as one of the session's.
-
-        Raises:
-            RequestError: the session has too many.
-        """
+        """Count a connection as one of the session's; raises RequestError if there are too many."""
         if (owner := self._owners.get(handler)) is session:
             return
         if session.connections >= MAX_CONNECTIONS:

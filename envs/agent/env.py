@@ -94,7 +94,13 @@ class AgentEnv(BaseInteractionEnv):
         try:
             self.run = self._prepared(episode.folder)
             episode.start(self._words, self.run, self.settings)
-            return self._show(self._first_request(episode))
+            waiting = self._await(episode, None)
+            if waiting is None:
+                end, refusal = episode.session.end, episode.session.refusal
+                what = end.words if end else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
+                why = f"; its last request was refused: {refusal}" if refusal else ""
+                raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
+            return self._show(waiting)
         except BaseException:
             self.close()
             raise
@@ -111,15 +117,6 @@ class AgentEnv(BaseInteractionEnv):
         if self.settings.sandbox:
             hand_over(folder)
         return run
-
-    def _first_request(self, episode: _Running) -> Waiting:
-        waiting = self._await(episode, None)
-        if waiting is not None:
-            return waiting
-        end, refusal = episode.session.end, episode.session.refusal
-        what = end.words if end else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
-        why = f"; its last request was refused: {refusal}" if refusal else ""
-        raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
 
     def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is none."""
@@ -281,12 +278,6 @@ def _check_sandbox(python: Path) -> None:
 
 
 def build_env(sample: Any, args: Any) -> AgentEnv:
-    """Return the environment of one episode; `task` and `seed` reach the program and the grader.
-
-    Raises:
-        ConfigError: a wrong setting, or there is no such program or function.
-        MissingDependencyError: `sandbox: true` without bubblewrap.
-        EnvironmentFault: the machine does not let bubblewrap work.
-    """
+    """Return the environment of one episode; `task` and `seed` reach the program and the grader."""
     task, seed = describe_task(sample)
     return AgentEnv(task, seed, read_env_settings(AgentSettings, args))

@@ -116,18 +116,13 @@ def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": sent + said,
     }
-    return {
-        **_head(request, number),
-        "status": "completed",
-        "output": _items(response, request, number),
-        "usage": usage,
-    }
+    output = _items(response, request, number)
+    return {**_head(request, number), "status": "completed", "output": output, "usage": usage}
 
 
 def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
     """Yield the events of a streamed response."""
-    bodies = _events(response, request, number)
-    for count, (kind, data) in enumerate(bodies):
+    for count, (kind, data) in enumerate(_events(response, request, number)):
         body = json.dumps({"type": f"response.{kind}", "sequence_number": count, **data})
         yield f"event: response.{kind}\ndata: {body}\n\n".encode()
 

@@ -123,25 +123,22 @@ class ModelServer:
             case "POST", "/v1/messages/count_tokens":
                 return web.json_response({"input_tokens": (await _read(api, http, session)).tokens})
             case "POST", path if path in APIS:
-                return await _take(api, http, session)
+                waiting = session.arrive(await _read(api, http, session))
             case "GET", "/v1/models":
                 models = [{"id": name, "object": "model", "created": 0} for name in session.models]
                 return web.json_response({"object": "list", "data": models})
-        asked = short(f"{http.method} {http.path}")
-        raise RequestError(f"{asked} is not supported; there are {', '.join(APIS)}", 404)
-
-
-async def _take(api: Api, http: web.BaseRequest, session: Session) -> web.StreamResponse:
-    waiting = session.arrive(await _read(api, http, session))
-    waiting.connections += 1
-    try:
-        return await _respond(api, http, waiting)
-    except RequestError as error:  # the episode is over; the agent is not to blame
-        return _refused(api, error)
-    except ConnectionResetError:
-        return web.Response(status=499)  # the client is gone, so this is not sent
-    finally:
-        session.left(waiting)
+            case _:
+                asked = short(f"{http.method} {http.path}")
+                raise RequestError(f"{asked} is not supported; there are {', '.join(APIS)}", 404)
+        waiting.connections += 1
+        try:
+            return await _respond(api, http, waiting)
+        except RequestError as error:  # the episode is over; the agent is not to blame
+            return _refused(api, error)
+        except ConnectionResetError:
+            return web.Response(status=499)  # the client is gone, so this is not sent
+        finally:
+            session.left(waiting)
 
 
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
@@ -202,11 +199,7 @@ _servers: dict[int, ModelServer] = {}
 
 
 def model_server() -> ModelServer:
-    """Return the server of this process; the first call starts it.
-
-    Raises:
-        EnvironmentFault: the system refuses it a port or a socket.
-    """
+    """Return this process's server, started by the first call; raises EnvironmentFault if that fails."""
     with _lock:
         if os.getpid() not in _servers:
             _servers[os.getpid()] = ModelServer()

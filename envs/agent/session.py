@@ -105,11 +105,7 @@ class Session:
         self._closed = False
 
     def check_room(self, size: int) -> None:
-        """Check that `size` more bytes may be read.
-
-        Raises:
-            RequestError: the budget is used up.
-        """
+        """Check that `size` more bytes may be read; raises RequestError if the budget is used up."""
         limit = f"{self.max_bytes / (1 << 20):g} MiB (env.request_mb)"
         if size > self.max_bytes:
             raise RequestError(f"the request has more than {limit}", 413)
@@ -154,8 +150,7 @@ class Session:
             raise RequestError(f"{MAX_WAITING} requests of this program are waiting already", 429)
         if len(self.threads) < MAX_THREADS:
             self.threads.setdefault(request.thread, len(self.threads))
-        thread = self.threads.get(request.thread, MAX_THREADS - 1)
-        waiting = Waiting(request, self.counts["requests"], thread)
+        waiting = Waiting(request, self.counts["requests"], self.threads.get(request.thread, MAX_THREADS - 1))
         self.counts["requests"] += 1
         self._queue.append(waiting)
         self._news.set()

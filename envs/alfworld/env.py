@@ -149,11 +149,7 @@ def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path,
 
 
 def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Read the seed's game, or the next one that is marked solvable.
-
-    Raises:
-        ConfigError: no solvable game of this split and these families, or a damaged file.
-    """
+    """Read the seed's game, or the next solvable one; raises ConfigError for none or a damaged file."""
     games = list_games(root, split, families)
     for offset in range(len(games)):
         path = games[(seed + offset) % len(games)]

@@ -71,11 +71,7 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """Return the task with this short name or BALROG name.
-
-    Raises:
-        ConfigError: unknown task; the message lists the nearest names.
-    """
+    """Return the task with this short name or BALROG name; raises ConfigError for an unknown one."""
     short = name.removeprefix("env/")
     if short not in TASKS:
         hint = did_you_mean(short, TASKS, f"there is {', '.join(list(TASKS)[:3])}, ...", cutoff=0.4)

@@ -49,11 +49,7 @@ def thing(name: str, color: str | None = None) -> Piece:
 
 
 def text_block(word: str) -> Piece:
-    """Make the block that shows `word`: a thing's name, `is`, or one of `PROPERTIES`.
-
-    Raises:
-        ValueError: no such word.
-    """
+    """Make the block that shows a thing's name, `is` or one of `PROPERTIES`; raises ValueError for others."""
     if word in THING_COLORS:
         kind: Kind = "noun"
     elif word == "is":
@@ -250,11 +246,7 @@ _NOSES = {
 
 
 def draw_world(world: World) -> Any:
-    """Draw the top piece of every cell; return an RGB `PIL.Image.Image` with 32 x 32 pixels per cell.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Draw the top pieces as an RGB PIL image, 32 x 32 pixels per cell; raises as `import_pillow`."""
     image = import_pillow().new("RGB", (world.width * TILE_PIXELS, world.height * TILE_PIXELS))
     for index, cell in enumerate(world.cells):
         if cell:

@@ -56,7 +56,11 @@ class Balrog(TextGame):
     def __init__(self, task: str, seed: int, settings: BalrogSettings) -> None:
         super().__init__(settings)
         self.task, self.seed = task, seed
-        self._make_env = _import("balrog.environments").make_env
+        try:
+            self._make_env = importlib.import_module("balrog.environments").make_env
+        except ModuleNotFoundError as error:
+            lacking = "" if (error.name or "").startswith("balrog") else f"BALROG needs the package {error.name}; "
+            raise MissingDependencyError(f"{lacking}{INSTALL}") from error
         defaults = yaml.safe_load((importlib.resources.files("balrog") / "config" / "config.yaml").read_text("utf-8"))
         self._config = _Config.of(_merge(defaults, settings.config))
         self.family, self._name = find_task(task, self._config["tasks"])
@@ -235,15 +239,6 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(key)
         merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
     return merged
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "balrog":
-            raise MissingDependencyError(INSTALL) from error
-        raise MissingDependencyError(f"BALROG needs the package {error.name}; {INSTALL}") from error
 
 
 def _find(env: Any, name: str) -> Any:

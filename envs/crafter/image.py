@@ -84,11 +84,7 @@ def _pack(colors: np.ndarray) -> np.ndarray:
 
 
 def draw(world: World) -> Image.Image:
-    """Return BALROG's image, RGB with 256 x 256 pixels, including its noise at night.
-
-    Raises:
-        RuntimeError: it is night, and the world was made without `images`.
-    """
+    """Return BALROG's image, RGB, 256 x 256 pixels; raises RuntimeError at night in a world without `images`."""
     if world.daylight >= 0.5:
         return _lay_out(world, _draw_even(world, world.daylight), PIXELS)
     scene = _draw_night(world)

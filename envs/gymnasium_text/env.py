@@ -61,7 +61,13 @@ class GymnasiumText(TextGame):
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self.deterministic = task, seed, settings.deterministic
-        self.env = _make_readable(settings, task)
+        kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
+        if settings.vlm:
+            kwargs.setdefault("render_mode", "rgb_array")
+        self.env = _make(settings.id or task, kwargs, settings.max_steps)
+        if "render_mode" not in kwargs and not settings.describe and prints_text(self.env):
+            self.env.close()
+            self.env = _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
         self._read = observation_reader(self.env, settings.describe, settings.text_key)
         self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
@@ -109,18 +115,6 @@ class GymnasiumText(TextGame):
 
 SETTINGS = GymnasiumSettings
 build_env = GymnasiumText.from_sample
-
-
-def _make_readable(settings: GymnasiumSettings, task: str) -> gymnasium.Env:
-    """Make the environment; if its observations are no text, but it can print itself, make one that does."""
-    kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
-    if settings.vlm:
-        kwargs.setdefault("render_mode", "rgb_array")
-    env = _make(settings.id or task, kwargs, settings.max_steps)
-    if "render_mode" in kwargs or settings.describe or not prints_text(env):
-        return env
-    env.close()
-    return _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
 
 
 def _make(name: str, kwargs: Mapping[str, Any], max_steps: int | None) -> gymnasium.Env:

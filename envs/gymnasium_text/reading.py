@@ -20,18 +20,15 @@ def prints_text(env: gymnasium.Env) -> bool:
 
 
 def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:
-    """Return the function from an observation to its text, for the settings `describe` and `text_key`.
-
-    Raises:
-        ConfigError: the observations have no text form, or `text_key` is needed or wrong.
-    """
+    """Return the function from observation to text; raises ConfigError for no text or a wrong `text_key`."""
     space = env.observation_space
     if describe:
         return load_attribute(describe, "env.describe")
     if isinstance(space, spaces.Text):
         return lambda observation: observation
     if text_key is not None or _holds_text(space):
-        return _entry_reader(env, text_key)
+        key = _find_entry(env, text_key)
+        return lambda observation: observation[key]
     if env.render_mode == "ansi":
         return lambda _: name_colors(str(env.render()))
     if not _holds_only_numbers(space):
@@ -64,7 +61,7 @@ def describe_numbers(space: gymnasium.Space, value: Any) -> str:
     return str(value.tolist())
 
 
-def _entry_reader(env: gymnasium.Env, key: str | None) -> Callable[[Any], Any]:
+def _find_entry(env: gymnasium.Env, key: str | None) -> str:
     space = env.observation_space
     if not isinstance(space, spaces.Dict):
         raise ConfigError(f"env.text_key is set, but {env} observes {space}, which has no entries; remove it")
@@ -76,7 +73,7 @@ def _entry_reader(env: gymnasium.Env, key: str | None) -> Callable[[Any], Any]:
     if key not in space.spaces:
         hint = did_you_mean(key, space.spaces, f"they have {', '.join(space.spaces)}")
         raise ConfigError(f"env.text_key: observations have no entry {key!r}; {hint}")
-    return lambda observation: observation[key]
+    return key
 
 
 def _holds_text(space: gymnasium.Space) -> bool:

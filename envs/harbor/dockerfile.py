@@ -94,11 +94,7 @@ def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images:
 
 
 def read_copy(step: Instruction, folder: str, variables: Mapping[str, str]) -> Copy:
-    """Read a COPY or ADD whose target may be relative to `folder`.
-
-    Raises:
-        UnsupportedLine: it has no source and target, or cannot be read.
-    """
+    """Read a COPY or ADD, whose target may be relative to `folder`; raises UnsupportedLine if it cannot."""
     *sources, target = step.words(variables) or [""]
     if not sources:
         raise UnsupportedLine(f"{step.line} needs a source and a target")
@@ -107,11 +103,7 @@ def read_copy(step: Instruction, folder: str, variables: Mapping[str, str]) -> C
 
 
 def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
-    """Return the image after ENV, WORKDIR or USER, with `variables` filled in.
-
-    Raises:
-        UnsupportedLine: it cannot be read.
-    """
+    """Return the image after ENV, WORKDIR or USER; raises UnsupportedLine for what it cannot read."""
     if step.name == "ENV":
         name = "".join(step.rest.split()[:1])
         if "=" in name:

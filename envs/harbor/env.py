@@ -65,12 +65,7 @@ class HarborEnv(ShellEnv[HarborSettings]):
 
 
 def build_env(sample: Any, args: Any) -> HarborEnv:
-    """Make the environment of one task; the seed only draws among the tasks of `*`.
-
-    Raises:
-        ConfigError: a bad option, an unknown task, or a task that cannot be played here; the text names the reason.
-        MissingDependencyError: bubblewrap is not installed.
-    """
+    """Make the environment of one task; the seed only draws among the tasks of `*`."""
     task, seed = describe_task(sample)
     settings = read_env_settings(HarborSettings, args)
     find_bwrap()

@@ -118,11 +118,7 @@ def _value(piece: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def read_instructions(text: str) -> Iterator[Instruction]:
-    """Split a Dockerfile; continued lines are joined, comments dropped, and heredocs kept apart.
-
-    Raises:
-        UnsupportedLine: a heredoc has no end.
-    """
+    """Split a Dockerfile into instructions; raises UnsupportedLine for a heredoc without its end."""
     lines = iter(enumerate(text.splitlines(), 1))
     number, pending = 0, ""
     for count, raw in lines:

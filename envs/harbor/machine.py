@@ -192,11 +192,7 @@ class Machine:
 
 
 def start(task: HarborTask, settings: HarborSettings) -> Machine:
-    """Make an episode's files.
-
-    Raises:
-        ConfigError: a COPY of the task's Dockerfile cannot be done, or the image has links in place of folders.
-    """
+    """Make an episode's files; raises ConfigError for a COPY that cannot be done, and for links as folders."""
     if task.root is not None:
         # On this machine, a link of the image may lead out of it.
         for path in (*task.places, "/etc/passwd"):

@@ -92,11 +92,7 @@ class Table:
 
 
 def check_keys(whole: Table) -> None:
-    """Refuse keys that ask for what is not here, and keys whose meaning is not known.
-
-    Raises:
-        ConfigError: about the first such key.
-    """
+    """Raise ConfigError about the first key that asks for what is not here, or whose meaning is not known."""
     for name in _KEYS:
         table = whole.table(name) if name else whole
         for key, value in table.values.items():

@@ -83,11 +83,7 @@ def find_tasks(settings: HarborSettings) -> Mapping[str, Path]:
 
 
 def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
-    """Read one task.
-
-    Raises:
-        ConfigError: the folder is not a task, or the task cannot be played here; the text names the line or key.
-    """
+    """Read one task; raises ConfigError, with the line or key, for one that cannot be played here."""
     try:
         return _read_task(folder, settings)
     except UnsupportedLine as error:
@@ -141,11 +137,7 @@ def _whole(folder: Path) -> Table:
 
 
 def read_text(folder: Path, path: str) -> str:
-    """A text file of a task folder.
-
-    Raises:
-        ConfigError: missing, too long, not text, or a link out of the folder.
-    """
+    """Read a text file of a task folder; raises ConfigError for a missing or long one, or a link out of it."""
     file, name = folder / path, folder.name
     try:
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
@@ -162,11 +154,7 @@ def read_text(folder: Path, path: str) -> str:
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """What the image of a task is built from.
-
-    Raises:
-        ConfigError: the folder is not a task, or names no single image.
-    """
+    """Say what a task's image is built from; raises ConfigError if the folder names no single image."""
     return _recipe(folder, _whole(folder).table("environment"))
 
 

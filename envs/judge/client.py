@@ -95,11 +95,7 @@ class JudgeClient:
         ) from last
 
     async def _post(self, messages: Messages, seconds: float) -> str:
-        """Send one request and return the judge's text.
-
-        Raises:
-            JudgeError: the request failed, or the response has an unknown form.
-        """
+        """Send one request, return the judge's text; raises JudgeError for a failure or an unknown form."""
         payload = await asyncio.to_thread(self._payload, messages)
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
@@ -160,11 +156,7 @@ class _Refused(JudgeError):
 
 
 class JudgeTokenizer:
-    """The judge's tokenizer with its chat template.
-
-    Raises:
-        ConfigError: the folder holds no tokenizer, or the tokenizer has no chat template.
-    """
+    """The judge's tokenizer with its chat template; raises ConfigError if the folder lacks either."""
 
     def __init__(self, folder: str) -> None:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
@@ -197,11 +189,7 @@ load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)
 
 @functools.lru_cache(maxsize=4)
 def served_tokenizer(url: str) -> str:
-    """Return the folder of the tokenizer that an SGLang server reports.
-
-    Raises:
-        JudgeError: the server reports none.
-    """
+    """Return the tokenizer's folder that an SGLang server reports; raises JudgeError for none."""
     info = ask_server(f"{url}/get_model_info", 10.0)
     found = info.get("tokenizer_path") or info.get("model_path") if isinstance(info, dict) else None
     if not isinstance(found, str):

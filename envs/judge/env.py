@@ -76,11 +76,7 @@ class JudgedEnv(BaseInteractionEnv):
         return observation, done, {**info, "reward": float(reward), "metrics": metrics}
 
     def _verdict(self, done: bool) -> Verdict | None:
-        """Return the judge's verdict; None if there is none and `on_failure` is `zero`.
-
-        Raises:
-            EnvironmentFault: there is no verdict, and `on_failure` is `fault`.
-        """
+        """Return the verdict; without one, None or an EnvironmentFault, as `on_failure` says."""
         turns = self._turns[-self.settings.turns_shown :] if done else self._turns[-1:]
         question = {
             "task": self.mission or clip(self.instruction_prompt, self.settings.text_chars),

@@ -87,11 +87,7 @@ class Verdict:
 
 
 def read_rubric(path: str) -> Rubric:
-    """Return the rubric in a YAML file.
-
-    Raises:
-        ConfigError: the file cannot be read, or a key is missing, unknown or impossible.
-    """
+    """Return the rubric in a YAML file; raises ConfigError for an unreadable file and wrong keys."""
     return read_settings(Rubric, read_yaml(path, "env.judge.rubric"), f"{path}: ")
 
 

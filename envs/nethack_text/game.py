@@ -46,10 +46,15 @@ def make(
     """
     if render_mode is not None:
         raise ConfigError("env.vlm: NetHack is shown as text here; set it to false")
-    package = "minihack" if task.startswith("MiniHack") else "nle"
-    import_extra(package, "NetHack", "nethack")
+    import_extra("minihack" if task.startswith("MiniHack") else "nle", "NetHack", "nethack")
     if actions is not None:
-        kwargs["actions"] = _find_actions(actions)
+        from nle import nethack
+
+        known = {_name(action): action for action in nethack.ACTIONS}
+        if unknown := [name for name in actions if name not in known]:
+            hint = did_you_mean(unknown[0], known, f"there are {', '.join(list(known)[:8])}, ...", n=1)
+            raise ConfigError(f"env.kwargs.actions: NetHack has no action {unknown[0]!r}; {hint}")
+        kwargs["actions"] = tuple(known[name] for name in actions)
     kwargs.setdefault("fix_moon_phase", seeded)  # otherwise today's date decides over luck and night
     try:
         env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
@@ -120,17 +125,6 @@ def _name(action: Any) -> str:
     if kind == "TextCharacters":
         return "space" if action.name == "SPACE" else chr(action)
     return "turnundead" if action.name == "TURN" else action.name.lower()
-
-
-def _find_actions(names: Sequence[str]) -> tuple[Any, ...]:
-    from nle import nethack
-
-    known = {_name(action): action for action in nethack.ACTIONS}
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known, f"there are {', '.join(list(known)[:8])}, ...", n=1)
-            raise ConfigError(f"env.kwargs.actions: NetHack has no action {name!r}; {hint}")
-    return tuple(known[name] for name in names)
 
 
 def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -43,11 +43,7 @@ class Actions:
 
 
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
-    """Return how responses become actions under these settings.
-
-    Raises:
-        ConfigError: the action has no such field, or the import path leads nowhere.
-    """
+    """Return how responses become actions; raises ConfigError for a field or path that does not exist."""
     fields, given = fields_of(schema), settings.action
     constants = {name: part["const"] for name, part in fields.items() if "const" in part}
     if given == "auto":
@@ -154,11 +150,7 @@ def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Part
 
 
 def call_user_function(function: Callable[..., T], label: str, *arguments: Any) -> T:
-    """Call a function that the user's YAML names.
-
-    Raises:
-        EnvironmentFault: it raised an exception; the text begins with `label` and names the place.
-    """
+    """Call a function that the YAML names; its errors become an EnvironmentFault that begins with `label`."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -175,11 +167,7 @@ def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
 
 
 def read_image(observation: Mapping[str, Any], key: str) -> Any:
-    """Return the image under a key, as an RGB PIL image.
-
-    Raises:
-        EnvironmentFault: there is none, or it cannot be read.
-    """
+    """Return the image under a key as RGB PIL image; raises EnvironmentFault if there is none to read."""
     value = observation.get(key)
     if not isinstance(value, str):
         raise EnvironmentFault(f"the observation has no picture under {key!r} (env.picture): it has {short(value)}")

@@ -110,11 +110,7 @@ class Session:
             self._lose(f"answered step with {error}")
 
     def is_admitted(self) -> bool:
-        """Whether the server has given this connection a session; asks for the state, which changes nothing.
-
-        Raises:
-            EnvironmentFault: the server closed the connection, or did not answer in time.
-        """
+        """Whether the server gave this connection a session; asks for the state, which changes nothing."""
         try:
             with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
                 self._socket.send(write_frame(Request.STATE))
@@ -324,11 +320,7 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
 
 
 def count_sessions(settings: OpenEnvSettings, most: int) -> int:
-    """Open sessions on all servers until they are full, at most `most`; return how many they gave at once.
-
-    Raises:
-        EnvironmentFault: a server cannot be reached or does not answer.
-    """
+    """Return how many sessions the servers give at once, at most `most`; raises as `Session`."""
     count = 0
     with contextlib.ExitStack() as opened:
         for url in settings.urls:

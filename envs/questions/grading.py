@@ -109,11 +109,7 @@ class MathChecker:
         self._cached = functools.lru_cache(10_000)(self._ask)
 
     def equal(self, reference: str, answer: str) -> bool:
-        """Return whether both have the same value; False if the comparison takes too long.
-
-        Raises:
-            EnvironmentFault: the process does not start.
-        """
+        """Return whether both have the same value; False if the comparison takes too long."""
         with self._lock:
             return self._cached(reference, answer)
 

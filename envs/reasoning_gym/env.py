@@ -79,11 +79,7 @@ build_env = ReasoningGym.from_sample
 
 
 def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSettings) -> Any:
-    """Make the generator of one question.
-
-    Raises:
-        ConfigError: there is no such generator or curriculum, or it refuses an option.
-    """
+    """Make the generator of one question; raises ConfigError for an unknown one and refused options."""
     if task not in library.DATASETS:
         hint = did_you_mean(task, library.DATASETS, f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}", n=1)
         raise ConfigError(f"reasoning-gym has no generator {task!r}; {hint}")

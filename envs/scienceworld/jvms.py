@@ -35,11 +35,7 @@ class Moment(NamedTuple):
 
 
 class World:
-    """One JVM with one simulator.
-
-    Raises:
-        EnvironmentFault: the JVM does not start.
-    """
+    """One JVM with one simulator; raises EnvironmentFault if it does not start."""
 
     def __init__(self) -> None:
         library = load_library()
@@ -98,11 +94,7 @@ class World:
         process.wait()
 
     def _call(self, method: Any, *arguments: Any, **named: Any) -> Any:
-        """Call Java.
-
-        Raises:
-            EnvironmentFault: the JVM does not answer; it is not used again.
-        """
+        """Call Java; raises EnvironmentFault if the JVM does not answer, which is then not used again."""
         try:
             return method(*arguments, **named)
         except ValueError:
@@ -113,11 +105,7 @@ class World:
 
 
 def lease(most: int) -> World:
-    """Return an idle world, or a new one.
-
-    Raises:
-        ConfigError: this process has `most` of them in use already.
-    """
+    """Return an idle world, or a new one; raises ConfigError if this process has `most` of them in use already."""
     global _running
     with _lock:
         if _idle:
@@ -164,11 +152,7 @@ def solution(task: str, variation: int, simplifications: str, most: int) -> tupl
 
 @functools.cache
 def load_library() -> ModuleType:
-    """Import the package scienceworld.
-
-    Raises:
-        MissingDependencyError: the package or Java is not installed.
-    """
+    """Import the package scienceworld; raises MissingDependencyError without it or without Java."""
     library = import_extra("scienceworld", "ScienceWorld", "scienceworld")
     if shutil.which("java") is None:
         raise MissingDependencyError(

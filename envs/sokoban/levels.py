@@ -57,11 +57,7 @@ def find_shape(task: str) -> Shape:
 
 @lru_cache(maxsize=64)
 def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
-    """Return the level of this seed. It can be solved within `shape.max_steps` moves.
-
-    Raises:
-        ConfigError: no such level was found, because the shape asks for too much.
-    """
+    """Return the seed's level, solvable within `shape.max_steps` moves; raises ConfigError if none is found."""
     # RandomState, because its numbers are the same in all versions of NumPy. It is seeded with 32 bits.
     rng = np.random.RandomState(seed % 2**32)
     for _ in range(_MAX_DRAWS):

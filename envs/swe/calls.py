@@ -91,9 +91,8 @@ def parse_response(text: str, max_calls: int = 4, tools: Mapping[str, ShellTool]
     if found.span is None:
         return _parse_plain(text, tools)
     checked = [_check_call(tools, call) for call in found.calls]
-    calls = tuple(c for c in checked if isinstance(c, Call))
-    errors = tuple(c for c in checked if isinstance(c, str))
-    return Response(calls, (*found.errors, *errors), found.span, found.cut)
+    errors = (*found.errors, *(c for c in checked if isinstance(c, str)))
+    return Response(tuple(c for c in checked if isinstance(c, Call)), errors, found.span, found.cut)
 
 
 def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Response:

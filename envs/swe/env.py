@@ -155,13 +155,7 @@ def check_machine(python: Path) -> None:
 
 
 def build_env(sample: Any, args: Any) -> SWEEnv:
-    """Make the environment of one task; `task` is an `instance_id`. The seed changes nothing here.
-
-    Raises:
-        ConfigError: a bad option, an unknown task, or a repository that `env.repos` does not name.
-        EnvironmentFault: a small task's release cannot be fetched.
-        MissingDependencyError: bubblewrap, or pyarrow for a parquet file, is not installed.
-    """
+    """Make the environment of one task; `task` is an `instance_id`. The seed changes nothing here."""
     task, _ = describe_task(sample)
     return make_env(task, read_env_settings(SWESettings, args))
 

@@ -116,11 +116,7 @@ def released_tree(package: Package, cache: Path) -> Path:
 
 
 def _fetch(package: Package, folder: Path) -> Path:
-    """The source archive, from `folder` or through pip.
-
-    Raises:
-        EnvironmentFault: pip cannot get it, or it is not the release that was pinned.
-    """
+    """The source archive, from `folder` or through pip; raises EnvironmentFault if it is not the pinned one."""
     archive = folder / f"{package.label}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = f"{package.name}=={package.version}"
@@ -137,11 +133,7 @@ def _fetch(package: Package, folder: Path) -> Path:
 
 
 def green_tests(package: Package, released: Path, cache: Path, settings: JudgeSettings) -> list[str]:
-    """Tests of the release that pass with this Python, found by running them once.
-
-    Raises:
-        EnvironmentFault: they do not run.
-    """
+    """Tests of the release that pass with this Python, found by one run; raises EnvironmentFault if none do."""
     target = cache / "released" / f"{package.label}-{_digest(settings.python)}.json"
     with building(target) as scratch:
         if scratch is not None:

@@ -41,11 +41,7 @@ class Workbench:
     """`time.monotonic()` at which the turn's time is used up; its commands share it."""
 
     def run(self, argv: Sequence[str], seconds: float) -> Outcome:
-        """Run a command for at most `seconds`, and not past the turn's deadline.
-
-        Raises:
-            ToolFailure: the deadline has passed.
-        """
+        """Run a command for at most `seconds`; raises ToolFailure past the turn's deadline."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise ToolFailure("the time for this turn is used up; call it again in the next turn")
@@ -171,8 +167,7 @@ def _run_tests(bench: Workbench, targets: str) -> str:
     python = str(bench.sandbox.python)
     # As the judge does: options of the repository may need plugins that are off here.
     fixed = ["-q", "--color=no", "-p", "no:cacheprovider", "-o", "addopts="]
-    argv = [python, "-B", "-m", "pytest", *fixed, *bench.test_args, *words]
-    outcome = bench.run(argv, bench.test_seconds)
+    outcome = bench.run([python, "-B", "-m", "pytest", *fixed, *bench.test_args, *words], bench.test_seconds)
     # How long the tests took says nothing about them, and would differ when the episode is replayed.
     return re.sub(r" in \d+\.\d+s( \(\d[\d:]*\))?", "", _with_status(outcome))
 

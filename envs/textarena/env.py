@@ -95,8 +95,7 @@ class TextArena(TextGame):
         return {**super().prompt_variables(), "rules": self._rules, "task": self.task}
 
     def close(self) -> None:
-        self.game = None
-        self._running = False
+        self.game, self._running = None, False
 
     def _send(self, move: str) -> tuple[bool, Frame]:
         """Play a move: whether the game took it as valid, and what it answered."""

@@ -61,11 +61,7 @@ class GameRecipe:
 
 
 def find_theme(task: str) -> str:
-    """Return the theme of a task name; the names of BALROG and of `tw-make` both work.
-
-    Raises:
-        ConfigError: unknown theme; the message lists the nearest names.
-    """
+    """Return the theme of a task's name, ours, BALROG's or `tw-make`'s; raises ConfigError for an unknown one."""
     theme = _ALIASES.get(task, task)
     if theme not in THEMES:
         hint = did_you_mean(task, [*THEMES, *_ALIASES], f"there are {', '.join(THEMES)}", n=2)
@@ -74,11 +70,7 @@ def find_theme(task: str) -> str:
 
 
 def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> GameRecipe:
-    """Complete the parameters in `given` with the theme's defaults, which also replace None.
-
-    Raises:
-        ConfigError: a parameter that the theme does not have, or an impossible value.
-    """
+    """Complete the parameters with the theme's defaults; raises ConfigError for unknown or impossible ones."""
     known = THEMES[theme].parameters
     chosen = {key: value for key, value in given.items() if value is not None}
     for key in chosen:

@@ -51,11 +51,7 @@ class ToolEntry(Settings):
 def tool(
     function: Callable[..., Any] | None = None, *, name: str | None = None, schema: Mapping[str, Any] | None = None
 ) -> Any:
-    """Decorator, `@tool` or `@tool(name=...)`: the function is offered when its module or file is listed in a YAML.
-
-    Raises:
-        ToolError: its schema cannot be inferred; see `infer_schema`.
-    """
+    """Decorator `@tool` or `@tool(name=...)`: offers the function where a YAML lists its module; raises ToolError."""
     if function is None:
         return lambda f: tool(f, name=name, schema=schema)
     setattr(function, _MARK, make_tool(function, name=name, schema=schema))
@@ -70,11 +66,7 @@ def make_tool(
     config: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
 ) -> ToolSpec:
-    """Make a tool from a function or a `Tool` class.
-
-    Raises:
-        ToolError: `target` is neither, or its schema cannot be inferred or is not well formed.
-    """
+    """Make a tool from a function or a `Tool` class; raises ToolError for others, and for a bad schema."""
     if not callable(target):
         raise ToolError(f"a tool is a function or a subclass of envs.tools.Tool, got {target!r}")
     function = target

@@ -63,11 +63,7 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
 
 
 def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
-    """Check a schema and complete it to OpenAI's form.
-
-    Raises:
-        ToolError: it does not have OpenAI's form, or its parameters are not a JSON schema of an object.
-    """
+    """Check a schema and complete it to OpenAI's form; raises ToolError if that cannot be."""
     function = schema.get("function", schema) if isinstance(schema, Mapping) else None
     if not isinstance(function, Mapping):
         raise ToolError(f"{where}: a schema is a mapping with name, description and parameters, got {short(schema)}")

@@ -89,19 +89,11 @@ class CorpusIndex:
         self.path = path if path is not None else corpus.with_name(corpus.name + ".fts5")
 
     def ensure(self) -> None:
-        """Build the index unless it is up to date; waits while another process builds it.
-
-        Raises:
-            ConfigError: the corpus cannot be read or has a malformed line, or the index cannot be written.
-        """
+        """Build the index unless it is up to date; raises ConfigError if corpus or index cannot be used."""
         self._read(lambda connection: None)
 
     def find(self, query: str, count: int) -> list[dict[str, str]]:
-        """Find the `count` passages that fit best, best first. The query has no operators, only words.
-
-        Raises:
-            ConfigError: the index had to be rebuilt, and that failed.
-        """
+        """Find the `count` passages that fit best, best first; the query is words only. Raises as `ensure`."""
         words = list(dict.fromkeys(_WORD.findall(query.lower())))[:_MAX_WORDS]
         if not words:
             return []

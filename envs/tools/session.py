@@ -27,11 +27,7 @@ class ToolSession:
         self._live: dict[str, Tool] = {}
 
     def create(self, episode: ToolEpisode) -> list[ToolResult]:
-        """Make the stateful tools; the results of their `create` are shown with the question.
-
-        Raises:
-            EnvironmentFault: a tool could not begin; those that had begun are released.
-        """
+        """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
         shown = []
         for name, spec in self._specs.items():
             if not spec.stateful:
@@ -64,11 +60,7 @@ class ToolSession:
         return calls, errors
 
     def run(self, call: Call, deadline: float) -> ToolResult:
-        """Run one checked call; `deadline` is the turn's, in `time.monotonic` seconds.
-
-        Raises:
-            EnvironmentFault: raised by the tool itself: the machine is broken.
-        """
+        """Run a checked call until `deadline`, in `time.monotonic` seconds; passes on EnvironmentFault."""
         seconds = min(self._timeout(call.name), deadline - time.monotonic())
         live = self._live.get(call.name)
         function = live.execute if live is not None else self._specs[call.name].target

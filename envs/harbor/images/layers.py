@@ -17,11 +17,7 @@ _OPAQUE = "user.overlay.opaque"
 
 
 def inside(tree: Path, path: str) -> Path:
-    """Where a path of an image lies, with links followed as the image's programs would follow them.
-
-    Raises:
-        UnsupportedLine: links lead in a circle.
-    """
+    """Find a path of an image, following links as the image's programs do; raises UnsupportedLine for a circle."""
     current, waiting, followed = tree, list(reversed(PurePosixPath("/", path).parts[1:])), 0
     while waiting:
         part = waiting.pop()

@@ -221,11 +221,7 @@ def python_in(places: Iterable[str], python: Path) -> tuple[Path, ...]:
 
 @functools.lru_cache(maxsize=1)
 def find_bwrap() -> str:
-    """Path of bubblewrap.
-
-    Raises:
-        MissingDependencyError: it, or a tool of util-linux that goes with it, is not installed.
-    """
+    """Path of bubblewrap; raises MissingDependencyError without it, or without a tool of util-linux."""
     for tool in ("bwrap", "prlimit", "setarch", "setpriv"):
         if shutil.which(tool) is None:
             package = "bubblewrap" if tool == "bwrap" else "util-linux"

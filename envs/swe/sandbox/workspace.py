@@ -121,11 +121,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def run_program(*argv: str) -> None:
-    """Run a program of this machine without our environment variables.
-
-    Raises:
-        EnvironmentFault: it failed; the text is the last line that it printed.
-    """
+    """Run a program without our variables; raises EnvironmentFault, with its last line, if it fails."""
     with tempfile.TemporaryFile() as said:
         if _run(*argv, stderr=said):
             said.seek(max(0, said.seek(0, os.SEEK_END) - 1000))
@@ -180,11 +176,7 @@ class Workspace:
         self._finalizer()
 
     def locate(self, path: str) -> Path:
-        """The real place of `path`, relative or below /testbed.
-
-        Raises:
-            ToolFailure: it lies outside the repository, also by way of links.
-        """
+        """The real place of a path below /testbed; raises ToolFailure outside of it, also by way of links."""
         if len(path) > 4000:
             raise ToolFailure("the path is longer than any path can be")
         relative = PurePosixPath(path)
@@ -211,11 +203,7 @@ class Workspace:
         return sorted(name for name in names if name != ".git/")
 
     def read(self, path: str) -> str:
-        """Content of a text file.
-
-        Raises:
-            ToolFailure: missing, not a plain file, too long, or not text.
-        """
+        """Read a text file; raises ToolFailure if it is missing, too long, not plain or not text."""
         try:
             with _open(path, self.locate(path), "rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
@@ -228,11 +216,7 @@ class Workspace:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
 
     def write(self, path: str, text: str) -> None:
-        """Write a whole text file, making the folders on its way.
-
-        Raises:
-            ToolFailure: outside the repository, not a plain file, too long, or the system refuses.
-        """
+        """Write a text file and the folders on its way; raises ToolFailure where the agent may not."""
         data = text.encode("utf-8")
         if len(data) > MAX_FILE_BYTES:
             raise ToolFailure(f"the text is longer than {MAX_FILE_BYTES >> 20} MiB")

@@ -86,11 +86,7 @@ class _Calibration:
         """The plan without probes."""
 
     def plan(self) -> Plan:
-        """Find the valid probes; takes up to 21 runs of tests.
-
-        Raises:
-            ConfigError: as `load_plan`.
-        """
+        """Find the valid probes in up to 21 runs of tests; raises as `load_plan`."""
         name, required = self.instance.instance_id, self.instance.required
         plain = run_tests(self.reference, required, self.settings)
         if why := why_not_green(self.instance, plain):

@@ -197,9 +197,9 @@ def _conditions(test: ast.expr, origins: Origins) -> Iterator[Claim]:
             for value in values:
                 yield from _conditions(value, origins)
         case ast.Compare(left=left, ops=ops, comparators=rights):
-            sides = [left, *rights]
-            for first, operator, second in zip(sides, ops, rights, strict=False):
-                yield from _pair(first, _comparison(operator), second, origins)
+            for first, operator, second in zip([left, *rights], ops, rights, strict=False):
+                written = ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))  # such as "a == b"
+                yield from _pair(first, written[2:-2], second, origins)
         case ast.Call() if _called(test) in RAISERS and test.args:
             yield from _raising_call(test)
         case _ if origins.of(test) > Origin.TEST:
@@ -244,11 +244,6 @@ def _exception(call: ast.Call) -> ast.expr | None:
     patterns: list[ast.expr] = [k.value for k in call.keywords if k.arg == "match"]
     patterns += call.args[1:2] if _called(call) == "assertRaisesRegex" else []
     return ast.Tuple([call.args[0], (*patterns, ast.Constant(None))[0]], ast.Load()) if call.args else None
-
-
-def _comparison(operator: ast.cmpop) -> str:
-    """The operator as Python writes it."""
-    return ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))[2:-2]
 
 
 def _negated(claim: Claim) -> Claim:

@@ -47,8 +47,7 @@ class Change:
 
 def default_cache() -> Path:
     """Where pristine trees and fetched packages are kept unless `cache_dir` says otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "slime-verlog" / "swe"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slime-verlog", "swe")
 
 
 def git(*arguments: str, cwd: Path, extra: dict[str, str] | None = None, stdin: str | None = None) -> str:
@@ -127,11 +126,7 @@ def building(target: Path) -> Iterator[Path | None]:
 
 
 def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
-    """Make a tree to run tests in: the pristine files without git's data, with the tests' patch.
-
-    Raises:
-        ConfigError: the patch does not apply.
-    """
+    """Make a tree with the pristine files and the tests' patch, without git's data; raises as `git`."""
     copy_tree(pristine, target)
     remove_tree(target / ".git")
     if test_patch.strip():

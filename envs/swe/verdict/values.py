@@ -61,11 +61,7 @@ def nearly(one: Any, two: Any, rel: float, absolute: float = 0.0) -> bool:
 
 
 def decode(encoded: Any) -> Any:
-    """The value that `encode` wrote, which is plain data.
-
-    Raises:
-        Unreadable: it did not write this.
-    """
+    """The value that `encode` wrote, which is plain data; raises Unreadable if it did not write this."""
     if encoded is None or isinstance(encoded, bool | str):
         return encoded
     try:
