@@ -134,7 +134,17 @@ def load_module(path: str, key: str) -> ModuleType:
     except SlimeVerlogError:
         raise
     except ModuleNotFoundError as error:
-        raise _explain_missing(path, key, error) from error
+        missing = error.name or ""
+        if path.endswith(".py") or not (path == missing or path.startswith(missing + ".")):
+            hint = f"{missing}, or correct the import at {place_of(error, path)}"
+            hint = "it with: pip install 'slime-verlog[envs]'" if path.startswith("envs.") else hint
+            lacking = f"{key}: {path} imports {missing}, which is not installed; install {hint}"
+            raise MissingDependencyError(lacking) from error
+        import envs
+
+        known = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
+        hint = did_you_mean(path, known, "give a module name or a path that ends in .py", n=2)
+        raise ConfigError(f"{key}: there is no module {path}; {hint}") from error
     except Exception as error:
         raise ConfigError(f"{key}: {path} fails on import: {describe(error, path)}; correct this line") from error
 
@@ -181,16 +191,3 @@ def _load_file(path: Path) -> ModuleType:
         raise
     _edited[name] = edited
     return module
-
-
-def _explain_missing(path: str, key: str, error: ModuleNotFoundError) -> SlimeVerlogError:
-    missing = error.name or ""
-    if path.endswith(".py") or not (path == missing or path.startswith(missing + ".")):
-        place, own = place_of(error, path), path.startswith("envs.")
-        hint = "it with: pip install 'slime-verlog[envs]'" if own else f"{missing}, or correct the import at {place}"
-        return MissingDependencyError(f"{key}: {path} imports {missing}, which is not installed; install {hint}")
-    import envs
-
-    known = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
-    hint = did_you_mean(path, known, "give a module name or a path that ends in .py", n=2)
-    return ConfigError(f"{key}: there is no module {path}; {hint}")

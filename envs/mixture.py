@@ -71,7 +71,7 @@ def expand_tasks(
     default_env_path: str | None = None,
     default_options: Mapping[str, Any] | None = None,
 ) -> list[TaskSpec]:
-    """Turn the YAML's `tasks:` list into one `TaskSpec` per task, in order.
+    """Turn the YAML's `tasks:` list into one `TaskSpec` per task, in order; equal names get the environment's in front.
 
     Args:
         default_env_path: environment of entries without `env`.
@@ -86,7 +86,17 @@ def expand_tasks(
         where = f"tasks[{position}]."
         mapping = {"task": entry} if isinstance(entry, str) else entry
         specs += _expand(read_settings(TaskSettings, mapping, where), where, default_env_path, default_options or {})
-    return _make_names_unique(specs)
+    counts = Counter(spec.name for spec in specs)
+    for place, spec in enumerate(specs):
+        if counts[spec.name] > 1:
+            module = spec.env_path.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+            specs[place] = replace(spec, name=f"{module}/{spec.name}")
+    twice = [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"two tasks are called {twice[0]!r}, so their metrics would be mixed up; give one of them its own name"
+        )
+    return specs
 
 
 def _expand(
@@ -105,19 +115,4 @@ def _expand(
         name, options = f"{base}/{label}" if label else base, {**shared, **entry.options, **swept}
         weight = entry.weight / len(combinations)
         specs.append(TaskSpec(name=name, env_path=path, task=entry.task, weight=weight, options=options))
-    return specs
-
-
-def _make_names_unique(specs: list[TaskSpec]) -> list[TaskSpec]:
-    """Prefix the environment's name if several tasks have the same name."""
-    counts = Counter(spec.name for spec in specs)
-    for place, spec in enumerate(specs):
-        if counts[spec.name] > 1:
-            module = spec.env_path.removesuffix(".py").replace("/", ".").rpartition(".")[2]
-            specs[place] = replace(spec, name=f"{module}/{spec.name}")
-    twice = [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]
-    if twice:
-        raise ConfigError(
-            f"two tasks are called {twice[0]!r}, so their metrics would be mixed up; give one of them its own name"
-        )
     return specs

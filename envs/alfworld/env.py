@@ -138,10 +138,7 @@ def find_root(data_path: str | None) -> Path:
 
 @functools.cache
 def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return all games of the split and families in one fixed shuffled order.
-
-    Games with movable receptacles or slicing are left out, as in ALFWorld itself.
-    """
+    """Return all games in one fixed shuffled order, as ALFWorld without movable receptacles and slicing."""
     found = [game for family in families for game in (root / "json_2.1.1" / split).glob(f"{family}-*/*/game.tw-pddl")]
     games = sorted(game for game in found if "movable" not in str(game) and "Sliced" not in str(game))
     random.Random(0).shuffle(games)

@@ -93,7 +93,15 @@ class BabaIsAI(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
-        plan, goal = self.plan(), _goal(self.world, self._text)
+        winners = [noun for noun, prop in self.world.rules.listed if prop == "win"]
+        seen = (
+            f"{noun} is win, and I see {line}."
+            for noun in winners
+            for line in self._text.splitlines()
+            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is ")
+        )
+        goal = next(seen, f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet.")
+        plan = self.plan()
         if not plan:
             return f"{goal} I find no way to win from here, so I wait."
         purpose = "Nothing has to be pushed, so I"
@@ -165,15 +173,6 @@ def _describe_piece(label: str, dx: int, dy: int) -> str:
     across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
     along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
     return f"{label} {' and '.join(across + along)}" if across or along else ""
-
-
-def _goal(world: World, observation: str) -> str:
-    winners = [noun for noun, prop in world.rules.listed if prop == "win"]
-    for noun in winners:
-        for line in observation.splitlines():
-            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is "):
-                return f"{noun} is win, and I see {line}."
-    return f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet."
 
 
 def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None:

@@ -24,10 +24,7 @@ PROPERTIES = ("you", "win", "lose", "stop", "push")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Piece:
-    """One piece, compared by identity: two red keys are two pieces.
-
-    `label` is its name in observations, None for baba and the border, which are never listed.
-    """
+    """One piece, compared by identity. `label` is its name in observations, None for what is never listed."""
 
     kind: Kind
     name: str

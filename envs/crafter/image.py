@@ -94,10 +94,7 @@ def draw(world: World) -> Image.Image:
 
 
 def draw_clear(world: World) -> np.ndarray:
-    """Return the same view for people as a uint8 array (252, 252, 3): 9 x 9 cells of 28 pixels, without noise.
-
-    Darkness comes in eighths, so cells repeat between frames and an animation stays small.
-    """
+    """Return the view for people, uint8 (252, 252, 3), without noise; darkness in eighths keeps films small."""
     return np.array(_lay_out(world, _draw_even(world, round(8 * world.daylight) / 8), _CELLS * _SIDE))
 
 

@@ -20,11 +20,15 @@ def front(player: Player) -> int:
 
 
 def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> tuple[str, int] | None:
-    """Return the first move of the cheapest path to a goal cell and its cost in steps; None if there is no path.
-
-    A goal need not be walkable. The cells on the path are walked, dug or bridged.
-    """
-    entry_of = _entry_costs(world.player)
+    """Return first move and cost of the cheapest way to a goal cell, walked, dug or bridged; None without one."""
+    items = world.player.inventory
+    entry_of = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}  # steps to enter a cell of each kind; others are closed
+    for material, rule in COLLECT.items():
+        if rule.leaves in WALKABLE and all(items[name] >= amount for name, amount in rule.needs):
+            entry_of[material] = _DIG
+    if items["wood_pickaxe"] and items["stone"]:
+        entry_of[_WATER] = _BRIDGE
+    entry_of |= dict.fromkeys(WALKABLE, 1)
     fences = {being.cell + step for being in world.beings if being.kind == PLANT for step in STEPS.values()}
     start, kinds = world.player.cell, world.kinds
     queue: list[tuple[int, int, str]] = [(0, start, "")]
@@ -52,18 +56,6 @@ def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) 
             if entry is not None and target not in done and cost + entry <= farthest:
                 heapq.heappush(queue, (cost + entry, target, first or move))
     return None
-
-
-def _entry_costs(player: Player) -> dict[int, int]:
-    """Return the steps needed to enter a cell of each kind; kinds not listed cannot be entered."""
-    items = player.inventory
-    costs = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}
-    for material, rule in COLLECT.items():
-        if rule.leaves in WALKABLE and all(items[name] >= amount for name, amount in rule.needs):
-            costs[material] = _DIG
-    if items["wood_pickaxe"] and items["stone"]:
-        costs[_WATER] = _BRIDGE
-    return {**costs, **dict.fromkeys(WALKABLE, 1)}
 
 
 def reach(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> str | None:

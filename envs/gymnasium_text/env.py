@@ -72,7 +72,13 @@ class GymnasiumText(TextGame):
         self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
         self._aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
-        self.default_action = _choose_default(self.env, settings, self.actions)
+        default = settings.default_action or _attribute(self.env, "default_action") or next(iter(self.actions), None)
+        if default is None:
+            raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
+        if default not in (self.actions or self.env.action_space):
+            expected = f"one of the actions: {', '.join(self.actions)}" if self.actions else self.env.action_space
+            raise ConfigError(f"env.default_action {default!r} is not {expected}")
+        self.default_action = default
         self.answer_format = ANSWER_FORMAT if self.actions else _FREE_ANSWER
         self.max_steps = settings.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
         self._closed = False
@@ -166,17 +172,6 @@ def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[
         if all(isinstance(name, str) for name in found):
             return found
     return None
-
-
-def _choose_default(env: gymnasium.Env, settings: GymnasiumSettings, names: Sequence[str] | Mapping[str, str]) -> str:
-    default = settings.default_action or _attribute(env, "default_action") or next(iter(names), None)
-    if default is None:
-        raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
-    if names and default not in names:
-        raise ConfigError(f"env.default_action {default!r} is not one of the actions: {', '.join(names)}")
-    if not names and default not in env.action_space:
-        raise ConfigError(f"env.default_action {default!r} does not fit the action space {env.action_space}")
-    return default
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:

@@ -121,7 +121,14 @@ def read_outcome(frame: str | bytes) -> Outcome:
     """
     kind, data = read_frame(frame)
     if kind == Reply.ERROR:
-        raise ErrorReply(str(data.get("code", "UNKNOWN")), _words_of(data))
+        details = data.get("errors")
+        found = [  # after a validation error, what is wrong with which field
+            f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
+            for part in (details if isinstance(details, list) else ())
+            if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None)
+        ]
+        message = "; ".join(found) or str(data.get("message", "no message"))
+        raise ErrorReply(str(data.get("code", "UNKNOWN")), message[:_MAX_MESSAGE])
     if kind != Reply.OBSERVATION:
         raise MalformedFrameError(f"a frame of type {kind!r:.60} where an observation was expected")
     observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
@@ -132,17 +139,6 @@ def read_outcome(frame: str | bytes) -> Outcome:
     if not isinstance(reward, bool | int | float | None) or not abs(reward or 0) <= _MAX_REWARD:
         raise MalformedFrameError(f"reward={reward!r:.60}, which is neither a finite number nor null")
     return Outcome(observation, float(reward or 0), done)
-
-
-def _words_of(error: Mapping[str, Any]) -> str:
-    """Return the message of an error and, after a validation error, what is wrong with which field."""
-    details = error.get("errors")
-    found = [
-        f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
-        for part in (details if isinstance(details, list) else ())
-        if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None)
-    ]
-    return "; ".join(found)[:_MAX_MESSAGE] or str(error.get("message", "no message"))[:_MAX_MESSAGE]
 
 
 def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:

@@ -59,15 +59,31 @@ class Session:
     """A connected socket. Every method but `close` raises `EnvironmentFault` once the session is lost."""
 
     def __init__(self, url: str, settings: OpenEnvSettings) -> None:
-        """Connect.
-
-        Raises:
-            EnvironmentFault: nothing at this address speaks the protocol.
-            MissingDependencyError: the package websockets is not installed.
-        """
+        """Connect; raises EnvironmentFault if nothing there speaks the protocol, and as `import_extra`."""
         self.url, self.label = url, f"the OpenEnv server {url}"
         self._settings = settings
-        self._socket: Any = _connect(url, settings)
+        connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
+        from websockets.exceptions import InvalidHandshake, InvalidURI
+
+        seconds = settings.connect_timeout_s
+        try:
+            connecting = connect(
+                server_address(url)[1],
+                additional_headers=settings.headers,
+                compression=None,
+                proxy=None if is_local(url) else True,
+                open_timeout=seconds,
+                ping_timeout=None,  # `step_timeout_s` decides; a server may be busy with one long step
+                close_timeout=CLOSE_S,
+                max_size=MAX_FRAME_BYTES,
+            )
+            # From websockets 17 on, only this gives a connection.
+            self._socket: Any = contextlib.ExitStack().enter_context(connecting)
+        except TimeoutError as error:
+            raise EnvironmentFault(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
+        except (OSError, InvalidHandshake, InvalidURI) as error:
+            lost = f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url"
+            raise EnvironmentFault(lost) from error
 
     def reset(self, seed: int) -> Outcome:
         """Start the episode of this seed.
@@ -200,29 +216,6 @@ def spread(urls: tuple[str, ...], seed: int) -> tuple[str, ...]:
 def is_local(url: str) -> bool:
     """Return whether the server runs on this machine, where proxies must not be used."""
     return urlsplit(url).hostname in _LOCAL
-
-
-def _connect(url: str, settings: OpenEnvSettings) -> Any:
-    connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
-    from websockets.exceptions import InvalidHandshake, InvalidURI
-
-    seconds = settings.connect_timeout_s
-    try:
-        connecting = connect(
-            server_address(url)[1],
-            additional_headers=settings.headers,
-            compression=None,
-            proxy=None if is_local(url) else True,
-            open_timeout=seconds,
-            ping_timeout=None,  # `step_timeout_s` decides; a server may be busy with one long step
-            close_timeout=CLOSE_S,
-            max_size=MAX_FRAME_BYTES,
-        )
-        return contextlib.ExitStack().enter_context(connecting)  # from websockets 17 on, only this gives a connection
-    except TimeoutError as error:
-        raise EnvironmentFault(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
-    except (OSError, InvalidHandshake, InvalidURI) as error:
-        raise EnvironmentFault(f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url") from error
 
 
 def _closed_error() -> type[Exception]:

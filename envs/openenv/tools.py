@@ -138,16 +138,14 @@ def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping
         EnvironmentFault: there are none, they have another form than MCP's, or they have changed.
     """
     tools = session.first(Request.STEP, {"type": LIST_TOOLS}).observation.get("tools")
-    if not isinstance(tools, list) or not tools or not all(map(_is_tool, tools)):
-        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
-    check_unchanged(_WHAT, tools, settings, session.url)
-    return tools
-
-
-def _is_tool(tool: Any) -> bool:
-    return (
+    well_formed = isinstance(tools, list) and all(
         isinstance(tool, Mapping)
         and isinstance(tool.get("name"), str)
         and isinstance(tool.get("input_schema"), Mapping)
         and isinstance(tool.get("description"), str | None)
+        for tool in tools
     )
+    if not well_formed or not tools:
+        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
+    check_unchanged(_WHAT, tools, settings, session.url)
+    return tools

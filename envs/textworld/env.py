@@ -128,17 +128,14 @@ class TextWorld(CommandGame):
             return None
         before, self._now = self._now, moment
         self._history.append(command)
-        return self._frame(self._reward(before.score, moment))
-
-    def _reward(self, score_before: int, moment: Any) -> float:
         if self.settings.reward == "sparse":
-            return float(moment.won)
+            return self._frame(float(moment.won))
         if self.settings.reward == "score":
-            return (moment.score - score_before) / self._player.max_score
-        before = self._distance
+            return self._frame((moment.score - before.score) / self._player.max_score)
+        left = self._distance
         if moment.won or moment.plan:
             self._distance = len(moment.plan)
-        return (before - self._distance) / self._whole_way
+        return self._frame((left - self._distance) / self._whole_way)
 
     def _frame(self, reward: float) -> Frame:
         moment, share = self._now, self._now.score / self._player.max_score
@@ -222,8 +219,7 @@ def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameReci
             raise ConfigError(f"env.{useless[0]} shapes generated games; remove it to play env.games_path")
     if settings.games is not None:
         seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
-    goal = "detailed" if settings.goal == "detailed" else "brief"
-    return make_recipe(theme, seed, goal, given)
+    return make_recipe(theme, seed, "detailed" if settings.goal == "detailed" else "brief", given)
 
 
 _BETWEEN = re.compile(r" (?:with|from|on|into|in) ")

@@ -37,9 +37,8 @@ class GameCache:
         try:
             (root / ".locks").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a writable folder"
-            ) from error
+            why = f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a writable folder"
+            raise ConfigError(why) from error
 
     def fetch(self, key: str, build: Callable[[Path], None]) -> Path:
         """Return the game file of `key`; if it is missing or damaged, `build` is called with an empty folder."""

@@ -77,11 +77,6 @@ def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> G
         if key not in known:
             raise ConfigError(f"TextWorld's {theme} has no env.{key}; it has {', '.join(known)}")
     parameters = {**known, **chosen}
-    _check(theme, parameters, chosen)
-    return GameRecipe(theme, seed % 2**32, goal, parameters)
-
-
-def _check(theme: str, parameters: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
     mode, level = parameters.get("mode"), parameters.get("level")
     if mode is not None and mode not in _MODES[theme]:
         raise ConfigError(f"env.mode of {theme} must be one of {', '.join(_MODES[theme])}, got {mode!r}")
@@ -108,3 +103,4 @@ def _check(theme: str, parameters: Mapping[str, Any], chosen: Mapping[str, Any])
             )
         if parameters["recipe_seed"] and not parameters["take"]:
             raise ConfigError("env.recipe_seed needs env.take to be at least 1")
+    return GameRecipe(theme, seed % 2**32, goal, parameters)

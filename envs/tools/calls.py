@@ -69,10 +69,7 @@ class Calls:
 
 
 def find_calls(text: str, limit: int = 8) -> Calls:
-    """Find the calls after the reasoning of a response. Never raises.
-
-    Tags inside a JSON string of a call belong to the string.
-    """
+    """Find the calls after a response's reasoning; tags inside a call's string belong to it. Never raises."""
     start = reasoning_end(text)
     if start is None:
         return Calls()

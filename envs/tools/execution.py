@@ -147,10 +147,7 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
 
 
 def _retire(loop: asyncio.AbstractEventLoop, waiting: str) -> None:
-    """Replace a blocked loop. Its thread counts as a hung call of the tool that blocks it.
-
-    The loop ends once it is free again and its other coroutines have ended.
-    """
+    """Replace a blocked loop, which ends once it is free; its thread is a hung call of the blocking tool."""
     global _loop
     with _lock:
         if _loop is not loop:

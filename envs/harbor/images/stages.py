@@ -44,7 +44,10 @@ def read_dockerfile(text: str, build_args: Mapping[str, str]) -> tuple[list[Stag
     for step in read_instructions(text):
         _check(step)
         if step.name == "FROM":
-            stages.append(_stage(step, arguments))
+            words = step.words(arguments)
+            if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
+                raise UnsupportedLine(f"{step.line} is not FROM IMAGE or FROM IMAGE AS NAME")
+            stages.append(Stage(words[2].lower() if len(words) == 3 else "", words[0]))
         elif stages:
             stages[-1].steps.append(step)
         elif step.name == "ARG":
@@ -99,10 +102,3 @@ def _check(step: Instruction) -> None:
         raise UnsupportedLine(f"{step.line} needs a JSON list")
     if step.name == "RUN" and any(document.text.startswith("#!") for document in step.heredocs):
         raise UnsupportedLine(f"{step.line} has a heredoc for another interpreter, which is not supported")
-
-
-def _stage(step: Instruction, arguments: Mapping[str, str]) -> Stage:
-    words = step.words(arguments)
-    if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
-        raise UnsupportedLine(f"{step.line} is not FROM IMAGE or FROM IMAGE AS NAME")
-    return Stage(words[2].lower() if len(words) == 3 else "", words[0])

@@ -39,7 +39,11 @@ class ProcessFolder:
     """A temporary folder that is removed when the process ends, or by the next process if this one is killed."""
 
     def __init__(self) -> None:
-        _remove_stale()
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):  # of processes that were killed
+            # In use, not complete yet, or another user's.
+            with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(folder)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
         self.path.chmod(0o711)  # the sandbox's user must pass
         self._lock, name = tempfile.mkstemp(prefix=PREFIX)
@@ -86,16 +90,6 @@ class ProcessFolder:
         if self._remover is not None and os.getpid() == self._pid:
             self._remover.join()
         remove_tree(self.path)
-
-
-def _remove_stale() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        try:
-            with open(folder / _LOCK) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(folder)
-        except OSError:  # in use, not complete yet, or another user's
-            continue
 
 
 _making = threading.Lock()
@@ -156,10 +150,7 @@ class ToolFailure(Exception):
 
 
 class Workspace:
-    """A tree that the agent may change: a copy of a pristine one, or what a function makes; `close` removes it.
-
-    If the process is killed first, the next one that makes a workspace removes it.
-    """
+    """A copy of a pristine tree, or what a function makes; `close`, or the next process, removes it."""
 
     def __init__(self, source: Path | Callable[[Path], None]) -> None:
         owner = process_folder()

@@ -7,6 +7,7 @@ For the reference solution alone there is a second version, in which a probe als
 """
 
 import ast
+import contextlib
 import functools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -96,8 +97,12 @@ def _make(
     if not with_expected:
         slice_tests(modules, [(function, origins) for function, origins, _ in functions], packages)
         for function, _, numbers in functions:
-            literals = _literals(function)
-            probes |= {number: replace(probes[number], literals=literals) for number in numbers}
+            found = set()
+            for node in ast.walk(function):
+                if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
+                    with contextlib.suppress(ValueError, TypeError):
+                        found.add(loosely(encode(ast.literal_eval(node))))
+            probes |= {number: replace(probes[number], literals=frozenset(found)) for number in numbers}
     names = _rename(modules.values())
     for module in modules.values():
         future = sum(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in module.body)
@@ -200,17 +205,6 @@ def _is_unfit(node: ast.AST) -> bool:
 def _drop_docstring(node: ast.Module | ast.ClassDef | Function) -> None:
     if ast.get_docstring(node, clean=False) is not None:
         node.body[0] = ast.Pass()
-
-
-def _literals(function: Function) -> frozenset[str]:
-    found = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
-            try:
-                found.add(loosely(encode(ast.literal_eval(node))))
-            except (ValueError, TypeError):
-                continue
-    return frozenset(found)
 
 
 def _rename(modules: Collection[ast.Module]) -> Mapping[str, str]:

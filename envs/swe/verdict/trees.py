@@ -193,10 +193,7 @@ def is_readable(test: str, instance: Instance, pristine: Path) -> bool:
 
 
 def is_protected(path: str, instance: Instance) -> bool:
-    """Whether a file is judged as we have it, whatever the agent did to it: tests and what configures them.
-
-    A file below a folder of tests counts as a test, unless the reference solution itself changes it.
-    """
+    """Whether a file is judged as we have it: what configures tests, and tests that the reference leaves alone."""
     pure = PurePosixPath(path)
     ours = _test_files(instance)
     # A folder in the place of such a file would remove it as well.
