@@ -88,8 +88,11 @@ class _Planner(BabyAIBot):
         if seen is not None:
             self.vis_mask |= seen
         self._process_obs()
-        box = _box_with_needed_key(game)
-        if box is not None:
+        things = [thing for thing in (*game.grid.grid, game.carrying) if thing is not None]
+        locked = {thing.color for thing in things if thing.type == "door" and thing.is_locked}
+        locked -= {thing.color for thing in things if thing.type == "key"}
+        boxes = [thing for thing in things if thing.type == "box" and thing.contains is not None]
+        for box in [b for b in boxes if b.contains.type == "key" and b.contains.color in locked][:1]:
             self.stack.append(_OpenBoxSubgoal(self))
             self.stack.append(GoNextToSubgoal(self, box))
         first = _remaining(game.instrs)[:1]
@@ -121,15 +124,6 @@ class _OpenBoxSubgoal(Subgoal):
 
     def replan_after_action(self, action_taken: Any) -> None:
         self._plan_undo_action(action_taken)
-
-
-def _box_with_needed_key(game: Any) -> Any:
-    """Return a box that holds the only key to a locked door; None if there is none."""
-    things = [thing for thing in (*game.grid.grid, game.carrying) if thing is not None]
-    locked = {thing.color for thing in things if thing.type == "door" and thing.is_locked}
-    locked -= {thing.color for thing in things if thing.type == "key"}
-    boxes = [thing for thing in things if thing.type == "box" and thing.contains is not None]
-    return next((b for b in boxes if b.contains.type == "key" and b.contains.color in locked), None)
 
 
 def _remaining(instr: Instr) -> list[Instr]:

@@ -64,24 +64,21 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
         wanted[folder] = copy.line
     wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in writable}
     wanted.pop("/", None)
-    paths = {_place_of(path, what, root) for path, what in wanted.items()} | set(_ALWAYS)
+    paths = set(_ALWAYS)
+    for path, what in wanted.items():
+        # The place of a path is its outermost folder, unless that belongs to the system.
+        top = PurePosixPath(path).parts[1]
+        is_system = top in (_SYSTEM if root is None else _IMAGE_SYSTEM)
+        if is_system and (root is None or top in _OURS):
+            raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
+        if is_system and root is not None and not ((root / path.lstrip("/")).is_dir() and is_direct(root, path)):
+            raise UnsupportedLine(f"{what} is not a folder of the image in {root}")
+        paths.add(path if is_system else f"/{top}")
     if root is not None:
         own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
         paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
     outer = [p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)]
     return tuple(sorted(outer))
-
-
-def _place_of(path: str, what: str, root: Path | None) -> str:
-    """The place of a path: its outermost folder, unless that belongs to the system."""
-    top = PurePosixPath(path).parts[1]
-    if top not in (_SYSTEM if root is None else _IMAGE_SYSTEM):
-        return f"/{top}"
-    if root is None or top in _OURS:
-        raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
-    if not (root / path.lstrip("/")).is_dir() or not is_direct(root, path):
-        raise UnsupportedLine(f"{what} is not a folder of the image in {root}")
-    return path
 
 
 def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None) -> None:

@@ -1,27 +1,96 @@
-"""Asks a judge over HTTP, through OpenAI's chat API or SGLang's `/generate`, with a cache, retries and a deadline."""
+"""Asks a judge over HTTP, through OpenAI's chat API or SGLang's `/generate`, with a cache, retries and a deadline.
+
+The cache is a SQLite file that workers and runs share; a damaged file is renamed and replaced by a new one.
+"""
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
+import logging
 import os
 import random
+import sqlite3
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 
 from envs.errors import ConfigError, JudgeError
-from envs.judge.cache import VerdictCache
 from envs.judge.rubric import broken
 from envs.judge.settings import JudgeSettings
 from envs.plain_text import PlainText
 from envs.tools.execution import background_loop
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
+_BESIDE = ("", "-journal", "-wal", "-shm")
+
+
+class VerdictCache:
+    """Opens one connection per use, so threads and processes can share the file.
+
+    If the file is locked for too long or the disk is full, a warning is logged and the judge is asked.
+
+    Raises:
+        ConfigError: the file can be neither opened nor created.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path).expanduser()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._with_repair(lambda connection: connection.execute("SELECT key, text FROM verdicts LIMIT 1"))
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}") from error
+
+    def get(self, key: str) -> str | None:
+        """Return the judge's answer under this key, or None."""
+        row = self._attempt(lambda cache: cache.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone())
+        return row[0] if row and isinstance(row[0], str) else None
+
+    def put(self, key: str, text: str) -> None:
+        """Store an answer, in place of any earlier one."""
+        self._attempt(lambda cache: cache.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text)))
+
+    def _attempt(self, use: Callable[[sqlite3.Connection], T]) -> T | None:
+        try:
+            return self._with_repair(use)
+        except (OSError, sqlite3.Error) as error:
+            logger.warning("the judge's cache %s cannot be used: %s", self._path, error)
+            return None
+
+    def _with_repair(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        seen = self._identity()
+        try:
+            return self._using(use)
+        except sqlite3.OperationalError:  # locked, full or not writable, but not damaged
+            raise
+        except sqlite3.DatabaseError as error:
+            with open(f"{self._path}.lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self._identity() == seen:  # else another process has just renamed it
+                    logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged", self._path, error)
+                    for ending in _BESIDE:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.replace(f"{self._path}{ending}", f"{self._path}.damaged{ending}")
+        return self._using(use)
+
+    def _using(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+            connection.execute(_TABLE)
+            return use(connection)
+
+    def _identity(self) -> int | None:
+        return self._path.stat().st_ino if self._path.exists() else None
+
+
 Messages = Sequence[dict[str, str]]
 _SHOWN_CHARS = 1000
 """Characters of an unusable verdict that are sent back to the judge."""
@@ -147,8 +216,15 @@ class JudgeClient:
         settings = self.settings
         if settings.model != "default":
             return settings.model
-        seconds = min(settings.timeout_s, 5.0)
-        return served_model(self._base(), settings.api, self._headers(), seconds) or settings.model
+        seconds, base = min(settings.timeout_s, 5.0), self._base()
+        try:
+            if settings.api == "sglang":
+                found = ask_server(f"{base}/get_model_info", seconds, self._headers())["model_path"]
+            else:
+                found = ask_server(f"{base}/v1/models", seconds, self._headers())["data"][0]["id"]
+        except (JudgeError, KeyError, IndexError, TypeError):
+            found = None
+        return found if isinstance(found, str) else settings.model
 
 
 class _Refused(JudgeError):
@@ -195,18 +271,6 @@ def served_tokenizer(url: str) -> str:
     if not isinstance(found, str):
         raise JudgeError(f"{url}/get_model_info names no tokenizer; set env.judge.tokenizer")
     return found
-
-
-def served_model(url: str, api: str, headers: dict[str, str], seconds: float) -> str | None:
-    """Return the model that a server reports, or None."""
-    try:
-        if api == "sglang":
-            found = ask_server(f"{url}/get_model_info", seconds, headers)["model_path"]
-        else:
-            found = ask_server(f"{url}/v1/models", seconds, headers)["data"][0]["id"]
-    except (JudgeError, KeyError, IndexError, TypeError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def ask_server(address: str, seconds: float, headers: dict[str, str] | None = None) -> Any:

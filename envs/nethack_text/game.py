@@ -5,7 +5,7 @@ inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The acti
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +134,21 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     stats = [int(value) for value in observation["blstats"]]
     hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
     things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
+    descriptions, found = observation["screen_descriptions"], []
+    for y, x in np.argwhere(descriptions[:, :, 0] != 0).tolist():
+        name, dx, dy = _text(descriptions[y, x]), x - stats[0], y - stats[1]
+        if name not in _WORDS["background"] and (dx or dy):
+            along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
+            across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
+            where = f"{name}: {', '.join(filter(None, (along, across)))}"
+            found.append((max(abs(dx), abs(dy)), name, dx, dy, where))
     parts = {
         "screen": "\n".join(_crop(screen)),
         "status": (
             f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
             f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
         ),
-        "in sight": "\n".join(_things(observation["screen_descriptions"], stats[0], stats[1])),
+        "in sight": "\n".join(where for *_, where in sorted(found)[:_MAX_THINGS]),
         "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
     }
     shown = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
@@ -159,16 +167,3 @@ def _crop(rows: Sequence[str]) -> list[str]:
     rows = rows[filled[0] : filled[-1] + 1]
     margin = min(len(row) - len(row.lstrip()) for row in rows if row)
     return [row[margin:] for row in rows]
-
-
-def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
-    """Yield the nearest things that are not walls or floor, with their offsets from the player at column x0, row y0."""
-    found = []
-    for y, x in np.argwhere(descriptions[:, :, 0] != 0):
-        name = _text(descriptions[y, x])
-        if name not in _WORDS["background"] and (x, y) != (x0, y0):
-            found.append((max(abs(int(x) - x0), abs(int(y) - y0)), name, int(x) - x0, int(y) - y0))
-    for _, name, dx, dy in sorted(found)[:_MAX_THINGS]:
-        along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
-        across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
-        yield f"{name}: {', '.join(filter(None, (along, across)))}"

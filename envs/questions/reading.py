@@ -185,7 +185,16 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
         raise ConfigError(f"env.data holds no rows for task {task!r}")
     epoch, place = divmod(seed, len(rows))
     row = rows[_order(len(rows), epoch)[place]]
-    question = _from_row(row, settings)
+    if settings.question_key not in row:
+        raise ConfigError(
+            f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "
+            "set env.question_key, env.answer_key and env.image_key"
+        )
+    found = row.get(settings.image_key)
+    found = [] if found is None else found if isinstance(found, list | tuple) else [found]
+    images = open_images(found, settings.max_image_pixels)
+    more = row["metadata"] if isinstance(row.get("metadata"), Mapping) else {}
+    question = _question(row[settings.question_key], row.get(settings.answer_key), images, settings, more)
     choices = (metadata.get("tools"), row.get(settings.tool_key), question.metadata.get("tools"))
     return replace(question, tools=next((tools for tools in choices if tools is not None), None)), task, seed
 
@@ -195,20 +204,6 @@ def _order(count: int, epoch: int) -> Sequence[int]:
     order = list(range(count))
     random.Random(f"{count}/{epoch}").shuffle(order)
     return order
-
-
-def _from_row(row: Mapping[str, Any], settings: QuestionSettings) -> Question:
-    if settings.question_key not in row:
-        raise ConfigError(
-            f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "
-            "set env.question_key, env.answer_key and env.image_key"
-        )
-    found = row.get(settings.image_key)
-    found = [] if found is None else found if isinstance(found, list | tuple) else [found]
-    images = open_images(found, settings.max_image_pixels)
-    metadata = row.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
-    return _question(row[settings.question_key], row.get(settings.answer_key), images, settings, metadata)
 
 
 def _from_sample(sample: Any, settings: QuestionSettings) -> Question:

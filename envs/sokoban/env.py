@@ -100,9 +100,11 @@ class Sokoban(PlannedGame):
         self.steps += 1
         gained = self.room.placed(self.state.boxes) - self.room.placed(before.boxes)
         solved = self.state.boxes == self.room.targets
-        native = gained + 10.0 * solved - 0.1
-        reward = native if self.settings.reward == "native" else float(solved)
-        return self._frame(_event(action, before, self.state), reward, solved)
+        reward = gained + 10.0 * solved - 0.1 if self.settings.reward == "native" else float(solved)
+        event = f"You {'went' if self.state.boxes == before.boxes else 'pushed a box'} {_towards(action)}."
+        if self.state == before:
+            event = f"You could not go {_towards(action)}: something is in the way."
+        return self._frame("You stayed." if action == "stay" else event, reward, solved)
 
     def translate(self, candidate: str) -> str | None:
         words = candidate.lower().strip(" .,!'\"`*[]").removeprefix("move ").removeprefix("push ").removeprefix("go ")
@@ -168,15 +170,6 @@ DEFAULT_TASK = "one_box"
 build_env = Sokoban.from_sample
 expert_action = Sokoban.advice
 explain_action = Sokoban.explain
-
-
-def _event(action: str, before: State, after: State) -> str:
-    if action == "stay":
-        return "You stayed."
-    way = _towards(action)
-    if after == before:
-        return f"You could not go {way}: something is in the way."
-    return f"You {'went' if after.boxes == before.boxes else 'pushed a box'} {way}."
 
 
 def _where(room: Room, player: int, cell: int) -> str:

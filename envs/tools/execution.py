@@ -61,27 +61,23 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
 
 
 def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any], _GiveUp]:
-    future: Future[Any] = Future()
     loop = background_loop()
     tasks: list[asyncio.Task[Any]] = []
 
-    def begin() -> None:
-        tasks.append(loop.create_task(coroutine))
-        _owners[tasks[0]] = name
-        tasks[0].add_done_callback(end)
+    async def owned() -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        _owners[task] = name
+        return await coroutine
 
-    def end(task: asyncio.Task[Any]) -> None:
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(task.result())
+    future = asyncio.run_coroutine_threadsafe(owned(), loop)
 
     def give_up() -> None:
         """Cancel the coroutine; count it if it continues, and retire its loop if that is blocked."""
         alive = threading.Event()
         try:
-            loop.call_soon_threadsafe(lambda: (tasks[0].cancel(), alive.set()))
+            loop.call_soon_threadsafe(lambda: ([task.cancel() for task in tasks], alive.set()))
         except RuntimeError:  # the loop is closed, so the coroutine has ended
             return
         if not alive.wait(STUCK_S):
@@ -89,7 +85,6 @@ def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any
         elif wait([future], STUCK_S).not_done:
             _leave(name, lambda: not future.done())
 
-    loop.call_soon_threadsafe(begin)
     return future, give_up
 
 

@@ -8,7 +8,7 @@ import collections
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,11 @@ class _Calibration:
             self.bare = Plan((), _places(plain.collected), top_level_names(tree))
         expected, reached = self._own([test for test in required if plain.outcomes[test] == "passed"])
         weights = self._weigh(expected)
-        total = _total_bits(expected, weights)
+        # A probe that several tests run counts once, and so do the classes of all exceptions: one class can inherit
+        # from all that are expected.
+        by_number = {number: weight for (_, number), weight in weights.items()}
+        raising = {one.number for one in expected if one.operator == "raises"} & by_number.keys()
+        total = sum(by_number.values()) - EXCEPTION_BITS * max(len(raising) - 1, 0)
         decided = {test for test, _ in weights}
         if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
             why = f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
@@ -169,16 +173,6 @@ def _places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
         places[test] = function, counts[function]
         counts[function] += 1
     return places
-
-
-def _total_bits(expected: Iterable[Expected], weights: Mapping[tuple[str, int], int]) -> int:
-    """Bits of all decisive probes; one that several tests run counts once.
-
-    The classes of all exceptions count once together: one class can inherit from all that are expected.
-    """
-    by_number = {number: weight for (_, number), weight in weights.items()}
-    raising = {one.number for one in expected if one.operator == "raises"}
-    return sum(by_number.values()) - EXCEPTION_BITS * max(len(raising & by_number.keys()) - 1, 0)
 
 
 def _expectations(run: ProbeRun) -> Iterable[Expected]:

@@ -136,7 +136,14 @@ def fits(how: str, exception: str, report: Mapping[str, Any], expected: Any) -> 
         Unreadable: the report holds what the encoder does not write.
     """
     if how == "raises":
-        return "raised" in report and _is_expected(report, exception, expected)
+        # The exception must be of the reference's type, or of what the test calls by the same name.
+        kinds, pattern = expectation(expected)
+        wanted = set(re.findall(r"[\w.]+", exception))
+        wanted |= {kind[1] for kind in ([kinds] if kinds and kinds[0] == "type" else kinds)}
+        raised, message = report.get("raised"), report.get("message")
+        if not isinstance(raised, list) or wanted.isdisjoint(map(str, raised)):
+            return False
+        return pattern is None or (isinstance(message, str) and re.search(pattern, message[:MAX_MESSAGE]) is not None)
     if "value" not in report:
         return False
     value = decode(report["value"])
@@ -145,18 +152,6 @@ def fits(how: str, exception: str, report: Mapping[str, Any], expected: Any) -> 
     with contextlib.suppress(TypeError, ValueError, ArithmeticError, RecursionError):
         return bool(_OPERATORS[how](value, expectation(expected)))
     return False
-
-
-def _is_expected(report: Mapping[str, Any], exception: str, expected: Any) -> bool:
-    """Whether the exception is of an expected type: the reference's, or what the test calls by the same name."""
-    kinds, pattern = expectation(expected)
-    wanted = set(re.findall(r"[\w.]+", exception))
-    for kind in [kinds] if kinds and kinds[0] == "type" else kinds:
-        wanted.add(kind[1])
-    if not isinstance(report["raised"], list) or wanted.isdisjoint(map(str, report["raised"])):
-        return False
-    message = report.get("message")
-    return pattern is None or (isinstance(message, str) and re.search(pattern, message[:MAX_MESSAGE]) is not None)
 
 
 def bits(how: str, expected: Any) -> int:

@@ -106,8 +106,7 @@ class Connection:
 
     def _refuse(self, what: str) -> None:
         if not self._ready.done():
-            said = self._stderr.last_line()
-            heard = f"; the last line of its stderr: {said}" if said else ""
+            heard = f"; the last line of its stderr: {said}" if (said := self._stderr.last_line()) else ""
             self._ready.set_exception(EnvironmentFault(f"{self._settings.label} {what}{heard}"))
             self._ready.exception()  # marks it as retrieved, because no call may be waiting
 
