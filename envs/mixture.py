@@ -44,8 +44,7 @@ class TaskSettings(Settings):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Settings of the environment for this entry; they win over those under `env:`."""
     sweep: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """A list of values for each of these settings. Every combination of values becomes a task, and these tasks share
-    the entry's weight."""
+    """A list of values for each of these settings; every combination is a task, with its part of the entry's weight."""
 
     @model_validator(mode="after")
     def _check_sweep(self) -> TaskSettings:

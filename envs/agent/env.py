@@ -92,7 +92,17 @@ class AgentEnv(BaseInteractionEnv):
         self._steps, self._work_s, self._unread = 0, 0.0, 0
         episode = self._episode = _Running(model_server(), self.settings)
         try:
-            self.run = self._prepared(episode.folder)
+            self.run, workdir = replace(self._first, folder=episode.folder), self.settings.workdir
+            if workdir is not None:
+                shutil.copytree(Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True)
+            if self._prepare is not None:
+                prompt = self._bounded("prepare", self._prepare, self.run)
+                if prompt is not None and not isinstance(prompt, str):
+                    what = f"env.prepare {self.settings.prepare} returned {short(prompt)}, not a prompt"
+                    raise EnvironmentFault(what)
+                self.run = self.run if prompt is None else replace(self.run, prompt=prompt)
+            if self.settings.sandbox:
+                hand_over(episode.folder)
             episode.start(self._words, self.run, self.settings)
             waiting = self._await(episode, None)
             if waiting is None:
@@ -104,19 +114,6 @@ class AgentEnv(BaseInteractionEnv):
         except BaseException:
             self.close()
             raise
-
-    def _prepared(self, folder: Path) -> AgentRun:
-        run, workdir = replace(self._first, folder=folder), self.settings.workdir
-        if workdir is not None:
-            shutil.copytree(Path(workdir).expanduser(), folder, symlinks=True, dirs_exist_ok=True)
-        if self._prepare is not None:
-            prompt = self._bounded("prepare", self._prepare, run)
-            if prompt is not None and not isinstance(prompt, str):
-                raise EnvironmentFault(f"env.prepare {self.settings.prepare} returned {short(prompt)}, not a prompt")
-            run = run if prompt is None else replace(run, prompt=prompt)
-        if self.settings.sandbox:
-            hand_over(folder)
-        return run
 
     def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is none."""

@@ -105,7 +105,17 @@ class MixedLocalLevel(LevelGen):
 
     def _draw_open(self) -> tuple[verifier.Instr, bool]:
         door_color = self._rand_elem(DOOR_COLORS)
-        self._add_locked_room(door_color)
+        # PyPI's `add_locked_room` draws the color itself, after the door, which would shift all later draws.
+        while True:
+            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+            side = self._rand_int(0, 4)
+            self.locked_room = self.get_room(column, row)
+            if self.locked_room.neighbors[side] is not None:
+                break
+        self.add_door(column, row, side, color=door_color, locked=True)
+        while self.get_room(column, row) is self.locked_room:
+            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+        self.add_object(column, row, "key", door_color)
         self.connect_all()
         for column in range(self.num_cols):
             if self.get_room(column, 0) is not self.locked_room:
@@ -115,22 +125,6 @@ class MixedLocalLevel(LevelGen):
             self.place_agent()
         reachable = self.check_objs_reachable(raise_exc=False)
         return verifier.OpenInstr(verifier.ObjDesc("door", self._rand_elem([None, door_color]))), reachable
-
-    def _add_locked_room(self, color: str) -> None:
-        """Lock one room behind a door of this color and put the key into another.
-
-        PyPI's `add_locked_room` draws the color itself, after the door, which would shift all later draws.
-        """
-        while True:
-            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
-            side = self._rand_int(0, 4)
-            self.locked_room = self.get_room(column, row)
-            if self.locked_room.neighbors[side] is not None:
-                break
-        self.add_door(column, row, side, color=color, locked=True)
-        while self.get_room(column, row) is self.locked_room:
-            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
-        self.add_object(column, row, "key", color)
 
     def _draw_one_room(self, goal: str) -> tuple[verifier.Instr, bool]:
         self.place_agent()

@@ -43,8 +43,7 @@ class GymnasiumSettings(GameSettings):
     actions: Mapping[str, str] | tuple[str, ...] | None = None
     """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
     default_action: str | None = None
-    """Action executed in place of an invalid response. With null, it is the environment's own default action, or the
-    first action if there is none."""
+    """Executed in place of an invalid response; null for the environment's own default action, else the first one."""
     instruction: str | None = None
     """Description of the game for the prompt."""
     deterministic: bool = True

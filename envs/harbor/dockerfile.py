@@ -66,7 +66,15 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
             stages += 1
             if stages > 1:
                 raise UnsupportedLine(f"{step.line} starts a second build stage")
-            _check_base(step, has_tool, base_images)
+            name = (step.arguments.split() or [""])[0]
+            short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
+            given = any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images)
+            if not given and short not in _TOOLS:
+                known = "which env.base_images can add if this machine has them"
+                raise UnsupportedLine(f"{step.line} names an image with unknown programs, {known}")
+            lacking = [tool for tool in _TOOLS.get(short, ()) if not given and not has_tool(tool)]
+            if lacking:
+                raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
         elif step.name == "COPY":
             if step.heredocs or dict(step.flags).keys() - {"chown"}:
                 raise UnsupportedLine(f"{step.line} needs an image build")
@@ -78,19 +86,6 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
     if not stages:
         raise UnsupportedLine("environment/Dockerfile has no FROM")
     return image
-
-
-def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images: Sequence[str]) -> None:
-    name = (step.arguments.split() or [""])[0]
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images):
-        return
-    short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
-    if short not in _TOOLS:
-        known = "which env.base_images can add if this machine has them"
-        raise UnsupportedLine(f"{step.line} names an image with unknown programs, {known}")
-    lacking = [tool for tool in _TOOLS[short] if not has_tool(tool)]
-    if lacking:
-        raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
 
 
 def read_copy(step: Instruction, folder: str, variables: Mapping[str, str]) -> Copy:

@@ -5,7 +5,8 @@ here, only paths without a link on the way are written to.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.dockerfile import Copy, Image
@@ -36,6 +37,42 @@ def is_direct(top: Path, path: str) -> bool:
     """Whether no link is on the way from `top` to `path` inside it, nor at its end."""
     inside = path.lstrip("/")
     return Path(os.path.realpath(top / inside)) == Path(os.path.realpath(top)) / inside
+
+
+_MAX_LINKS = 40
+"""As many as Linux follows."""
+
+
+def follow(path: PurePosixPath, file_of: Callable[[PurePosixPath], Path]) -> PurePosixPath | None:
+    """Find where a path of a sandbox or image leads, with links as programs in it follow them; None for a circle.
+
+    Args:
+        file_of: returns where on this machine a path lies whose folder is no link.
+
+    Raises:
+        OSError: the kernel does not look at a path on the way, for example because it is too long.
+    """
+    current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        file = file_of(current / part)
+        try:  # `Path.is_symlink` hides some errors in some versions of Python
+            is_link = stat.S_ISLNK(os.lstat(file).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            is_link = False
+        if not is_link:
+            current /= part
+            continue
+        followed += 1
+        if followed > _MAX_LINKS:
+            return None
+        target = PurePosixPath(os.readlink(file))
+        current = PurePosixPath("/") if target.is_absolute() else current
+        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return current
 
 
 def home_of(user: str, root: Path | None) -> str:

@@ -49,8 +49,7 @@ class HarborSettings(ShellSettings):
     writable: tuple[str, ...] = ()
     """Further folders that the agent may change, such as `/var/www`. With `images`, each is copied for each episode."""
     variables: Mapping[str, str] = {}
-    """Environment variables of all commands. They also replace `${NAME}` in `task.toml`; the trainer's own environment
-    is never read."""
+    """Variables of all commands, also for `${NAME}` in `task.toml`; the trainer's own environment is never read."""
     test_command: str | None = None
     """Command that judges in place of `bash /tests/test.sh`, for tests that install their tools from the network, such
     as `python3 -m pytest /tests/test_outputs.py`. Exit status 0 pays 1 if it writes no reward file."""
@@ -64,8 +63,7 @@ class HarborSettings(ShellSettings):
     """Longest `[verifier] timeout_sec` that is accepted; a task that asks for more is refused. `env_step_timeout_s`
     must exceed the sum of this and `command_timeout_s`."""
     memory_mb: int = Field(default=4096, ge=1)
-    """Memory of all processes of a command together, in MB. A task that asks for more is refused; one that asks for
-    less gets less."""
+    """Memory of a command's processes, in MB. Tasks that ask for more are refused; those that ask for less get less."""
     address_mb: int = Field(default=65536, ge=1)
     """Address space of each process, in MB. Node.js, Go and Java reserve far more than they use."""
     processes: int = Field(default=256, ge=1)

@@ -108,9 +108,6 @@ class OpenEnvTools(ToolEnv):
         self._earned += outcome.reward
         if outcome.done:
             self._ended = self._ending(outcome)
-        return self._result(outcome)
-
-    def _result(self, outcome: Outcome) -> ToolResult:
         observation, reward = outcome.observation, outcome.reward
         error, result = observation.get("error"), observation.get("result")
         if error:

@@ -11,7 +11,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
@@ -104,7 +104,7 @@ class MathChecker:
     """Compares expressions in another process, which is restarted after a comparison that it could not end."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Any = None
         self._lock = threading.Lock()
         self._cached = functools.lru_cache(10_000)(self._ask)
 
@@ -116,11 +116,10 @@ class MathChecker:
     def _ask(self, reference: str, answer: str) -> bool:
         if self._process is None or self._process.poll() is not None:
             self._process = _start()
-        stdin, stdout = _pipes(self._process)
         try:
-            stdin.write(json.dumps([reference, answer]) + "\n")
-            stdin.flush()
-            reply = stdout.readline()
+            self._process.stdin.write(json.dumps([reference, answer]) + "\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
         except BrokenPipeError:
             reply = ""
         if not reply:
@@ -136,26 +135,19 @@ class MathChecker:
                 self._process = None
 
 
-def _start() -> subprocess.Popen[str]:
+def _start() -> Any:
     # -P keeps the current folder's files from shadowing what the process imports.
     command = [sys.executable, "-P", "-c", _BOOT.format(path=sys.path)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    _, stdout = _pipes(process)
-    ready, _, _ = select.select([stdout], [], [], START_S)
-    if not ready or json.loads(stdout.readline() or "null") != "ready":
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process: Any = subprocess.Popen(command, **pipes, text=True)
+    ready, _, _ = select.select([process.stdout], [], [], START_S)
+    if not ready or json.loads(process.stdout.readline() or "null") != "ready":
         process.kill()
         raise EnvironmentFault(
             f"the process that compares expressions did not start within {START_S:g} s; run "
             f"{sys.executable} -m envs.questions.math_server to see why"
         )
     return process
-
-
-def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
-    assert process.stdin is not None and process.stdout is not None
-    return process.stdin, process.stdout
 
 
 _CHECKER = MathChecker()

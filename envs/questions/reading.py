@@ -160,8 +160,7 @@ class QuestionSettings(Settings):
     image_key: str = "images"
     """Column with the question's images."""
     tool_key: str = "tools"
-    """Column with the row's own list of tools, by name or schema. A sample's metadata takes precedence; slime's
-    `--tool-key` puts a list there."""
+    """Column with the row's own tools, by name or schema; metadata, such as from slime's `--tool-key`, goes first."""
     max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
     """Largest image of a question, in pixels. Larger ones are refused."""
 

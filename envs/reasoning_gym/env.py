@@ -22,8 +22,7 @@ class ReasoningGymSettings(GameSettings):
     no_pictures = "reasoning-gym's questions have no pictures"
 
     level: int | None = Field(None, ge=0)
-    """Difficulty from the generator's own curriculum, 0 for the easiest; above the highest, the highest. Null for the
-    generator's defaults."""
+    """Difficulty from the generator's own curriculum, from 0 up to its highest; null for the generator's defaults."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the generator, such as {min_animals: 5}, which win over `level`."""
     answer_retries: int = Field(0, ge=0)

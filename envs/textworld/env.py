@@ -41,8 +41,7 @@ class TextWorldSettings(GameSettings):
     mode: str | None = None
     """`easy`, `medium` or `hard` in treasure_hunter; `simple` or `random` in coin_collector."""
     level: int | None = None
-    """TextWorld's own difficulty, in place of rooms, quest_length and mode: 1 to 30 in treasure_hunter, 1 to 300 in
-    coin_collector."""
+    """TextWorld's levels instead of rooms, quest_length and mode: treasure_hunter 1 to 30, coin_collector 1 to 300."""
     recipe: int | None = Field(None, ge=1)
     """Ingredients of the recipe, 1 to 5 (the_cooking_game)."""
     take: int | None = Field(None, ge=0)
@@ -62,16 +61,14 @@ class TextWorldSettings(GameSettings):
     held_out: bool | None = None
     """Use the foods that TextWorld reserves for testing (simple)."""
     goal: Literal["detailed", "brief", "hidden"] = "brief"
-    """How much of the objective the prompt states: every step (`detailed`), only the last step (`brief`) or nothing
-    (`hidden`)."""
+    """What the prompt tells of the objective: every step (`detailed`), the last (`brief`) or nothing (`hidden`)."""
     reward: Literal["sparse", "score", "dense"] = "score"
     """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress along the shortest
     known solution, scaled to 1 in total; steps away from it cost as much."""
     admissible_commands: bool = False
     """List the commands that would work now with every observation. Random play then chooses among them."""
     games: int | None = Field(None, ge=1)
-    """Number of different games; training and held-out seeds are mapped to separate sets of this size. Null: a new
-    game for every seed."""
+    """Number of different games, for training and held-out seeds separately; null: a new game for every seed."""
     games_path: str | None = None
     """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed chooses."""
     cache_dir: str | None = None

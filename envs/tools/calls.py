@@ -79,7 +79,20 @@ def find_calls(text: str, limit: int = 8) -> Calls:
         bare = _bare(text, start, limit)
         if bare.valid:
             return bare
-    return _in_tags(text, start, limit)
+    found: list[Call | str] = []
+    position = first = text.find(OPEN, start)
+    end = first
+    while position >= 0 and len(found) < limit:
+        block, read = _block(text, position + len(OPEN))
+        found.append(block)
+        close, following = text.find(CLOSE, read), text.find(OPEN, read)
+        # The end tag may be missing before the next call or the end of the text.
+        if close >= 0 and not 0 <= following < close:
+            end = close + len(CLOSE)
+        else:
+            end = following if following >= 0 else len(text)
+        position = following
+    return _collected(found, (first, end), cut=position >= 0)
 
 
 def reasoning_end(text: str) -> int | None:
@@ -109,23 +122,6 @@ def _inside_json(text: str, position: int) -> bool:
             return False
         start = opened + len(OPEN)
     return False
-
-
-def _in_tags(text: str, start: int, limit: int) -> Calls:
-    found: list[Call | str] = []
-    position = first = text.find(OPEN, start)
-    end = first
-    while position >= 0 and len(found) < limit:
-        block, read = _block(text, position + len(OPEN))
-        found.append(block)
-        close, following = text.find(CLOSE, read), text.find(OPEN, read)
-        # The end tag may be missing before the next call or the end of the text.
-        if close >= 0 and not 0 <= following < close:
-            end = close + len(CLOSE)
-        else:
-            end = following if following >= 0 else len(text)
-        position = following
-    return _collected(found, (first, end), cut=position >= 0)
 
 
 def _block(text: str, start: int) -> tuple[Call | str, int]:

@@ -26,8 +26,7 @@ class ToolEntry(Settings):
     """One entry of a YAML's `tools:` list. A plain string is its `path`."""
 
     path: str | None = None
-    """A function or class (`package.module:name`, `file.py:name`), or a module or file: its `@tool` functions and
-    `Tool` classes."""
+    """A function or class (`module:name`, `file.py:name`), or a module or file with `@tool` functions and `Tool`s."""
     name: str | None = None
     """Name for the model, in place of the tool's own."""
     schema_: Mapping[str, Any] | None = Field(default=None, alias="schema")

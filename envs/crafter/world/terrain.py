@@ -4,7 +4,6 @@ Random numbers are drawn cell by cell in the original's order, x before y. The n
 original's time, is computed for all cells at once.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -72,7 +71,17 @@ def generate(random: np.random.RandomState) -> tuple[np.ndarray, Creatures]:
             if uniform() > threshold:
                 land[cell] = material
                 break
-    return land, _scatter_creatures(land, tunnels, uniform)
+    cows = (land == _ID["grass"]) & (_DISTANCE > 3)
+    zombies = _IS_WALKABLE[land] & (_DISTANCE > 10)
+    skeletons = (land == _ID["path"]) & tunnels
+    creatures: Creatures = []
+    chances = ((cows.tolist(), COW, 0.985), (zombies.tolist(), ZOMBIE, 0.993), (skeletons.tolist(), SKELETON, 0.95))
+    for cell in np.flatnonzero(cows | zombies | skeletons).tolist():
+        # The first draw above its threshold decides.
+        kinds = (kind for mask, kind, threshold in chances if mask[cell] and uniform() > threshold)
+        if (kind := next(kinds, None)) is not None:
+            creatures.append((kind, *divmod(cell, SIZE)))
+    return land, creatures
 
 
 def _carve(
@@ -89,18 +98,3 @@ def _carve(
         for cell in np.flatnonzero(solid & mask).tolist():
             lots[cell] = (*lots.get(cell, ()), lot)
     return tunnel, lots
-
-
-def _scatter_creatures(land: np.ndarray, tunnels: np.ndarray, uniform: Callable[[], float]) -> Creatures:
-    cows = (land == _ID["grass"]) & (_DISTANCE > 3)
-    zombies = _IS_WALKABLE[land] & (_DISTANCE > 10)
-    skeletons = (land == _ID["path"]) & tunnels
-    cells = np.flatnonzero(cows | zombies | skeletons)
-    creatures: Creatures = []
-    chances = ((cows.tolist(), COW, 0.985), (zombies.tolist(), ZOMBIE, 0.993), (skeletons.tolist(), SKELETON, 0.95))
-    for cell in cells.tolist():
-        # The first draw above its threshold decides.
-        kinds = (kind for mask, kind, threshold in chances if mask[cell] and uniform() > threshold)
-        if (kind := next(kinds, None)) is not None:
-            creatures.append((kind, *divmod(cell, SIZE)))
-    return creatures

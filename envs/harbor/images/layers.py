@@ -9,30 +9,18 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.places import follow
 from envs.swe.sandbox.workspace import give_to_agent, remove_tree
 
-_MAX_LINKS = 40
-"""As many as Linux follows."""
 _OPAQUE = "user.overlay.opaque"
 
 
 def inside(tree: Path, path: str) -> Path:
     """Find a path of an image, following links as the image's programs do; raises UnsupportedLine for a circle."""
-    current, waiting, followed = tree, list(reversed(PurePosixPath("/", path).parts[1:])), 0
-    while waiting:
-        part = waiting.pop()
-        if part == "..":
-            current = current.parent if current != tree else tree
-        elif not (current / part).is_symlink():
-            current /= part
-        else:
-            followed += 1
-            if followed > _MAX_LINKS:
-                raise UnsupportedLine(f"{path} leads through too many links")
-            link = PurePosixPath(os.readlink(current / part))
-            current = tree if link.is_absolute() else current
-            waiting += reversed(link.parts[1:] if link.is_absolute() else link.parts)
-    return current
+    found = follow(PurePosixPath("/", path), lambda inner: tree / str(inner).lstrip("/"))
+    if found is None:
+        raise UnsupportedLine(f"{path} leads through too many links")
+    return tree / str(found).lstrip("/")
 
 
 def make_folder(folder: Path) -> None:

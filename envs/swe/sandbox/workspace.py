@@ -31,8 +31,7 @@ PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
 _MAX_WAITING = 16
-"""Discarded folders that wait for their removal. With more, `discard` removes the next one itself, so the disk does not
-fill."""
+"""Discarded folders that wait for their removal; `discard` removes further ones itself."""
 
 
 class ProcessFolder:

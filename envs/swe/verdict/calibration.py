@@ -146,11 +146,15 @@ class _Calibration:
         run = self._play(self._unsolved, dict.fromkeys(one.test for one in expected), leaks=values)
         weights: dict[tuple[str, int], int] = {}
         for one in expected:
-            if not one.fits(run.reports):
-                seen = (report.get("seen", ()) for report in run.reports.get(one.key, []))
-                probe = run.probes[one.number]
-                if weight := _weight(one, probe, probe.literals.union(*seen)):
-                    weights[one.key] = weight
+            if one.fits(run.reports):
+                continue
+            probe = run.probes[one.number]
+            # `True` and `[]` stand everywhere: the longest answer counts that stands nowhere around the probe.
+            known = probe.literals.union(*(report.get("seen", ()) for report in run.reports.get(one.key, [])))
+            lengths = ((value, bits(one.operator, value)) for value in one.values)
+            apart = (n for value, n in lengths if n == 1 or one.operator == "raises" or loosely(value) not in known)
+            if weight := int(not probe.compares) if one.operator in TRUTHS else max(apart, default=0):
+                weights[one.key] = weight
         return weights
 
     def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
@@ -183,16 +187,6 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
         elif probe.operator != "none" and all("expected" in one for one in reports):
             values = tuple(one["expected"] for one in reports)
             yield Expected(test, number, probe.operator, probe.exception, values)
-
-
-def _weight(expected: Expected, probe: Probe, known: Collection[str]) -> int:
-    """Bits of the longest answer that stands nowhere around the probe; `True` and `[]` stand everywhere."""
-    if expected.operator in TRUTHS:
-        return int(not probe.compares)
-    weights = ((value, bits(expected.operator, value)) for value in expected.values)
-    return max(
-        (n for value, n in weights if n == 1 or expected.operator == "raises" or loosely(value) not in known), default=0
-    )
 
 
 def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[Report]) -> Expected | None:

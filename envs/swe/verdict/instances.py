@@ -33,8 +33,7 @@ class Instance(Settings):
     fail_to_pass: tuple[str, ...] = Field(alias=_TESTS[0])
     pass_to_pass: tuple[str, ...] = Field(alias=_TESTS[1])
     draw_arguments: bool = Field(default=True, alias="DRAW_ARGUMENTS")
-    """Our own column: judge tests that the agent can read with other arguments too, on which the reference solution
-    decides."""
+    """Our own column: judge readable tests with other arguments too, on which the reference solution decides."""
 
     def __hash__(self) -> int:
         return hash((self.instance_id, self.repo, self.base_commit))
