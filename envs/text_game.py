@@ -252,11 +252,7 @@ _templates: dict[tuple[Path, int], Any] = {}
 
 
 def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
-    """Render a Jinja file in Jinja's sandbox; observations are passed as values, never as template text.
-
-    Raises:
-        ConfigError: the file is missing, does not parse, or uses an unknown variable.
-    """
+    """Render a Jinja file in Jinja's sandbox, with observations as values; raises ConfigError if it cannot."""
     import jinja2
 
     path = Path(path)

@@ -49,11 +49,7 @@ class Program:
         self._on_end(end)
 
     def stop(self) -> None:
-        """End the program, and return when nothing of it is alive.
-
-        Raises:
-            EnvironmentFault: it cannot be ended, as with a dead network disk.
-        """
+        """End the program and all that it started; raises EnvironmentFault if it cannot be ended."""
         with contextlib.suppress(OSError):
             self._interrupt()
         self._thread.join(END_S)

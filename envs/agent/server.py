@@ -269,11 +269,7 @@ class Listener(web.Server):
 
 
 async def read_body(http: web.BaseRequest, session: Session) -> bytearray:
-    """Read the body of a request. Its bytes stay counted in `session.unread`.
-
-    Raises:
-        RequestError: it is compressed, too long or too slow, or does not say how long it is.
-    """
+    """Read a request's body; its bytes stay counted in `session.unread`. Raises RequestError for what it refuses."""
     if http.content_length is None:
         raise RequestError("the request has no Content-Length", 411)
     if http.headers.get("Content-Encoding", "identity") != "identity":

@@ -132,11 +132,7 @@ class Session:
             asyncio.get_running_loop().call_later(PAUSE * cost, self._reader.release)
 
     def arrive(self, request: Request) -> Waiting:
-        """Queue a request. If it repeats one whose answer was not received, it gets that one's answer.
-
-        Raises:
-            RequestError: it is refused.
-        """
+        """Queue a request, or return the equal one whose answer was not received; raises RequestError."""
         if self._closed:
             raise RequestError("the episode is over", 503)
         if not any(fnmatch.fnmatchcase(request.model, name) for name in self.models):
@@ -195,11 +191,7 @@ class Session:
             del self.stored[oldest], self._stored_sizes[oldest]
 
     async def next(self, seconds: float) -> Waiting | None:
-        """Return the next request; None if the program ended or does not ask within `seconds`.
-
-        Raises:
-            EnvironmentFault: the program floods the server.
-        """
+        """Return the next request; None if none comes in time. Raises EnvironmentFault for a flood."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             if self.counts["refused"] >= MAX_REFUSED:

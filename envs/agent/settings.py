@@ -35,7 +35,7 @@ class AgentSettings(Settings):
     python: str | None = None
     """Interpreter of the agent, for example that of its virtual environment; null for the one that runs this."""
     prepare: str | None = None
-    """Import path of a function that writes the task's files into an `AgentRun`'s `folder` and returns a prompt or None."""
+    """Import path of a function that writes the task's files into an `AgentRun`'s `folder`; it may return a prompt."""
     grader: str | None = None
     """Import path of a function from an `AgentRun` to a score, 1 for solved; null: 1 for exit code 0, else 0."""
     options: Mapping[str, Any] = {}

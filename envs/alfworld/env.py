@@ -112,11 +112,7 @@ expert_action = ALFWorld.advice
 
 
 def find_families(task: str) -> tuple[str, ...]:
-    """Return the task families of a task name: `all`, a family, or the beginning of exactly one family's name.
-
-    Raises:
-        ConfigError: no family or several have this name; the message lists the nearest ones.
-    """
+    """Return the families of `all`, of a family, or of the beginning of one; raises ConfigError for others."""
     if task == "all":
         return FAMILIES
     matches = [family for family in FAMILIES if family.startswith(task)] if task else []

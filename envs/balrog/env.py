@@ -198,11 +198,7 @@ def _free_command(candidate: str) -> str | None:
 
 
 def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
-    """Split `family/task`. The task alone is enough if BALROG lists it, and the family alone if it has one task.
-
-    Raises:
-        ConfigError: unknown task; the message lists the nearest names.
-    """
+    """Split `family/task`; either alone is enough if it is unambiguous. Raises ConfigError for unknown tasks."""
     families = {key.removesuffix("_tasks"): list(tasks) for key, tasks in listed.items()}
     family, _, rest = task.partition("/")
     if family in families and rest:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.errors import ConfigError
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import UnsupportedLine
 from envs.harbor.places import (
     JUDGE,
     SOLUTION,

@@ -9,8 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from envs.harbor.dockerfile import Copy, Image
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
@@ -119,11 +118,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
 
 
 def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None) -> None:
-    """Make an episode's tree: the places as the image has them, working directories, and what COPY brings.
-
-    Raises:
-        UnsupportedLine: a COPY has no source, or leads out of its folder.
-    """
+    """Make an episode's tree: places, working directories and copies; raises UnsupportedLine for a bad COPY."""
     tree.mkdir()
     for place in places:
         source = root / place.lstrip("/") if root is not None else None

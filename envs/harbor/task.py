@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import Image, read_image
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import Image, UnsupportedLine, read_image
 from envs.harbor.places import find_places, home_of, refuse_dockerignore
 from envs.harbor.settings import BUILD, HarborSettings
 from envs.harbor.store import Recipe, find_image
@@ -168,11 +167,7 @@ class HarborTask:
 
 
 def find_tasks(settings: HarborSettings) -> Mapping[str, Path]:
-    """All task folders by name, sorted. Of two with the same name, the first of `env.folders` counts.
-
-    Raises:
-        ConfigError: a folder does not exist or holds no task.
-    """
+    """Find all task folders by name; the first of `env.folders` counts. Raises ConfigError for one without tasks."""
     found: dict[str, Path] = {}
     for folder in settings.task_folders():
         tasks = [path.parent for path in sorted(folder.glob("*/task.toml"))]

@@ -133,11 +133,7 @@ T = TypeVar("T")
 
 
 def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Parts]:
-    """Return the function from an observation to its text; halves of surrogate pairs become `?`.
-
-    Raises:
-        ConfigError: the template does not parse, or the import path leads nowhere.
-    """
+    """Return the function from observation to text, which is encodable; raises ConfigError as `read_actions`."""
     given = settings.observation
     if given is None:
         read: Callable[[Mapping[str, Any]], Parts] = lambda observation: (as_lines(observation, settings.picture), "")

@@ -159,11 +159,7 @@ def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
 
 
 def server_address(url: str) -> tuple[str, str]:
-    """Return a server's addresses `(http://host[/path], ws://host[/path]/ws)` from its http, https, ws or wss URL.
-
-    Raises:
-        ValueError: it is not such a URL.
-    """
+    """Return `(http://host[/path], ws://host[/path]/ws)` from a server's URL; raises ValueError for others."""
     parts = urlsplit(url.strip())
     schemes = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}
     if parts.scheme not in schemes or not parts.hostname or parts.query or parts.fragment:

@@ -86,12 +86,7 @@ class Session:
             raise EnvironmentFault(lost) from error
 
     def reset(self, seed: int) -> Outcome:
-        """Start the episode of this seed.
-
-        Raises:
-            ServerFullError: no session is free.
-            EnvironmentFault: as for the class, the server refuses, or the episode is over before it begins.
-        """
+        """Start the episode of this seed. Raises ServerFullError, or EnvironmentFault if the server refuses."""
         outcome = self.first(Request.RESET, {"seed": seed, **self._settings.reset})
         if outcome.done:
             self._lose("says done in reply to a reset, so there is no episode")
@@ -108,12 +103,7 @@ class Session:
             self._lose(f"answered {kind} with {error}")
 
     def step(self, action: Mapping[str, Any]) -> Outcome:
-        """Execute an action.
-
-        Raises:
-            RejectedError: the server refuses the action; the episode goes on.
-            EnvironmentFault: as for the class, or the environment raised an exception.
-        """
+        """Execute an action; raises RejectedError if the server refuses it, and the episode goes on."""
         frame = write_frame(Request.STEP, action)
         if len(frame) > MAX_REQUEST_BYTES:
             raise RejectedError("the answer is too long")

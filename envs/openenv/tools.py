@@ -128,12 +128,7 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
 
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
-    """Return the server's tools, listed before the reset, so that this does not count as a step of the episode.
-
-    Raises:
-        ServerFullError: no session is free.
-        EnvironmentFault: there are none, they have another form than MCP's, or they have changed.
-    """
+    """List the tools before the reset, so that it is no step; raises EnvironmentFault if they are not MCP's."""
     tools = session.first(Request.STEP, {"type": LIST_TOOLS}).observation.get("tools")
     well_formed = isinstance(tools, list) and all(
         isinstance(tool, Mapping)

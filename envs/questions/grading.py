@@ -30,12 +30,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def load_grader(name: str) -> Grade:
-    """Return the grader `exact` or `math`, or the function at an import path.
-
-    Raises:
-        ConfigError: there is no such grader or function.
-        MissingDependencyError: `math` needs math-verify.
-    """
+    """Return `exact`, `math` or the function at an import path; raises ConfigError for none of these."""
     if name in GRADERS:
         if name == "math" and importlib.util.find_spec("math_verify") is None:
             raise MissingDependencyError(

@@ -28,11 +28,7 @@ _SUPPORTED = "a question takes parts of type 'text' and 'image'"
 
 
 def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
-    """Return the system text, the texts of all user messages with None in place of each image, and their images.
-
-    Raises:
-        ConfigError: `messages` is not a list of messages, or has an unsupported role or part.
-    """
+    """Return system text, user texts with None for each image, and images; raises ConfigError for other forms."""
     if not isinstance(messages, list | tuple):
         raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
     system, texts, images = "", [], []
@@ -109,12 +105,7 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
 
 
 def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
-    """Return the images of a question as RGB PIL images.
-
-    Raises:
-        ConfigError: one is a URL or not an image.
-        ImageError: one cannot be read or has more than `max_pixels` pixels.
-    """
+    """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for URLs."""
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
         if row.get("type", "image") != "image":

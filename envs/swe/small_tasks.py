@@ -56,12 +56,7 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
 
 
 def small_instance(name: str, cache: Path, settings: JudgeSettings) -> tuple[Instance, Path]:
-    """One small task in SWE-Gym's form and its repository, both from the cache once they were made.
-
-    Raises:
-        ConfigError: there is no task of this name, or the release does not hold what the task changes.
-        EnvironmentFault: the release can be neither found nor fetched, or its checksum is wrong.
-    """
+    """Return a small task and its repository, made once; raises ConfigError for an unknown task."""
     task = SMALL_TASKS.get(name)
     if task is None:
         hint = did_you_mean(name, SMALL_TASKS, f"there are {', '.join(SMALL_TASKS)}", n=1)

@@ -17,7 +17,7 @@ from textworld.challenges.tw_simple import simple
 from textworld.challenges.tw_treasure_hunter import treasure_hunter
 from textworld.generator.data import KnowledgeBase
 
-from envs.textworld.recipes import GameRecipe
+from envs.textworld.games import GameRecipe
 
 ATTEMPTS = 20
 """Seeds to try, in a fixed order, if a drawn world has no quest of the required length."""

@@ -17,8 +17,16 @@ from envs.command_game import CommandGame, list_commands
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings
-from envs.textworld.games import GameCache, build_game, default_root, find_game
-from envs.textworld.recipes import THEMES, GameRecipe, find_theme, make_recipe
+from envs.textworld.games import (
+    THEMES,
+    GameCache,
+    GameRecipe,
+    build_game,
+    default_root,
+    find_game,
+    find_theme,
+    make_recipe,
+)
 from slime_verlog import Field
 
 _SEED_BLOCK = 1_000_000_000

@@ -54,12 +54,7 @@ def full_name(name: str) -> str:
 
 
 def fetch_base(name: str, settings: HarborSettings, store: Path) -> Tree:
-    """The unpacked image `name`, from the store or from its source.
-
-    Raises:
-        ConfigError: its source is unknown, or cannot be read.
-        MissingDependencyError: skopeo or umoci is not installed.
-    """
+    """Return the unpacked image `name`, from the store or its source; raises ConfigError if it has none."""
     if name == "scratch":
         (store / "bases" / name).mkdir(parents=True, exist_ok=True)
         return Tree(store / "bases" / name, name, Image(variables={"PATH": PATH}))

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import Copy, read_copy, with_setting
+from envs.harbor.dockerfile import Copy, Instruction, UnsupportedLine, fill_in, read_copy, with_setting
 from envs.harbor.images.bases import UNFINISHED, Tree, fetch_base, unfinished
 from envs.harbor.images.layers import apply_changes, inside, make_folder, put
 from envs.harbor.images.sandbox import run_in_image
 from envs.harbor.images.stages import IGNORED, read_arguments, read_dockerfile, run_command
-from envs.harbor.instructions import Instruction, UnsupportedLine, fill_in
 from envs.harbor.places import copy_sources, home_of, no_source, refuse_dockerignore
 from envs.harbor.settings import HarborSettings
 from envs.harbor.store import Recipe, digest_of, keep_image, key_of

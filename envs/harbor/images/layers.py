@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import UnsupportedLine
 from envs.harbor.places import follow
 from envs.swe.sandbox.workspace import give_to_agent, remove_tree
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envs.errors import did_you_mean
-from envs.harbor.dockerfile import WITHOUT_EFFECT
-from envs.harbor.instructions import Instruction, UnsupportedLine, read_instructions
+from envs.harbor.dockerfile import WITHOUT_EFFECT, Instruction, UnsupportedLine, read_instructions
 
 IGNORED = (*WITHOUT_EFFECT, "ENTRYPOINT", "HEALTHCHECK", "VOLUME")
 """Instructions without a meaning here: no process outlives a command, and no port or volume leads outside."""
@@ -32,11 +31,7 @@ class Stage:
 
 
 def read_dockerfile(text: str, build_args: Mapping[str, str]) -> tuple[list[Stage], Mapping[str, str]]:
-    """Read a Dockerfile: its stages, and the values of `ARG` before the first `FROM`, with docker's own.
-
-    Raises:
-        UnsupportedLine: a line that cannot be executed; the text says why.
-    """
+    """Read stages and the values of `ARG` before the first `FROM`; raises UnsupportedLine, with the line."""
     machine = _MACHINES.get(platform.machine(), platform.machine())
     known = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
     arguments = {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in known.items()}

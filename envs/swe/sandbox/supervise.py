@@ -242,11 +242,7 @@ class Namespace:
             self._first = _open_first(info_read.fileno())
 
     def end(self) -> None:
-        """Kill what still runs, and return when nothing of the namespace is alive.
-
-        Raises:
-            EnvironmentFault: the kernel does not let go of it, as with a dead network disk.
-        """
+        """Kill what still runs, and return when nothing is alive; raises EnvironmentFault if that fails."""
         if self._first is None:
             self.process.kill()
         else:

@@ -33,11 +33,7 @@ _RUNS = 5
 
 
 def load_plan(instance: Instance, pristine: Path, cache: Path, settings: JudgeSettings) -> Plan:
-    """The instance's plan from the cache; made with the reference solution when first asked for.
-
-    Raises:
-        ConfigError: the reference solution is missing or is not paid, or probes tell too little.
-    """
+    """Return the plan from the cache, or make it; raises ConfigError if the reference solution is not paid."""
     sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     key = json.dumps([instance.row(), str(pristine), str(settings.python), settings.test_args, sources])
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"

@@ -51,12 +51,7 @@ def default_cache() -> Path:
 
 
 def git(*arguments: str, cwd: Path, extra: dict[str, str] | None = None, stdin: str | None = None) -> str:
-    """Run git on a tree that no agent has touched; hooks and the user's settings stay out.
-
-    Raises:
-        ConfigError: git refuses; the text holds its message.
-        MissingDependencyError: git is not installed.
-    """
+    """Run git without hooks and the user's settings; raises ConfigError, with git's message, if it refuses."""
     env = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": "/nonexistent",
@@ -85,11 +80,7 @@ def commit_all(tree: Path) -> str:
 
 
 def pristine_tree(repository: Path, commit: str, cache: Path) -> Path:
-    """The files of `commit` as a repository of one commit, from the cache or from the clone at `repository`.
-
-    Raises:
-        ConfigError: `repository` is no git repository, or does not hold the commit.
-    """
+    """Return a commit's files as a repository of one commit, from the cache or the clone; raises as `git`."""
     if not repository.is_dir():
         raise ConfigError(f"env.repos: {repository} is not a folder; clone the repository there first")
     key = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:8]
@@ -249,11 +240,7 @@ def counted_changes(tree: Path, pristine: Path, instance: Instance, hidden: bool
 
 
 def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
-    """Make the tree that an agent with the reference solution would leave behind.
-
-    Raises:
-        ConfigError: the instance has no reference patch, or the patch does not apply.
-    """
+    """Make the tree that the reference solution leaves; raises ConfigError if its patch does not apply."""
     if not instance.patch.strip():
         raise ConfigError(f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated")
     remove_tree(tree)

@@ -130,11 +130,7 @@ _TRUE, _FALSE = ("truthy", "contains"), ("falsy", "lacks")
 
 
 def fits(how: str, exception: str, report: Mapping[str, Any], expected: Any) -> bool:
-    """Whether a report is what the assertion accepts: `how` is its operator, `expected` the encoded expectation.
-
-    Raises:
-        Unreadable: the report holds what the encoder does not write.
-    """
+    """Whether a report is what the assertion accepts; `how` is its operator. Raises Unreadable as `decode`."""
     if how == "raises":
         # The exception must be of the reference's type, or of what the test calls by the same name.
         kinds, pattern = expectation(expected)

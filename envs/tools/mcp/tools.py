@@ -66,11 +66,7 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
 
 
 def read_schema(tool: Mapping[str, Any], label: str, prefix: str = "") -> Schema:
-    """Return a tool's schema in OpenAI's form from MCP's description, whose keys may be in its own form or in Python's.
-
-    Raises:
-        ToolError: the name or the schema cannot be used; the text begins with `label`.
-    """
+    """Return a tool's schema in OpenAI's form from MCP's; raises ToolError, with `label`, if it cannot be used."""
     name = tool["name"]
     described = {
         "name": prefix + name,
@@ -162,23 +158,14 @@ class McpServer:
         self._connection: Connection | None = None
 
     def offered(self) -> Listing:
-        """Return the tools on offer, as the server lists them now. Starts the server if necessary.
-
-        Raises:
-            ConfigError: the command does not exist, or `include` or `exclude` names a tool that the server lacks.
-            EnvironmentFault: the server cannot be started or reached, or a tool on offer is gone or has a new schema.
-        """
+        """Return the tools on offer, after starting the server; raises ConfigError or EnvironmentFault."""
         loop, words = mcp_loop(), self.settings.words
         if words and find_program(words[0]) is None:
             raise ConfigError(f"mcp.command: program {words[0]!r} was not found next to this Python or in PATH")
         return asyncio.run_coroutine_threadsafe(self._offered(), loop).result()
 
     async def call(self, name: str, /, **arguments: Any) -> ToolResult:
-        """Call a tool, on any event loop; the metric `restarts` counts how often that restarted the server.
-
-        Raises:
-            EnvironmentFault: the server is dead and could not be restarted, or its state is lost.
-        """
+        """Call a tool on any loop; counts restarts of the server. Raises EnvironmentFault if it is lost."""
         before = self.restarts
         asking = asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop())
         result = tool_result(await asyncio.wrap_future(asking))
