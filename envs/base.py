@@ -101,11 +101,9 @@ class BaseInteractionEnv(abc.ABC):
     def format_observation(self, observation: Observation) -> dict[str, Any] | list[dict[str, Any]]:
         """Turn an observation into one or several chat messages; images come first, as in slime's examples."""
         images = (observation.get("multi_modal_data") or {}).get("image") or []
-        if not images:
-            return {"role": "user", "content": observation["obs_str"]}
-        content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
-        content.append({"type": "text", "text": observation["obs_str"]})
-        return {"role": "user", "content": content}
+        text = observation["obs_str"]
+        parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
+        return {"role": "user", "content": parts if images else text}
 
     def facts(self) -> Sequence[str]:
         """Return short texts that a good memory holds now, to measure the notes that the model writes; never shown."""

@@ -264,9 +264,9 @@ class WordCache:
             if found is None:
                 symbols = "".join(piece for piece, _ in self._bytes.pre_tokenize_str(word))
                 found = tuple(token.id for token in self._model.tokenize(symbols))
-                if len(known) >= MAX_WORDS:
-                    known.clear()
                 if len(word) <= MAX_WORD_CHARS:
+                    if len(known) >= MAX_WORDS:
+                        known.clear()
                     known[word] = found
             ids += found
         return ids

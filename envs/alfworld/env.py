@@ -59,7 +59,10 @@ class ALFWorld(PlannedGame, CommandGame):
         data_path = settings.data_path or os.environ.get("ALFWORLD_DATA")  # which the import of alfworld sets
         note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
         self._engine = import_extra("envs.alfworld.player", "ALFWorld", "alfworld", note)
-        self._root = find_root(data_path)
+        self._root = (Path(data_path) if data_path else _DEFAULT_ROOT).expanduser()
+        if not (self._root / "json_2.1.1").is_dir():
+            where = "set env.data_path or ALFWORLD_DATA to the data set, or run alfworld-download"
+            raise ConfigError(f"ALFWorld's data set is not in {self._root}, which has no folder json_2.1.1; {where}")
         self._player: Any = None
         self._steps = 0
 
@@ -121,15 +124,6 @@ def find_families(task: str) -> tuple[str, ...]:
     hint = did_you_mean(task, FAMILIES, f"there are all, {', '.join(FAMILIES)}", n=2)
     hint = f"did you mean {' or '.join(matches)}?" if matches else hint
     raise ConfigError(f"ALFWorld has no task {task!r}; {hint}")
-
-
-def find_root(data_path: str | None) -> Path:
-    """Return the data set's folder, by default `~/.cache/alfworld`; raises ConfigError if it holds no games."""
-    root = (Path(data_path) if data_path else _DEFAULT_ROOT).expanduser()
-    if not (root / "json_2.1.1").is_dir():
-        where = "set env.data_path or ALFWORLD_DATA to the data set, or run alfworld-download"
-        raise ConfigError(f"ALFWorld's data set is not in {root}, which has no folder json_2.1.1; {where}")
-    return root
 
 
 @functools.cache

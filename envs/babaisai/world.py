@@ -47,15 +47,11 @@ def thing(name: str, color: str | None = None) -> Piece:
 
 def text_block(word: str) -> Piece:
     """Make the block that shows a thing's name, `is` or one of `PROPERTIES`; raises ValueError for others."""
-    if word in THING_COLORS:
-        kind: Kind = "noun"
-    elif word == "is":
-        kind = "is"
-    elif word in PROPERTIES:
-        kind = "property"
-    else:
-        raise ValueError(f"no text block says {word!r}; words: {', '.join([*THING_COLORS, 'is', *PROPERTIES])}")
-    return Piece(kind, word, None, f"rule `{word}`")
+    kinds: dict[str, Kind] = {**dict.fromkeys(THING_COLORS, "noun"), "is": "is"}
+    kinds |= dict.fromkeys(PROPERTIES, "property")
+    if word not in kinds:
+        raise ValueError(f"no text block says {word!r}; words: {', '.join(kinds)}")
+    return Piece(kinds[word], word, None, f"rule `{word}`")
 
 
 Cell = tuple[Piece, ...]
@@ -76,11 +72,6 @@ class Rules:
     lose: frozenset[str]
     stop: frozenset[str]
     push: frozenset[str]
-
-    @property
-    def speaker(self) -> str | None:
-        """Return the thing from whose position observations are described: the subject of the last YOU rule."""
-        return next((noun for noun, prop in reversed(self.listed) if prop == "you"), None)
 
     def moves_when_pushed(self, piece: Piece) -> bool:
         return piece.is_text or (piece.kind == "thing" and piece.name in self.push)
@@ -171,9 +162,7 @@ class World:
 
     def find_speaker(self) -> tuple[int, int] | None:
         """Return the (x, y) of the first visible thing that the last YOU rule names; None if there is none."""
-        speaker = self.rules.speaker
-        if speaker is None:
-            return None
+        speaker = next((noun for noun, prop in reversed(self.rules.listed) if prop == "you"), None)
         for index, x, y in self.interior:
             cell = self.cells[index]
             if cell and cell[-1].name == speaker and cell[-1].kind == "thing":

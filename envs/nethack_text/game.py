@@ -130,7 +130,8 @@ def _name(action: Any) -> str:
 def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Put one observation into BALROG's two parts: the message stays in the history, the rest is shown once."""
     message = _text(observation["message"])
-    screen = [_text(row).rstrip() for row in observation["tty_chars"][1:-2]]
+    rows = "\n".join(_text(row).rstrip() for row in observation["tty_chars"][1:-2]).strip("\n").split("\n")
+    margin = min((len(row) - len(row.lstrip()) for row in rows if row), default=0)
     stats = [int(value) for value in observation["blstats"]]
     hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
     things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
@@ -143,7 +144,7 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
             where = f"{name}: {', '.join(filter(None, (along, across)))}"
             found.append((max(abs(dx), abs(dy)), name, dx, dy, where))
     parts = {
-        "screen": "\n".join(_crop(screen)),
+        "screen": "\n".join(row[margin:] for row in rows),
         "status": (
             f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
             f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
@@ -157,13 +158,3 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 def _text(row: np.ndarray) -> str:
     return bytes(row).split(b"\0")[0].decode("latin-1").strip("\n") if row.any() else ""
-
-
-def _crop(rows: Sequence[str]) -> list[str]:
-    """Return the rows without empty ones above and below, and without the columns that are blank in all of them."""
-    filled = [place for place, row in enumerate(rows) if row]
-    if not filled:
-        return []
-    rows = rows[filled[0] : filled[-1] + 1]
-    margin = min(len(row) - len(row.lstrip()) for row in rows if row)
-    return [row[margin:] for row in rows]

@@ -20,14 +20,9 @@ from envs.tools.calls import decode_whole, short
 from envs.tools.results import encodable
 
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
-_KINDS: Mapping[str, Callable[[Any], bool]] = {
-    "integer": lambda value: type(value) is int,
-    "number": lambda value: type(value) in (int, float),
-    "boolean": lambda value: type(value) is bool,
-    "null": lambda value: value is None,
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
+_KINDS = {"integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,)}
+_KINDS |= {"null": (type(None),)}
+"""Types of decoded JSON."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
     if not kinds or "string" in kinds:
         return text
     value, error = decode_whole(_unfenced(text))
-    if error or not any(_KINDS[kind](value) for kind in kinds if kind in _KINDS):
+    if error or not any(type(value) in _KINDS.get(kind, ()) for kind in kinds):
         raise RejectedError(f"{name} must be of type {' or '.join(kinds)}, got {short(text)}")
     return value
 

@@ -240,9 +240,8 @@ class ToolEnv(BaseInteractionEnv):
 
 
 def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
-    if not images:
-        return {"role": role, "content": text}
-    return {"role": role, "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}]}
+    parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
+    return {"role": role, "content": parts if images else text}
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:

@@ -39,7 +39,12 @@ class Noise:
         for first, fixed in ((0, _NEAR_ORIGIN), (_FAR_END, _NEAR_FAR_END), (_MIDDLE, _BETWEEN)):
             part = np.flatnonzero((cases >= first) & (cases < _PART_ENDS[first]))
             for offset, distance in _surround(delta[:, part], fixed, cases[part]):
-                terms.append(_find_near(part, corner[:, part] + offset, distance))
+                dx, dy, dz = distance
+                falloff = 2 - dx * dx - dy * dy - dz * dz
+                near = np.flatnonzero(falloff > 0)
+                i, j, k = (corner[:, part] + offset)[:, near].astype(np.int64) & 0xFF
+                falloff = falloff[near] * falloff[near]
+                terms.append(_Terms(part[near], i << 16 | j << 8 | k, distance[:, near], falloff * falloff))
         self._sort(terms, len(x))
 
     def _sort(self, terms: list[_Terms], points: int) -> None:
@@ -99,16 +104,6 @@ def _surround(delta: np.ndarray, fixed: list[Vertex], cases: np.ndarray) -> Iter
     for early, late, squish in zip(_EARLY, _LATE, _SQUISH, strict=True):
         offset, after = early[:, cases], late[:, cases]
         yield offset + after, delta - offset - squish[cases] - after
-
-
-def _find_near(points: np.ndarray, lattice: np.ndarray, delta: np.ndarray) -> _Terms:
-    """Return the terms of lattice points (3, points) that are near enough to count."""
-    dx, dy, dz = delta
-    falloff = 2 - dx * dx - dy * dy - dz * dz
-    near = np.flatnonzero(falloff > 0)
-    i, j, k = lattice[:, near].astype(np.int64) & 0xFF
-    falloff = falloff[near] * falloff[near]
-    return _Terms(points[near], i << 16 | j << 8 | k, delta[:, near], falloff * falloff)
 
 
 def _permutation(seed: int) -> np.ndarray:
