@@ -60,10 +60,7 @@ def describe(error: BaseException, own: str = "") -> str:
 
 
 def place_of(error: BaseException, own: str = "") -> str:
-    """`FILE:LINE` of the innermost frame in the user's code, with the line itself; empty if no frame is known.
-
-    Frames of installed packages, of Python and of this project are skipped if there are others.
-    """
+    """`FILE:LINE` and line of the innermost frame in the user's code, else in installed code; empty if unknown."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return _place(error.filename, error.lineno)
     # Compiled modules name files that are not there, such as numpy/random/_generator.pyx.

@@ -35,12 +35,7 @@ _edited: dict[str, int] = {}
 
 
 def load_env_module(path: str) -> ModuleType:
-    """Import the environment module at `path`.
-
-    Raises:
-        ConfigError: as `load_module`, or the module has no `build_env`.
-        MissingDependencyError: it imports a package that is not installed.
-    """
+    """Import the environment module at `path`; raises as `load_module`, and ConfigError without `build_env`."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_KEY} must be a module name or a .py file, got {path!r}")
     module = load_module(path, _KEY)
@@ -67,12 +62,7 @@ def build_env_from(path: str, metadata: Mapping[str, Any], args: Any = None) -> 
 
 
 def call_build_env(path: str, sample: Any, args: Any) -> Any:
-    """Call the module's `build_env`.
-
-    Raises:
-        ConfigError: as `load_env_module`, `build_env` did not return an environment, or one of its functions takes
-            other arguments.
-    """
+    """Call the module's `build_env`; raises ConfigError for other arguments, and for what is no environment."""
     build_env = load_env_module(path).build_env
     _check_arguments(build_env, "build_env(sample, args)", sample, args)
     env = build_env(sample, args)
@@ -103,11 +93,7 @@ def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
 
 
 def load_attribute(path: str, key: str) -> Any:
-    """Return what an import path names: `package.module.name`, `package.module:name` or `file.py:name`.
-
-    Raises:
-        ConfigError: there is no such module or attribute; the message names the setting `key`.
-    """
+    """Return `package.module.name`, `package.module:name` or `file.py:name`; raises ConfigError, with `key`."""
     module_path, colon, name = path.rpartition(":")
     if not colon:
         module_path, _, name = path.rpartition(".")
@@ -122,12 +108,7 @@ def load_attribute(path: str, key: str) -> Any:
 
 
 def load_module(path: str, key: str) -> ModuleType:
-    """Import the module or `.py` file at `path`; a file that was edited is imported again.
-
-    Raises:
-        ConfigError: there is no such module or file, or it fails on import; the message names the setting `key`.
-        MissingDependencyError: it imports a package that is not installed.
-    """
+    """Import a module or `.py` file, again after an edit; raises ConfigError, with `key`, if that fails."""
     try:
         with _loading:
             return _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
@@ -158,11 +139,7 @@ def split_command(command: str | Sequence[str], key: str) -> list[str]:
 
 
 def import_extra(module: str, what: str, extra: str, note: str = "") -> ModuleType:
-    """Import a module for `what`, which needs the packages of `extra`, one of slime-verlog's extras.
-
-    Raises:
-        MissingDependencyError: a package is not installed; the message gives the command that installs it.
-    """
+    """Import a module for `what`; raises MissingDependencyError, with the `pip install` of `extra`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -109,10 +109,7 @@ class PlainText:
         return [0, *accumulate(map(len, texts))].__getitem__
 
     def _texts(self, ids: Sequence[int]) -> list[str] | None:
-        """Return each token's text; None if the text of several tokens may differ from their texts in a row.
-
-        A byte-level tokenizer joins bytes. That joins texts, too, unless a character is spread over several tokens.
-        """
+        """Return each token's text; None if a character is spread over several of them."""
         if not self._joins_bytes:
             return None
         texts = list(map(self._text_of, ids))
@@ -125,10 +122,7 @@ class PlainText:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
-        """Return the text with each control string and private-use character replaced by one private-use character.
-
-        `marks` collects the replacement of each string; `template_text` takes the inverse mapping.
-        """
+        """Return the text with private-use characters for control strings; `marks` collects both."""
         return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
 
     def defused(self, value: Any) -> Any:
@@ -140,10 +134,7 @@ class PlainText:
         return [self.defused(v) for v in value] if isinstance(value, list) else value
 
     def template_text(self, text: str, plain: Mapping[int, str] | None = None) -> TemplateText:
-        """Split text that the template wrote at its first and last control token.
-
-        `plain` maps stand-ins in the text (by code point) back to the strings that they replaced in the messages.
-        """
+        """Split template text at its first and last control token; `plain` maps stand-ins back."""
         found = list(self.pattern.finditer(text))
         if not found:
             return TemplateText(_restored(text, plain), None, "")
@@ -183,10 +174,7 @@ def _restored(text: str, plain: Mapping[int, str] | None) -> str:
 
 
 def _is_control(token: AddedToken, template: str) -> bool:
-    """Special tokens, and others that the template writes (DeepSeek's `<｜User｜>` is not marked special).
-
-    White space is text even if it is an added token (Gemma's line breaks).
-    """
+    """Special tokens, and others that the template writes (`<｜User｜>`) unless they are white space."""
     text = token.content
     return token.special or (text in template and not text.isspace() and not TAG.fullmatch(text))
 

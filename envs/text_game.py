@@ -89,13 +89,7 @@ class TextGame(BaseInteractionEnv):
 
     @classmethod
     def from_sample(cls, sample: Any, args: Any) -> Self:
-        """Build the episode of the task and seed in `sample.metadata`, with the settings in `args.env`.
-
-        A subclass that uses it takes (task, seed, settings).
-
-        Raises:
-            ConfigError: as the constructor, no task and seed, or a wrong setting.
-        """
+        """Build the episode of `sample.metadata` and `args.env`; the class must take (task, seed, settings)."""
         make: Any = cls
         return make(*describe_task(sample), read_env_settings(cls.settings_model, args))
 

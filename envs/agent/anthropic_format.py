@@ -65,7 +65,14 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
             case "redacted_thinking":
                 pass
             case "tool_use":
-                calls.append(_call(block))
+                arguments = block.get("input") or {}
+                if not isinstance(arguments, Mapping):
+                    raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
+                parts.text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
+                name = parts.text(block.get("name"), "the name of a tool_use")
+                identity = parts.text(block.get("id") or "", "id")
+                function = {"name": name, "arguments": dict(arguments)}
+                calls.append({"id": identity, "type": "function", "function": function})
             case kind:
                 raise RequestError(f"content of type {short(kind)} is not supported in an answer")
     message: Message = {"role": "assistant", "content": "".join(texts)}
@@ -74,16 +81,6 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _call(block: Mapping[str, Any]) -> Message:
-    arguments = block.get("input") or {}
-    if not isinstance(arguments, Mapping):
-        raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
-    parts.text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
-    name = parts.text(block.get("name"), "the name of a tool_use")
-    identity = parts.text(block.get("id") or "", "id")
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:

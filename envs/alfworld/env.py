@@ -104,8 +104,7 @@ class ALFWorld(PlannedGame, CommandGame):
     def close(self) -> None:
         if self._player is not None:
             self._player.close()
-            self._player = None
-        self._running = False
+        self._player, self._running = None, False
 
 
 SETTINGS = ALFWorldSettings

@@ -182,11 +182,7 @@ build_env = Balrog.from_sample
 
 
 def _free_command(candidate: str) -> str | None:
-    """Return the text as one command, as BALROG would pass it to the game.
-
-    None for what must not reach the interpreter: empty text, control characters, too many characters, several commands
-    in one, and commands that write files or ask a question.
-    """
+    """Return the text as BALROG would pass it; None for several commands, files, questions and odd characters."""
     command = clean_command(candidate)
     if command is not None:
         return None if command.split()[0].lower() in _REFUSED else command

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.crafter.expert import SOURCE, Job, advise, decide, find_job
+from envs.crafter.expert import SOURCE, advise, decide, find_job
 from envs.crafter.image import draw, draw_clear
 from envs.crafter.vocabulary import ACTIONS, TOOLS, describe, translate
 from envs.crafter.world.rules import ACHIEVEMENTS, KIND_NAMES, LENGTH
@@ -153,8 +153,17 @@ _NEEDS = {
 def _need(world: World, goal: str | None) -> tuple[str, Iterable[str]]:
     player = world.player
     amount = player.inventory
-    if goal in ("Wood", "Stone", "Iron"):
-        return _tool_need(world, find_job(world, goal))
+    job = find_job(world, goal) if goal in ("Wood", "Stone", "Iron") else None
+    if job is not None:
+        tool = job.making.name.replace("_", " ")
+        stations = [KIND_NAMES[station] for station in sorted(job.making.nearby)]
+        if job.lacking is not None:
+            purpose = f" and the {job.to_build[0].name} for it" if job.to_build else ""
+            lacks = f"For a {tool}{purpose} I lack {job.lacking}; I have {amount[job.lacking]}."
+            return lacks, (KIND_NAMES[SOURCE[job.lacking]],)
+        if job.to_build:
+            return f"I have what a {tool} takes, but need a {job.to_build[0].name} first.", stations
+        return f"I have what a {tool} takes; it is made beside a {' and a '.join(stations)}.", stations
     if goal == "drink":
         return f"My drink is {amount['drink']} of 9, so I look for water.", ("water",)
     if goal == "eat":
@@ -169,17 +178,3 @@ def _need(world: World, goal: str | None) -> tuple[str, Iterable[str]]:
     if goal in ("wood", "stone"):
         return f"I carry {amount[goal]} {goal} and will need more.", (KIND_NAMES[SOURCE[goal]],)
     return _NEEDS.get(goal or "", ("There is nothing left to do.", ()))
-
-
-def _tool_need(world: World, job: Job | None) -> tuple[str, Iterable[str]]:
-    if job is None:
-        return "", ()
-    tool = job.making.name.replace("_", " ")
-    if job.lacking is not None:
-        have = world.player.inventory[job.lacking]
-        purpose = f" and the {job.to_build[0].name} for it" if job.to_build else ""
-        return f"For a {tool}{purpose} I lack {job.lacking}; I have {have}.", (KIND_NAMES[SOURCE[job.lacking]],)
-    stations = [KIND_NAMES[station] for station in sorted(job.making.nearby)]
-    if job.to_build:
-        return f"I have what a {tool} takes, but need a {job.to_build[0].name} first.", stations
-    return f"I have what a {tool} takes; it is made beside a {' and a '.join(stations)}.", stations

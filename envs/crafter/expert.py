@@ -315,11 +315,7 @@ def reach_kind(world: World, *kinds: int, farthest: int = 200) -> str | None:
 
 
 def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool], farthest: int = 200) -> str | None:
-    """Return `action` in front of a wanted free cell, else the next move towards one; None if there is no path.
-
-    The player faces a free cell only after walking towards it, so the path ends with a straight step.
-    `is_wanted(stand, ahead)` selects the pairs of cells.
-    """
+    """Return `action` where `is_wanted(stand, ahead)`, else the next move to such a free cell ahead, or None."""
     player = world.player
 
     def fits(stand: int, ahead: int) -> bool:

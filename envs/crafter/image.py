@@ -169,10 +169,7 @@ def _vignette() -> np.ndarray:
 
 
 def _draw_night(world: World) -> np.ndarray:
-    """Return the packed surroundings (252, 196) in the dark, with the noise that the world drew for this step.
-
-    Makes the floating-point operations of crafter's `LocalView` in their order, on one color channel at a time.
-    """
+    """Return the packed surroundings (252, 196) in the dark, with `LocalView`'s operations in their order."""
     if world.noise is None:
         raise RuntimeError("the noise of this night was not kept; make the world with images=True")
     tiles, light = _look(world), world.daylight

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from envs.errors import EnvironmentFault
 from envs.loading import import_extra
 from envs.openenv.protocol import (
-    CALL_TOOL,
     SCHEMA_PATH,
     ErrorCode,
     ErrorReply,
@@ -261,12 +260,6 @@ def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) 
         raise EnvironmentFault(
             f"the {what} of {url} are not those that this run began with; if this is meant, restart the run"
         )
-
-
-def is_mcp(schema: Mapping[str, Any]) -> bool:
-    """Return whether the actions are calls of tools."""
-    fields = fields_of(schema)
-    return not fields or (fields.get("type", {}).get("const") == CALL_TOOL and "tool_name" in fields)
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

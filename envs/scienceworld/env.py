@@ -165,13 +165,6 @@ def load_library() -> ModuleType:
     return library
 
 
-def is_deterministic() -> bool:
-    """Return whether a seed and commands decide an episode: ScienceWorld says so from its version 1.3 on."""
-    load_library()
-    major, minor = importlib.metadata.version("scienceworld").split(".")[:2]
-    return (int(major), int(minor)) >= (1, 3)
-
-
 _MAX_STEPS = 100
 _MAX_CHARACTERS = 200
 _UNKNOWN = "No known action matches"
@@ -203,7 +196,9 @@ class ScienceWorld(CommandGame):
     def __init__(self, task: str, seed: int, settings: ScienceWorldSettings) -> None:
         super().__init__(settings)
         self.task, self.seed = task, seed
-        self.deterministic = is_deterministic()
+        load_library()  # names what is missing
+        version = tuple(map(int, importlib.metadata.version("scienceworld").split(".")[:2]))
+        self.deterministic = version >= (1, 3)  # from then on, seed and commands decide an episode
         known = load_library().constants.ID2TASK
         self._name = known.get(task, task)  # a task is given by name or by number, such as 4-3
         if self._name not in known.values():

@@ -123,7 +123,10 @@ class Sokoban(PlannedGame):
         moves = moves_of(room, state, (first,))
         how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
         left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-        box = f"the box {_where(room, state.player, first.box)}"
+        (y, x), (y0, x0) = divmod(first.box, room.width), divmod(state.player, room.width)
+        across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
+        along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
+        box = f"the box ({', '.join(filter(None, (across, along)))} from me)"
         return f"{left}. Next I push {box} {_towards(first.direction)}. {how}."
 
     def render(self) -> np.ndarray:
@@ -170,13 +173,6 @@ DEFAULT_TASK = "one_box"
 build_env = Sokoban.from_sample
 expert_action = Sokoban.advice
 explain_action = Sokoban.explain
-
-
-def _where(room: Room, player: int, cell: int) -> str:
-    (y, x), (y0, x0) = divmod(cell, room.width), divmod(player, room.width)
-    across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
-    along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
-    return f"({', '.join(filter(None, (across, along)))} from me)"
 
 
 def _towards(direction: str) -> str:

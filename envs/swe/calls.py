@@ -118,8 +118,7 @@ def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Response:
 def _read_line(tools: Mapping[str, ShellTool], line: str) -> Call | str:
     """Read `view setup.py 1 40`."""
     name, _, rest = line.partition(" ")
-    tool = tools.get(name)
-    if tool is None:
+    if (tool := tools.get(name)) is None:
         return "no tool call was found"
     if tool.plain is None:
         return f"{name} needs a {OPEN} block; it cannot be written in one line"

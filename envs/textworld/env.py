@@ -191,8 +191,7 @@ class TextWorld(CommandGame):
         self._close_guide()
         if self._player is not None:
             self._player.close()
-            self._player = None
-        self._running = False
+        self._player, self._running = None, False
 
     def _close_guide(self) -> None:
         if self._guide is not None:
@@ -238,7 +237,13 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
     # Walking serves the first command that is not a move.
     deed = next((step for step in plan if not step.startswith("go ")), goal)
     walking = command != deed
-    parts = ["" if command == goal else f"My last step will be: {goal}.", _seen(observation, deed, walking)]
+    thing, seen = _BETWEEN.split(deed.partition(" ")[2])[0], ""
+    if thing and not deed.startswith("go "):
+        if re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE):
+            seen = f"I see the {thing}."
+        elif walking:
+            seen = f"I do not see the {thing}."
+    parts = ["" if command == goal else f"My last step will be: {goal}.", seen]
     if command == goal:
         parts.append(f"This is the last step: {command}.")
     elif walking:
@@ -247,12 +252,3 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
     else:
         parts.append(f"Before that comes: {command}.")
     return " ".join(part for part in parts if part)
-
-
-def _seen(observation: str, deed: str, walking: bool) -> str:
-    thing = _BETWEEN.split(deed.partition(" ")[2])[0]
-    if not thing or deed.startswith("go "):
-        return ""
-    if re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE):
-        return f"I see the {thing}."
-    return f"I do not see the {thing}." if walking else ""

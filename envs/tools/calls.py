@@ -139,24 +139,19 @@ def _markup(text: str, head: re.Match[str], start: int) -> tuple[Call | str, int
     end = text.find(_FUNCTION_END, head.end())
     if end < 0:
         return f"the call of {short(head[1])} has no {_FUNCTION_END}", start
-    call = _markup_call(head[1], text[head.end() : end])
-    end += len(_FUNCTION_END)
-    return call if isinstance(call, str) or _closed(text, end) else _UNCLOSED, end
-
-
-def _markup_call(name: str, body: str) -> Call | str:
-    *pieces, rest = body.split(_PARAMETER_END)
-    arguments: dict[str, Any] = {}
+    *pieces, rest = text[head.end() : end].split(_PARAMETER_END)
+    name, arguments, end = short(head[1]), dict[str, Any](), end + len(_FUNCTION_END)
     for piece in pieces:
         parameter = _PARAMETER.match(piece)
         if parameter is None:
-            return f"the call of {short(name)} holds something other than <parameter=name>value{_PARAMETER_END}"
+            return f"the call of {name} holds something other than <parameter=name>value{_PARAMETER_END}", end
         if parameter[1] in arguments:
-            return f"the call of {short(name)} gives the argument {short(parameter[1])} twice"
+            return f"the call of {name} gives the argument {short(parameter[1])} twice", end
         arguments[parameter[1]] = piece[parameter.end() :].removeprefix("\n").removesuffix("\n")
     if rest.strip():
-        return f"the call of {short(name)} holds something after its last {_PARAMETER_END}"
-    return _checked(Call(name, arguments, as_text=True))
+        return f"the call of {name} holds something after its last {_PARAMETER_END}", end
+    call = _checked(Call(head[1], arguments, as_text=True))
+    return call if isinstance(call, str) or _closed(text, end) else _UNCLOSED, end
 
 
 def _closed(text: str, position: int) -> bool:

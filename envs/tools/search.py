@@ -78,11 +78,7 @@ class Search(Tool):
 
 
 class CorpusIndex:
-    """The index of one JSONL file, at `path` or beside the corpus (`wiki.jsonl.fts5`).
-
-    Invariant: the index records the name, size and modification time of its corpus, and is rebuilt when they differ or
-    when it is damaged.
-    """
+    """The index of a JSONL file, at `path` or beside it; rebuilt when damaged, or when the corpus differs."""
 
     def __init__(self, corpus: Path, path: Path | None = None) -> None:
         self.corpus = corpus

@@ -94,10 +94,7 @@ class _Terms(NamedTuple):
 
 
 def _surround(delta: np.ndarray, fixed: list[Vertex], cases: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the offsets and the distances of the lattice points shared by a part of the cell, then of the extra ones.
-
-    Both are (3, points); `delta` holds the points' distances from the cell's corner.
-    """
+    """Yield offsets and distances (3, points) of a part's shared lattice points, then of the extra ones."""
     for vertex in fixed:
         offset = np.array(vertex, dtype=np.float64)[:, None]
         yield offset, delta - offset - sum(vertex) * SQUISH_CONSTANT3

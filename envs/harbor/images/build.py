@@ -182,10 +182,7 @@ class _Builder:
         return key, partial(_copy_into, step, copy, [*files, *texts], mode)
 
     def _sources(self, step: Instruction, pattern: str, other: Tree | None) -> list[tuple[str, Path]]:
-        """The files and folders that a source of COPY names, and their names; a link means what it leads to.
-
-        No link is followed out of the folder or image, so nothing of this machine is read or changed.
-        """
+        """Find the files that a source of COPY names, links followed, and never one outside of folder or image."""
         root = self.recipe.context if other is None else other.folder
         if other is None:
             refuse_dockerignore(step.line, root)

@@ -186,10 +186,7 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
 
 
 def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[Report]) -> Expected | None:
-    """What the reference reports, as an expectation; None where another solution may report something else.
-
-    That is so where random numbers were drawn: runs of the reference can agree by chance.
-    """
+    """What the reference reports, as an expectation; None where numbers were drawn: runs can agree by chance."""
     if any("value" not in report or report["drawn"] for report in reports):
         return None
     values = tuple(report["value"] for report in reports)

@@ -50,10 +50,7 @@ class Origin(IntEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """One comparison of an assertion. `expected` is None for "truthy" and "falsy".
-
-    Where both sides are computed by the package, nothing is claimed of either: the operator is "none".
-    """
+    """One comparison; `expected` is None for truths, and `operator` "none" if both sides are the package's."""
 
     operator: str
     observed: ast.expr | list[ast.stmt]

@@ -38,7 +38,6 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
         ConfigError: the command, `include` or `exclude` names something that does not exist.
         EnvironmentFault: the server cannot be started or reached, or its tools have changed.
         ToolError: the server gives a tool a name or a schema that models cannot use.
-        MissingDependencyError: the package mcp or jsonschema is not installed.
     """
     place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
     with _lock:
