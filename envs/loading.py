@@ -47,15 +47,7 @@ def load_env_module(path: str) -> ModuleType:
 
 
 def build_env_from(path: str, metadata: Mapping[str, Any], args: Any = None) -> Any:
-    """Build the environment of one task outside of a rollout.
-
-    Args:
-        metadata: the sample's metadata (`task`, `seed`).
-        args: the rollout's `args`, or the YAML's `env:` mapping.
-
-    Raises:
-        ConfigError: as `call_build_env`, or a wrong task or setting.
-    """
+    """Build an environment outside of a rollout; `args` may be an `env:` mapping. Raises as `call_build_env`."""
     if args is None or isinstance(args, Mapping):
         args = SimpleNamespace(env=dict(args or {}))
     return call_build_env(path, SimpleNamespace(metadata=dict(metadata)), args)

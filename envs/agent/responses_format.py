@@ -19,11 +19,7 @@ TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "re
 
 
 def read(body: Mapping[str, Any], stored: Stored) -> Request:
-    """Read the request in a body; raises `RequestError` if it cannot be answered.
-
-    Args:
-        stored: the conversation up to each stored response, by its id.
-    """
+    """Read the request in a body; `stored` has the conversation up to each response. Raises `RequestError`."""
     for key in REFUSED:
         if body.get(key):
             raise RequestError(f"{key} is not supported; send input, and previous_response_id to continue a response")

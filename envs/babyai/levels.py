@@ -30,14 +30,7 @@ roomgrid_level.__dict__["print"] = lambda *words: logging.getLogger(__name__).de
 
 
 def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
-    """Build the level of a task, given by its full or short name; `reset(seed=...)` then draws its world.
-
-    Args:
-        num_dists: number of distracting objects; None for 0 in the mixed tasks and the level's own number elsewhere.
-
-    Raises:
-        ConfigError: unknown task, or `num_dists` for a level without this setting.
-    """
+    """Build a task's level, whose `reset(seed=...)` draws a world; raises ConfigError for an unknown task."""
     goal = task.removeprefix(MIXED_PREFIX)
     if goal in MIXED_GOALS:
         return _without_image(MixedLocalLevel)(goal, num_dists=num_dists or 0)

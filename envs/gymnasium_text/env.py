@@ -64,7 +64,9 @@ class GymnasiumText(TextGame):
         if settings.vlm:
             kwargs.setdefault("render_mode", "rgb_array")
         self.env = _make(settings.id or task, kwargs, settings.max_steps)
-        if "render_mode" not in kwargs and not settings.describe and prints_text(self.env):
+        prints_text = "ansi" in (self.env.metadata.get("render_modes") or ())
+        holds_text = _holds_text(self.env.observation_space)
+        if "render_mode" not in kwargs and not settings.describe and prints_text and not holds_text:
             self.env.close()
             self.env = _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
         self._read = observation_reader(self.env, settings.describe, settings.text_key)
@@ -153,25 +155,21 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
         return settings.actions or ()
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
-    names = settings.actions or _names_from(env, int(space.n)) or [str(space.start + i) for i in range(space.n)]
-    if len(names) != space.n:
-        raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
-    return names
-
-
-def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[str] | None:
-    """Look for `count` action names where environments usually keep them: lists, mappings, enums, Atari's method."""
-    for attribute in _ACTION_ATTRIBUTES:
+    names: Mapping[str, str] | Sequence[str] = settings.actions or [str(space.start + i) for i in range(space.n)]
+    for attribute in () if settings.actions else _ACTION_ATTRIBUTES:
+        # Lists, mappings, enums, or Atari's method.
         found = _attribute(env, attribute)
         if attribute == "get_action_meanings" and callable(found):
             found = found()
         if isinstance(found, type) and issubclass(found, enum.Enum):
             found = [_words(member.name) for member in sorted(found, key=lambda member: member.value)]
-        if not isinstance(found, Mapping | list | tuple) or len(found) != count:
-            continue
-        if all(isinstance(name, str) for name in found):
-            return found
-    return None
+        is_list = isinstance(found, Mapping | list | tuple) and len(found) == space.n
+        if is_list and all(isinstance(name, str) for name in found):
+            names = found
+            break
+    if len(names) != space.n:
+        raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
+    return names
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
@@ -185,11 +183,6 @@ def _words(text: str) -> str:
 
 _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLORED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
-
-
-def prints_text(env: gymnasium.Env) -> bool:
-    """Whether the environment's observations hold no text, while its `render` can return some."""
-    return not _holds_text(env.observation_space) and "ansi" in (env.metadata.get("render_modes") or ())
 
 
 def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:

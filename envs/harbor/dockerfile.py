@@ -189,15 +189,7 @@ class Image:
 
 
 def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence[str] = ()) -> Image:
-    """Read a Dockerfile that needs no build.
-
-    Args:
-        has_tool: whether this machine has a program of that name.
-        base_images: patterns of base images that are accepted besides the official ones.
-
-    Raises:
-        UnsupportedLine: a line needs a build, or a program that is not here.
-    """
+    """Read a Dockerfile that needs no build and only programs of this machine; raises UnsupportedLine for others."""
     image, stages = Image(variables={"PATH": PATH}), 0
     for step in read_instructions(text):
         if step.name == "FROM":

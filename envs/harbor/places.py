@@ -45,11 +45,8 @@ _MAX_LINKS = 40
 def follow(path: PurePosixPath, file_of: Callable[[PurePosixPath], Path]) -> PurePosixPath | None:
     """Find where a path of a sandbox or image leads, with links as programs in it follow them; None for a circle.
 
-    Args:
-        file_of: returns where on this machine a path lies whose folder is no link.
-
-    Raises:
-        OSError: the kernel does not look at a path on the way, for example because it is too long.
+    `file_of` returns where on this machine a path lies whose folder is no link. Raises OSError if the kernel does not
+    look at a path on the way, for example because it is too long.
     """
     current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
     while waiting:
@@ -100,7 +97,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
         wanted[folder] = copy.line
     wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in writable}
     wanted.pop("/", None)
-    paths = set(_ALWAYS)
+    paths: set[str] = set(_ALWAYS)
     for path, what in wanted.items():
         # The place of a path is its outermost folder, unless that belongs to the system.
         top = PurePosixPath(path).parts[1]

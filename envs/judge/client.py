@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from envs.errors import ConfigError, JudgeError
-from envs.judge.rubric import broken
-from envs.judge.settings import JudgeSettings
+from envs.judge.rubric import JudgeSettings, broken
 from envs.plain_text import PlainText
 from envs.tools.execution import background_loop
 

@@ -10,8 +10,7 @@ from typing import Any
 from envs.base import BaseInteractionEnv, Observation, StepInfo, text_of
 from envs.errors import EnvironmentFault, JudgeError
 from envs.judge.client import JudgeClient
-from envs.judge.rubric import Rubric, Verdict, quoted, read_rubric, read_verdict
-from envs.judge.settings import JudgedSettings, JudgeSettings
+from envs.judge.rubric import JudgedSettings, JudgeSettings, Rubric, Verdict, quoted, read_rubric, read_verdict
 from envs.loading import load_env_module
 from envs.timing import timed
 from envs.tools.results import clip, encodable

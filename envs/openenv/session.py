@@ -157,12 +157,9 @@ class Session:
 
 
 def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
-    """Open a session on one of the servers, chosen by the seed, and return it with the result of `begin`.
+    """Open a session on one of the servers, chosen by the seed; return it with what `begin` got for first requests.
 
     If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause.
-
-    Args:
-        begin: sends the first requests.
 
     Raises:
         EnvironmentFault: no server can be reached, none was free within `capacity_timeout_s`, or raised by `begin`.

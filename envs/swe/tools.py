@@ -20,6 +20,8 @@ from envs.tools.results import ToolResult, clip, encodable
 
 MAX_COMMAND_BYTES = 32 << 10
 _VIEW_LINES = 200
+_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
+"""Arguments that name a call where its result is shown."""
 _STOPPED = {
     "time": "stopped: it ran past its time limit",
     "memory": "stopped: its processes used more memory than they may",
@@ -66,7 +68,10 @@ def execute_all(bench: Workbench, calls: Iterable[Call]) -> tuple[str, int, bool
         with timed(f"tool {call.name}"):
             result = execute(bench, call)
         failures += result.failed
-        shown.append(f"[{number}] {describe(call)}\n{result.text}")
+        defaults = TOOLS[call.name].defaults
+        words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, defaults.get(k))]
+        title = clip(harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200)
+        shown.append(f"[{number}] {title}\n{result.text}")
     return "\n\n".join(shown), failures, False
 
 
@@ -198,13 +203,3 @@ def harmless(text: str) -> str:
     tab and newline go. Bytes of a file name that are not UTF-8 become question marks.
     """
     return _CONTROL.sub("", _MARKUP.sub("< ", encodable(text).replace("\r\n", "\n")))
-
-
-_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
-
-
-def describe(call: Call) -> str:
-    """One line that names a call where its result is shown."""
-    defaults = TOOLS[call.name].defaults
-    words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, defaults.get(k))]
-    return clip(harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200)

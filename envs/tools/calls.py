@@ -175,7 +175,8 @@ def _bare(text: str, start: int, limit: int) -> Calls:
             values += value if isinstance(value, list) else [value]
             separator = _SEPARATOR.match(content, end)
             position = separator.end() if separator is not None else end
-    if not any(_looks_like_call(value) for value in values):
+    inner = [call for call in map(_unpacked, values) if isinstance(call, dict)]
+    if not any("name" in call and ("arguments" in call or "parameters" in call) for call in inner):
         # JSON without a tool's name is a final answer; broken JSON that starts like a call is a broken call.
         return Calls(errors=(error,), span=span) if error and re.match(r'[\[\s]*\{\s*"name"', content) else Calls()
     found: list[Call | str] = [read_call(value) for value in values[:limit]]
@@ -190,11 +191,6 @@ def _unwrapped(body: str) -> str:
     if fence is not None and body.endswith("```") and len(body) >= len(fence) + 3:
         body = body[len(fence) : -3]
     return body.strip()
-
-
-def _looks_like_call(value: Any) -> bool:
-    value = _unpacked(value)
-    return isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
 
 
 def _unpacked(value: Any) -> Any:

@@ -13,7 +13,7 @@ from envs.questions.images import ImageError
 from envs.timing import timed
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
-from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, failure, read_result
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, read_result
 from envs.tools.settings import ToolSettings
 
 
@@ -76,7 +76,7 @@ class ToolSession:
         except (ToolError, ImageError) as error:
             self.counts["tool_errors"] += 1
             self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)
-            return failure(str(error), self.settings)
+            return read_result(ToolResult(f"error: {error}", failed=True), self.settings)
 
     def reward(self) -> float:
         """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward` fails counts as 0."""

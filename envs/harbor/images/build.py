@@ -39,10 +39,7 @@ class _Progress:
 
 
 def build_image(recipe: Recipe, settings: HarborSettings, say: Callable[[str], object] = print) -> None:
-    """Build the image of a task, unless the store has it, and write its record.
-
-    Args:
-        say: is told of each RUN that is executed.
+    """Build the image of a task, unless the store has it, and write its record; `say` is told of each RUN.
 
     Raises:
         UnsupportedLine: the Dockerfile has a line that cannot be executed.
