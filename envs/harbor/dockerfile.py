@@ -1,6 +1,7 @@
-"""Reads the Dockerfiles that need no build: a known base image, `COPY` of files, and settings.
+"""Reads Dockerfiles: the instructions of all, and what those say that need no build (base image, `COPY`, settings).
 
-`read_image` refuses every other instruction by its line.
+`read_image` refuses every other instruction by its line. The reader is ours because `dockerfile-parse`, the library on
+PyPI, does not know heredocs.
 """
 
 import fnmatch

@@ -2,6 +2,7 @@
 
 A command is valid if the game's parser understands it. Any other command changes nothing, and `look around` is played
 instead. The reward is the change of the game's score, which goes from 0 to 1 and drops to -1 when the task is failed.
+The simulator draws from a generator that a whole JVM shares, so episodes never share one at the same time.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """Provides game files: builds them in a separate process and caches them on disk, or finds them in the user's folder.
 
-All workers of a machine share the cache. A game's folder appears complete or not at all, and is used only if its files
-match their checksums; damaged games are built again.
+A `GameRecipe` determines its game completely, so its key identifies the built game on any machine. All workers of a
+machine share the cache. A game's folder appears complete or not at all, and is used only if its files match their
+checksums; damaged games are built again.
 """
 
 import contextlib
