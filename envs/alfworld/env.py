@@ -127,7 +127,7 @@ def find_families(task: str) -> tuple[str, ...]:
 
 @functools.cache
 def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return all games in one fixed shuffled order, as ALFWorld without movable receptacles and slicing."""
+    """Return all games in one fixed shuffled order, without movable receptacles and slicing, as ALFWorld does."""
     found = [game for family in families for game in (root / "json_2.1.1" / split).glob(f"{family}-*/*/game.tw-pddl")]
     games = sorted(game for game in found if "movable" not in str(game) and "Sliced" not in str(game))
     random.Random(0).shuffle(games)

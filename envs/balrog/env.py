@@ -182,7 +182,7 @@ build_env = Balrog.from_sample
 
 
 def _free_command(candidate: str) -> str | None:
-    """Return the text as BALROG would pass it; None for several commands, files, questions and odd characters."""
+    """Return the text as BALROG would pass it; None for several commands, and for those that write files or ask."""
     command = clean_command(candidate)
     if command is not None:
         return None if command.split()[0].lower() in _REFUSED else command

@@ -71,7 +71,7 @@ _BRACKETS = re.compile(r"\([^)]*\)")
 
 
 def translate(answer: str, turn: int) -> str | None:
-    """Map a response to an action, as Verlog, or None; `turn` picks a diagonal's side, which Verlog draws."""
+    """Map a response to an action as Verlog does, or None; `turn` picks a diagonal's side, which Verlog draws."""
     line, newline, _ = answer.partition("\n")
     words = line.lower().title()
     words = words.strip() if newline else words

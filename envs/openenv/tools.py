@@ -128,7 +128,7 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
 
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
-    """List the tools before the reset, so that it is no step; raises EnvironmentFault if they are not MCP's."""
+    """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault if it fails."""
     tools = session.first(Request.STEP, {"type": LIST_TOOLS}).observation.get("tools")
     well_formed = isinstance(tools, list) and all(
         isinstance(tool, Mapping)

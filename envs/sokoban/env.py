@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import model_validator
 
 from envs.base import make_image
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.sokoban.board import SYMBOLS, Room, State, draw_room
-from envs.sokoban.levels import find_shape, make_level, read_level
+from envs.sokoban.levels import TASKS, make_level, read_level
 from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 from slime_verlog import Field
@@ -82,7 +82,10 @@ class Sokoban(PlannedGame):
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
         # Levels of files get the limit of Boxoban's size.
         chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
-        self._shape = replace(find_shape("four_boxes" if self._written else task), **chosen)
+        if not self._written and task not in TASKS:
+            hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
+            raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
+        self._shape = replace(TASKS["four_boxes" if self._written else task], **chosen)
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import ConfigError
 from envs.sokoban.board import Room, State, each, read_room, shift
 from envs.sokoban.solver import find_pushes, moves_of, push_distances
 
@@ -45,14 +45,6 @@ TASKS = {
     "four_boxes": Shape(10, 10, 4, 16, 120),
 }
 """Tasks from easy to hard. RAGEN trains on the first two sizes; gym-sokoban's are 10 x 10 with three to five boxes."""
-
-
-def find_shape(task: str) -> Shape:
-    """Return the shape of a task's levels; raises ConfigError for an unknown task."""
-    if task not in TASKS:
-        hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
-        raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
-    return TASKS[task]
 
 
 @lru_cache(maxsize=64)

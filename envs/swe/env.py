@@ -94,7 +94,7 @@ class SWEEnv(ShellEnv[SWESettings]):
         """How the episode was judged; None until its end, or if it ended without being judged."""
 
     def prepare(self) -> tuple[Path, Plan]:
-        """Return the pristine tree and the verdict's plan, both made once; raises as what makes them."""
+        """Return the pristine tree and the verdict's plan, both cached; raises as `pristine_tree` and `load_plan`."""
         cache = self.settings.cache()
         pristine = pristine_tree(self.repository, self.instance.base_commit, cache)
         return pristine, load_plan(self.instance, pristine, cache, self.judge)

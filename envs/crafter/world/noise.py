@@ -140,14 +140,9 @@ def _classify_end(x: np.ndarray, y: np.ndarray, z: np.ndarray, corner: np.ndarra
     return np.where(with_corner, 8 + np.where(b_score > a_score, b, a), a | b)
 
 
-def _tabulate() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the extra lattice points' early and late offsets, (2, 3, cases), and their squish, (2, cases)."""
-    table = yaml.safe_load(Path(__file__).with_name("lattice.yaml").read_text(encoding="utf-8"))
-    early, late = np.zeros((2, 2, 3, _CASES))
-    for case, lists in table.items():
-        late[:, :, case] = lists[2:] or 0
-        early[:, :, case] = np.array(lists[:2]) - late[:, :, case]
-    return early, late, (early + late).sum(axis=1) * SQUISH_CONSTANT3
-
-
-_EARLY, _LATE, _SQUISH = _tabulate()
+# The extra lattice points' early and late offsets, (2, 3, cases), and their squish, (2, cases).
+_EARLY, _LATE = np.zeros((2, 2, 3, _CASES))
+for _case, _lists in yaml.safe_load(Path(__file__).with_name("lattice.yaml").read_text(encoding="utf-8")).items():
+    _LATE[:, :, _case] = _lists[2:] or 0
+    _EARLY[:, :, _case] = np.array(_lists[:2]) - _LATE[:, :, _case]
+_SQUISH = (_EARLY + _LATE).sum(axis=1) * SQUISH_CONSTANT3

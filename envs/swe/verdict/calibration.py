@@ -87,9 +87,14 @@ class _Calibration:
         plain = run_tests(self.reference, required, self.settings)
         if why := why_not_green(self.instance, plain):
             raise ConfigError(f"{name}: the reference patch is not paid: {why}")
+        places, counts = dict[str, tuple[str, int]](), collections.Counter[str]()
+        for test in plain.collected:
+            function = test.split("[", 1)[0]
+            places[test] = function, counts[function]
+            counts[function] += 1
         with trees.scratch_tree() as tree:
             self.reference(tree)
-            self.bare = Plan((), _places(plain.collected), top_level_names(tree))
+            self.bare = Plan((), places, top_level_names(tree))
         expected, reached = self._own([test for test in required if plain.outcomes[test] == "passed"])
         weights = self._weigh(expected)
         # A probe that several tests run counts once, and so do the classes of all exceptions: one class can inherit
@@ -163,16 +168,6 @@ class _Calibration:
             expected = [one for one in expected if one.fits(run.reports)]
         unsolved = self._play(self._unsolved, tests, draw=draw)
         return [one for one in expected if not one.fits(unsolved.reports)]
-
-
-def _places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
-    counts = collections.Counter[str]()
-    places: dict[str, tuple[str, int]] = {}
-    for test in tests:
-        function = test.split("[", 1)[0]
-        places[test] = function, counts[function]
-        counts[function] += 1
-    return places
 
 
 def _expectations(run: ProbeRun) -> Iterable[Expected]:
