@@ -158,13 +158,14 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
     names: Mapping[str, str] | Sequence[str] = settings.actions or [str(space.start + i) for i in range(space.n)]
     for attribute in () if settings.actions else _ACTION_ATTRIBUTES:
         # Lists, mappings, enums, or Atari's method.
-        found = _attribute(env, attribute)
+        found: Any = _attribute(env, attribute)
         if attribute == "get_action_meanings" and callable(found):
             found = found()
         if isinstance(found, type) and issubclass(found, enum.Enum):
             found = [_words(member.name) for member in sorted(found, key=lambda member: member.value)]
-        is_list = isinstance(found, Mapping | list | tuple) and len(found) == space.n
-        if is_list and all(isinstance(name, str) for name in found):
+        if not isinstance(found, Mapping | list | tuple) or len(found) != space.n:
+            continue
+        if all(isinstance(name, str) for name in found):
             names = found
             break
     if len(names) != space.n:

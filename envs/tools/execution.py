@@ -76,8 +76,9 @@ def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any
     def give_up() -> None:
         """Cancel the coroutine; count it if it continues, and retire its loop if that is blocked."""
         alive = threading.Event()
+        cancel = lambda: tasks[0].cancel() if tasks else (future.cancel(), coroutine.close())  # if it has not begun
         try:
-            loop.call_soon_threadsafe(lambda: ([task.cancel() for task in tasks], alive.set()))
+            loop.call_soon_threadsafe(lambda: (cancel(), alive.set()))
         except RuntimeError:  # the loop is closed, so the coroutine has ended
             return
         if not alive.wait(STUCK_S):
