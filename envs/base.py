@@ -101,11 +101,9 @@ class BaseInteractionEnv(abc.ABC):
     def format_observation(self, observation: Observation) -> dict[str, Any] | list[dict[str, Any]]:
         """Turn an observation into one or several chat messages; images come first, as in slime's examples."""
         images = (observation.get("multi_modal_data") or {}).get("image") or []
-        if not images:
-            return {"role": "user", "content": observation["obs_str"]}
-        content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
-        content.append({"type": "text", "text": observation["obs_str"]})
-        return {"role": "user", "content": content}
+        text = observation["obs_str"]
+        parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
+        return {"role": "user", "content": parts if images else text}
 
     def facts(self) -> Sequence[str]:
         """Return short texts that a good memory holds now, to measure the notes that the model writes; never shown."""
@@ -144,11 +142,7 @@ def make_observation(long_term: str, short_term: str = "", images: Sequence[Any]
 
 
 def import_pillow() -> Any:
-    """Return Pillow's module `PIL.Image`.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Return Pillow's module `PIL.Image`; raises MissingDependencyError without Pillow."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -162,20 +156,12 @@ def make_image(pixels: Any) -> Any:
 
 
 def read_env_settings(model: type[S], args: Any) -> S:
-    """Read `args.env`, the YAML's `env:` mapping, as an environment's settings.
-
-    Raises:
-        ConfigError: unknown key, wrong type, or impossible value or combination.
-    """
+    """Read `args.env`, the YAML's `env:` mapping, as `model`; raises ConfigError as `read_settings`."""
     return read_settings(model, getattr(args, "env", None), "env.")
 
 
 def describe_task(sample: Any) -> tuple[str, int]:
-    """Read `(task, seed)` from `sample.metadata`.
-
-    Raises:
-        ConfigError: one of them is missing or has the wrong type.
-    """
+    """Read `(task, seed)` from `sample.metadata`; raises ConfigError if one is missing or has the wrong type."""
     metadata = getattr(sample, "metadata", None) or {}
     task, seed = metadata.get("task"), metadata.get("seed")
     if not isinstance(task, str) or not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:

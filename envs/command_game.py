@@ -48,10 +48,7 @@ class CommandGame(TextGame):
 
 
 def clean_command(candidate: str) -> str | None:
-    """Read the first line as one command, without quotes, markup, a final full stop and repeated spaces.
-
-    Return None if the rest is not a command of plain words, is too long, or joins two commands.
-    """
+    """Read the first line as one command of plain words, without quotes and markup; None if it is not one."""
     lines = candidate.strip().splitlines()
     if not lines or len(lines[0]) > 2 * MAX_CHARACTERS:
         return None

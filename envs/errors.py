@@ -49,21 +49,14 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int
 
 
 def describe(error: BaseException, own: str = "") -> str:
-    """Return the error's type, its text and the place of the user's code, on one line.
-
-    Args:
-        own: the environment's path or module name; its file counts as the user's code wherever it is.
-    """
+    """Return type, text and place of an error on one line; the file or module `own` counts as the user's code."""
     name, place = type(error).__name__, place_of(error, own)
     text = one_line(error.msg if isinstance(error, SyntaxError) else text_of(error))
     return f"{name}{': ' * bool(text)}{text}{f' at {place}' if place else ''}"
 
 
 def place_of(error: BaseException, own: str = "") -> str:
-    """`FILE:LINE` of the innermost frame in the user's code, with the line itself; empty if no frame is known.
-
-    Frames of installed packages, of Python and of this project are skipped if there are others.
-    """
+    """`FILE:LINE` and line of the innermost frame in the user's code, else in installed code; empty if unknown."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return _place(error.filename, error.lineno)
     # Compiled modules name files that are not there, such as numpy/random/_generator.pyx.

@@ -35,12 +35,7 @@ _edited: dict[str, int] = {}
 
 
 def load_env_module(path: str) -> ModuleType:
-    """Import the environment module at `path`.
-
-    Raises:
-        ConfigError: as `load_module`, or the module has no `build_env`.
-        MissingDependencyError: it imports a package that is not installed.
-    """
+    """Import the environment module at `path`; raises as `load_module`, and ConfigError without `build_env`."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_KEY} must be a module name or a .py file, got {path!r}")
     module = load_module(path, _KEY)
@@ -52,27 +47,14 @@ def load_env_module(path: str) -> ModuleType:
 
 
 def build_env_from(path: str, metadata: Mapping[str, Any], args: Any = None) -> Any:
-    """Build the environment of one task outside of a rollout.
-
-    Args:
-        metadata: the sample's metadata (`task`, `seed`).
-        args: the rollout's `args`, or the YAML's `env:` mapping.
-
-    Raises:
-        ConfigError: as `call_build_env`, or a wrong task or setting.
-    """
+    """Build an environment outside of a rollout; `args` may be an `env:` mapping. Raises as `call_build_env`."""
     if args is None or isinstance(args, Mapping):
         args = SimpleNamespace(env=dict(args or {}))
     return call_build_env(path, SimpleNamespace(metadata=dict(metadata)), args)
 
 
 def call_build_env(path: str, sample: Any, args: Any) -> Any:
-    """Call the module's `build_env`.
-
-    Raises:
-        ConfigError: as `load_env_module`, `build_env` did not return an environment, or one of its functions takes
-            other arguments.
-    """
+    """Call the module's `build_env`; raises ConfigError for other arguments, and for what is no environment."""
     build_env = load_env_module(path).build_env
     _check_arguments(build_env, "build_env(sample, args)", sample, args)
     env = build_env(sample, args)
@@ -88,11 +70,7 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
 
 
 def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
-    """Check that a function of an environment can be called, so that the error names its place and not the caller's.
-
-    Raises:
-        ConfigError: it takes other arguments than `form` says.
-    """
+    """Raise ConfigError, with the function's place, unless it can be called as `form` says."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # compiled code may have no signature
@@ -107,11 +85,7 @@ def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
 
 
 def load_attribute(path: str, key: str) -> Any:
-    """Return what an import path names: `package.module.name`, `package.module:name` or `file.py:name`.
-
-    Raises:
-        ConfigError: there is no such module or attribute; the message names the setting `key`.
-    """
+    """Return `package.module.name`, `package.module:name` or `file.py:name`; raises ConfigError, with `key`."""
     module_path, colon, name = path.rpartition(":")
     if not colon:
         module_path, _, name = path.rpartition(".")
@@ -126,29 +100,30 @@ def load_attribute(path: str, key: str) -> Any:
 
 
 def load_module(path: str, key: str) -> ModuleType:
-    """Import the module or `.py` file at `path`; a file that was edited is imported again.
-
-    Raises:
-        ConfigError: there is no such module or file, or it fails on import; the message names the setting `key`.
-        MissingDependencyError: it imports a package that is not installed.
-    """
+    """Import a module or `.py` file, again after an edit; raises ConfigError, with `key`, if that fails."""
     try:
         with _loading:
             return _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
     except SlimeVerlogError:
         raise
     except ModuleNotFoundError as error:
-        raise _explain_missing(path, key, error) from error
+        missing = error.name or ""
+        if path.endswith(".py") or not (path == missing or path.startswith(missing + ".")):
+            hint = f"{missing}, or correct the import at {place_of(error, path)}"
+            hint = "it with: pip install 'slime-verlog[envs]'" if path.startswith("envs.") else hint
+            lacking = f"{key}: {path} imports {missing}, which is not installed; install {hint}"
+            raise MissingDependencyError(lacking) from error
+        import envs
+
+        known = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
+        hint = did_you_mean(path, known, "give a module name or a path that ends in .py", n=2)
+        raise ConfigError(f"{key}: there is no module {path}; {hint}") from error
     except Exception as error:
         raise ConfigError(f"{key}: {path} fails on import: {describe(error, path)}; correct this line") from error
 
 
 def split_command(command: str | Sequence[str], key: str) -> list[str]:
-    """Return a command as a list of words; a text is split as in a shell.
-
-    Raises:
-        ConfigError: a quotation mark is not closed; names the setting's `key`.
-    """
+    """Return a command as words; a text is split as in a shell. Raises ConfigError, with `key`, if it cannot be."""
     try:
         return shlex.split(command) if isinstance(command, str) else list(command)
     except ValueError as error:
@@ -156,11 +131,7 @@ def split_command(command: str | Sequence[str], key: str) -> list[str]:
 
 
 def import_extra(module: str, what: str, extra: str, note: str = "") -> ModuleType:
-    """Import a module for `what`, which needs the packages of `extra`, one of slime-verlog's extras.
-
-    Raises:
-        MissingDependencyError: a package is not installed; the message gives the command that installs it.
-    """
+    """Import a module for `what`; raises MissingDependencyError, with the `pip install` of `extra`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -189,16 +160,3 @@ def _load_file(path: Path) -> ModuleType:
         raise
     _edited[name] = edited
     return module
-
-
-def _explain_missing(path: str, key: str, error: ModuleNotFoundError) -> SlimeVerlogError:
-    missing = error.name or ""
-    if path.endswith(".py") or not (path == missing or path.startswith(missing + ".")):
-        place, own = place_of(error, path), path.startswith("envs.")
-        hint = "it with: pip install 'slime-verlog[envs]'" if own else f"{missing}, or correct the import at {place}"
-        return MissingDependencyError(f"{key}: {path} imports {missing}, which is not installed; install {hint}")
-    import envs
-
-    known = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
-    hint = did_you_mean(path, known, "give a module name or a path that ends in .py", n=2)
-    return ConfigError(f"{key}: there is no module {path}; {hint}")

@@ -44,8 +44,7 @@ class TaskSettings(Settings):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Settings of the environment for this entry; they win over those under `env:`."""
     sweep: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """A list of values for each of these settings. Every combination of values becomes a task, and these tasks share
-    the entry's weight."""
+    """A list of values for each of these settings; every combination is a task, with its part of the entry's weight."""
 
     @model_validator(mode="after")
     def _check_sweep(self) -> TaskSettings:
@@ -71,7 +70,7 @@ def expand_tasks(
     default_env_path: str | None = None,
     default_options: Mapping[str, Any] | None = None,
 ) -> list[TaskSpec]:
-    """Turn the YAML's `tasks:` list into one `TaskSpec` per task, in order.
+    """Turn the YAML's `tasks:` list into one `TaskSpec` per task, in order; equal names get the environment's in front.
 
     Args:
         default_env_path: environment of entries without `env`.
@@ -82,34 +81,20 @@ def expand_tasks(
         ConfigError: unknown key, wrong type, no environment, or two tasks with the same name and environment.
     """
     specs: list[TaskSpec] = []
-    for position, entry in enumerate(entries):
+    for position, given in enumerate(entries):
         where = f"tasks[{position}]."
-        mapping = {"task": entry} if isinstance(entry, str) else entry
-        specs += _expand(read_settings(TaskSettings, mapping, where), where, default_env_path, default_options or {})
-    return _make_names_unique(specs)
-
-
-def _expand(
-    entry: TaskSettings, where: str, default_path: str | None, default_options: Mapping[str, Any]
-) -> list[TaskSpec]:
-    path = entry.env or default_path
-    if path is None or path == MIXTURE:
-        raise ConfigError(f"{where}env is missing: a mixture does not say which environment plays {entry.task!r}")
-    shared = default_options if default_path in (path, MIXTURE) else {}
-    combinations = list(itertools.product(*entry.sweep.values()))
-    base = entry.name or entry.task
-    specs = []
-    for values in combinations:
-        swept = dict(zip(entry.sweep, values, strict=True))
-        label = ",".join(f"{key}={value}" for key, value in swept.items())
-        name, options = f"{base}/{label}" if label else base, {**shared, **entry.options, **swept}
-        weight = entry.weight / len(combinations)
-        specs.append(TaskSpec(name=name, env_path=path, task=entry.task, weight=weight, options=options))
-    return specs
-
-
-def _make_names_unique(specs: list[TaskSpec]) -> list[TaskSpec]:
-    """Prefix the environment's name if several tasks have the same name."""
+        entry = read_settings(TaskSettings, {"task": given} if isinstance(given, str) else given, where)
+        path = entry.env or default_env_path
+        if path is None or path == MIXTURE:
+            raise ConfigError(f"{where}env is missing: a mixture does not say which environment plays {entry.task!r}")
+        shared = (default_options or {}) if default_env_path in (path, MIXTURE) else {}
+        combinations = list(itertools.product(*entry.sweep.values()))
+        for values in combinations:
+            swept = dict(zip(entry.sweep, values, strict=True))
+            label = ",".join(f"{key}={value}" for key, value in swept.items())
+            name = "/".join(filter(None, (entry.name or entry.task, label)))
+            options, weight = {**shared, **entry.options, **swept}, entry.weight / len(combinations)
+            specs.append(TaskSpec(name=name, env_path=path, task=entry.task, weight=weight, options=options))
     counts = Counter(spec.name for spec in specs)
     for place, spec in enumerate(specs):
         if counts[spec.name] > 1:

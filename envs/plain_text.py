@@ -109,10 +109,7 @@ class PlainText:
         return [0, *accumulate(map(len, texts))].__getitem__
 
     def _texts(self, ids: Sequence[int]) -> list[str] | None:
-        """Return each token's text; None if the text of several tokens may differ from their texts in a row.
-
-        A byte-level tokenizer joins bytes. That joins texts, too, unless a character is spread over several tokens.
-        """
+        """Return each token's text; None if a character is spread over several of them."""
         if not self._joins_bytes:
             return None
         texts = list(map(self._text_of, ids))
@@ -125,10 +122,7 @@ class PlainText:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
-        """Return the text with each control string and private-use character replaced by one private-use character.
-
-        `marks` collects the replacement of each string; `template_text` takes the inverse mapping.
-        """
+        """Return the text with private-use characters for control strings; `marks` collects both."""
         return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
 
     def defused(self, value: Any) -> Any:
@@ -140,27 +134,21 @@ class PlainText:
         return [self.defused(v) for v in value] if isinstance(value, list) else value
 
     def template_text(self, text: str, plain: Mapping[int, str] | None = None) -> TemplateText:
-        """Split text that the template wrote at its first and last control token.
-
-        `plain` maps stand-ins in the text (by code point) back to the strings that they replaced in the messages.
-        """
+        """Split template text at its first and last control token; `plain` maps stand-ins back."""
         found = list(self.pattern.finditer(text))
         if not found:
             return TemplateText(_restored(text, plain), None, "")
         ids: list[int] = []
         for previous, match in zip([None, *found], found, strict=False):
+            following = self.control[match.group()]
             if previous is not None:
                 piece = _restored(text[previous.end() : match.start()], plain)
-                ids += self.encode(self._stripped(piece, previous, match))
-            ids.append(self.control[match.group()])
+                piece = piece.lstrip() if self._flags[ids[-1]][1] else piece
+                ids += self.encode(piece.rstrip() if self._flags[following][0] else piece)
+            ids.append(following)
         head, tail = text[: found[0].start()], text[found[-1].end() :]
         before, after = self._flags[ids[0]][0], self._flags[ids[-1]][1]
         return TemplateText(_restored(head, plain), tuple(ids), _restored(tail, plain), before, after)
-
-    def _stripped(self, piece: str, previous: re.Match[str], following: re.Match[str]) -> str:
-        """Drop white space where the token before it has `rstrip` or the token after it has `lstrip`."""
-        piece = piece.lstrip() if self._flags[self.control[previous.group()]][1] else piece
-        return piece.rstrip() if self._flags[self.control[following.group()]][0] else piece
 
     def join(self, parts: Sequence[TemplateText | str]) -> list[int]:
         """Return the ids of template and message text; text between two control tokens is encoded as one piece."""
@@ -186,10 +174,7 @@ def _restored(text: str, plain: Mapping[int, str] | None) -> str:
 
 
 def _is_control(token: AddedToken, template: str) -> bool:
-    """Special tokens, and others that the template writes (DeepSeek's `<｜User｜>` is not marked special).
-
-    White space is text even if it is an added token (Gemma's line breaks).
-    """
+    """Special tokens, and others that the template writes (`<｜User｜>`) unless they are white space."""
     text = token.content
     return token.special or (text in template and not text.isspace() and not TAG.fullmatch(text))
 
@@ -205,19 +190,16 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
     backend = Tokenizer(original.model)
     if original.normalizer is not None:
         backend.normalizer = original.normalizer
-    if original.pre_tokenizer is not None:
-        backend.pre_tokenizer = _inside_text(original.pre_tokenizer)
+    pre_tokenizer: Any = original.pre_tokenizer
+    if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
+        # Pieces follow a control token, so the prefix space of a text's first word is not theirs.
+        pre_tokenizer = pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
     harmless = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.content not in control}
     backend.add_tokens(list(harmless.values()))
     ids = {i: backend.token_to_id(t.content) for i, t in harmless.items()}
     return backend, {copied: i for i, copied in ids.items() if copied is not None and copied != i}
-
-
-def _inside_text(pre_tokenizer: Any) -> Any:
-    """Return the pre-tokenizer for pieces after a control token: adds no prefix space for the first word of a text."""
-    if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
-        return pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
-    return pre_tokenizer
 
 
 class WordCache:
@@ -244,8 +226,17 @@ class WordCache:
             return None
         if normalizer is not None and not _keeps_ascii(_settings(normalizer)):
             return None
-        words = _word_pattern(_settings(splitter))
-        return None if words is None else cls(backend, words)
+        match _settings(splitter):
+            case {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+                ],
+            }:
+                words = ascii_pattern(pattern)
+                return None if words is None else cls(backend, words)
+        return None
 
     def encode(self, text: str) -> list[int] | None:
         """Ids of the text; None if it has other characters than ASCII, an added token, or a character in no word."""
@@ -257,16 +248,15 @@ class WordCache:
         ids: list[int] = []
         known = self._ids
         for word in words:
-            ids += known.get(word) or self._encoded(word)
-        return ids
-
-    def _encoded(self, word: str) -> tuple[int, ...]:
-        symbols = "".join(piece for piece, _ in self._bytes.pre_tokenize_str(word))
-        ids = tuple(token.id for token in self._model.tokenize(symbols))
-        if len(word) <= MAX_WORD_CHARS:
-            if len(self._ids) >= MAX_WORDS:
-                self._ids.clear()
-            self._ids[word] = ids
+            found = known.get(word)
+            if found is None:
+                symbols = "".join(piece for piece, _ in self._bytes.pre_tokenize_str(word))
+                found = tuple(token.id for token in self._model.tokenize(symbols))
+                if len(word) <= MAX_WORD_CHARS:
+                    if len(known) >= MAX_WORDS:
+                        known.clear()
+                    known[word] = found
+            ids += found
         return ids
 
 
@@ -279,20 +269,6 @@ def _keeps_ascii(normalizer: dict[str, Any]) -> bool:
     if normalizer["type"] == "Sequence":
         return all(map(_keeps_ascii, normalizer["normalizers"]))
     return normalizer["type"] in ASCII_SAFE
-
-
-def _word_pattern(pre_tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
-    """The expression that finds a pre-tokenizer's words in ASCII text; None for a pre-tokenizer of another kind."""
-    match pre_tokenizer:
-        case {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ],
-        }:
-            return ascii_pattern(pattern)
-    return None
 
 
 def ascii_pattern(pattern: str) -> re.Pattern[str] | None:

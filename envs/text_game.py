@@ -36,13 +36,11 @@ class GameSettings(Settings):
     """Sentence that refuses `vlm`, in games that cannot draw."""
 
     preset: Literal["verlog", "balrog"] = "verlog"
-    """Set of defaults: `verlog` for training, `balrog` to measure as the BALROG benchmark does. Keys that you set
-    yourself win over both."""
+    """Defaults: `verlog` for training, `balrog` to measure as BALROG does. Keys that you set yourself win over both."""
     binary_reward: bool = False
     """Replace every positive reward by 1."""
     format_penalty: float = Field(0.1, ge=0)
-    """The reward of a response that names no legal action is minus this number instead of the game's reward. With 0, it
-    is the game's reward."""
+    """Minus this number is the reward of a response without a legal action; with 0, it is the game's own reward."""
     max_steps: int | None = Field(None, ge=1)
     """Steps after which an episode is truncated; null for the game's own limit."""
     vlm: bool | Literal["only"] = False
@@ -50,8 +48,7 @@ class GameSettings(Settings):
     prompt_template: str | None = None
     """Path of a Jinja file that replaces the built-in instruction."""
     shaping: float = Field(0.0, ge=0)
-    """Weight of a potential-based reward for getting closer to the goal; BabyAI, BabaIsAI, Sokoban and ALFWorld
-    support it."""
+    """Weight of a potential-based reward for getting closer to the goal, in BabyAI, BabaIsAI, Sokoban and ALFWorld."""
     shaping_gamma: float = Field(0.99, ge=0, le=1)
     """Discount of the shaping reward per turn; set it to the run's `gamma_step`."""
 
@@ -92,13 +89,7 @@ class TextGame(BaseInteractionEnv):
 
     @classmethod
     def from_sample(cls, sample: Any, args: Any) -> Self:
-        """Build the episode of the task and seed in `sample.metadata`, with the settings in `args.env`.
-
-        A subclass that uses it takes (task, seed, settings).
-
-        Raises:
-            ConfigError: as the constructor, no task and seed, or a wrong setting.
-        """
+        """Build the episode of `sample.metadata` and `args.env`; the class must take (task, seed, settings)."""
         make: Any = cls
         return make(*describe_task(sample), read_env_settings(cls.settings_model, args))
 
@@ -255,11 +246,7 @@ _templates: dict[tuple[Path, int], Any] = {}
 
 
 def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
-    """Render a Jinja file in Jinja's sandbox; observations are passed as values, never as template text.
-
-    Raises:
-        ConfigError: the file is missing, does not parse, or uses an unknown variable.
-    """
+    """Render a Jinja file in Jinja's sandbox, with observations as values; raises ConfigError if it cannot."""
     import jinja2
 
     path = Path(path)

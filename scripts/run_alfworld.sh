@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ALFWorld's household tasks on a slime cluster: 4 GPUs unless NUM_GPUS says otherwise.
 #   bash scripts/prepare_model.sh Qwen2.5-3B-Instruct
-#   export ALFWORLD_DATA=/data/alfworld   # from alfworld-download; without it demo rooms are played
+#   export ALFWORLD_DATA=/data/alfworld   # from alfworld-download
 #   bash scripts/run_alfworld.sh          --help lists the options; run it again to resume
 # The nodes that run environments need the games' engine: pip install 'slime-verlog[alfworld]'.
 set -euo pipefail
@@ -18,6 +18,6 @@ UPDATES=295                       # after the critic's warm-up
 source scripts/lib/slime.sh
 parse_options "$@"
 build_arguments
-# Ray may have been started in another shell, where the environments would find only the demo rooms.
+# Ray may have been started in another shell, which does not know the folder of the data set.
 [ -z "${ALFWORLD_DATA:-}" ] || JOB_ENV+=("ALFWORLD_DATA=$ALFWORLD_DATA")
 submit

@@ -15,7 +15,10 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 def read(body: Mapping[str, Any]) -> Request:
     """Read the request in a body; raises `RequestError` if it cannot be answered."""
-    system = _text(body.get("system") or "", "system")
+    system = body.get("system") or ""
+    if not isinstance(system, str):  # a list of blocks
+        system = "\n\n".join(parts.text(block.get("text"), "system") for block in parts.objects(system, "system"))
+    system = parts.text(system, "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in parts.objects(body.get("messages"), "messages"):
         messages += _messages(message)
@@ -36,7 +39,15 @@ def _messages(message: Mapping[str, Any]) -> list[Message]:
     blocks = parts.objects(content, "content")
     if role == "assistant":
         return [_assistant(blocks)]
-    results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
+    results: list[Message] = [
+        {
+            "role": "tool",
+            "content": parts.content(block.get("content"), "the content of a tool_result"),
+            "tool_call_id": parts.text(block.get("tool_use_id") or "", "tool_use_id"),
+        }
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
     others = [block for block in blocks if block.get("type") != "tool_result"]
     if others or not results:
         results.append({"role": role, "content": parts.content(others, "content")})
@@ -54,7 +65,14 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
             case "redacted_thinking":
                 pass
             case "tool_use":
-                calls.append(_call(block))
+                arguments = block.get("input") or {}
+                if not isinstance(arguments, Mapping):
+                    raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
+                parts.text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
+                name = parts.text(block.get("name"), "the name of a tool_use")
+                identity = parts.text(block.get("id") or "", "id")
+                function = {"name": name, "arguments": dict(arguments)}
+                calls.append({"id": identity, "type": "function", "function": function})
             case kind:
                 raise RequestError(f"content of type {short(kind)} is not supported in an answer")
     message: Message = {"role": "assistant", "content": "".join(texts)}
@@ -63,29 +81,6 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _call(block: Mapping[str, Any]) -> Message:
-    arguments = block.get("input") or {}
-    if not isinstance(arguments, Mapping):
-        raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
-    parts.text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
-    name = parts.text(block.get("name"), "the name of a tool_use")
-    identity = parts.text(block.get("id") or "", "id")
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-
-
-def _result(block: Mapping[str, Any]) -> Message:
-    content = parts.content(block.get("content"), "the content of a tool_result")
-    identity = parts.text(block.get("tool_use_id") or "", "tool_use_id")
-    return {"role": "tool", "content": content, "tool_call_id": identity}
-
-
-def _text(value: Any, what: str) -> str:
-    """Return a text, or the texts of a list of blocks."""
-    if isinstance(value, str):
-        return parts.text(value, what)
-    return "\n\n".join(parts.text(block.get("text"), what) for block in parts.objects(value, what))
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -92,34 +92,28 @@ class AgentEnv(BaseInteractionEnv):
         self._steps, self._work_s, self._unread = 0, 0.0, 0
         episode = self._episode = _Running(model_server(), self.settings)
         try:
-            self.run = self._prepared(episode.folder)
+            self.run, workdir = replace(self._first, folder=episode.folder), self.settings.workdir
+            if workdir is not None:
+                shutil.copytree(Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True)
+            if self._prepare is not None:
+                prompt = self._bounded("prepare", self._prepare, self.run)
+                if prompt is not None and not isinstance(prompt, str):
+                    what = f"env.prepare {self.settings.prepare} returned {short(prompt)}, not a prompt"
+                    raise EnvironmentFault(what)
+                self.run = self.run if prompt is None else replace(self.run, prompt=prompt)
+            if self.settings.sandbox:
+                hand_over(episode.folder)
             episode.start(self._words, self.run, self.settings)
-            return self._show(self._first_request(episode))
+            waiting = self._await(episode, None)
+            if waiting is None:
+                end, refusal = episode.session.end, episode.session.refusal
+                what = end.words if end else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
+                why = f"; its last request was refused: {refusal}" if refusal else ""
+                raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
+            return self._show(waiting)
         except BaseException:
             self.close()
             raise
-
-    def _prepared(self, folder: Path) -> AgentRun:
-        run, workdir = replace(self._first, folder=folder), self.settings.workdir
-        if workdir is not None:
-            shutil.copytree(Path(workdir).expanduser(), folder, symlinks=True, dirs_exist_ok=True)
-        if self._prepare is not None:
-            prompt = self._bounded("prepare", self._prepare, run)
-            if prompt is not None and not isinstance(prompt, str):
-                raise EnvironmentFault(f"env.prepare {self.settings.prepare} returned {short(prompt)}, not a prompt")
-            run = run if prompt is None else replace(run, prompt=prompt)
-        if self.settings.sandbox:
-            hand_over(folder)
-        return run
-
-    def _first_request(self, episode: _Running) -> Waiting:
-        waiting = self._await(episode, None)
-        if waiting is not None:
-            return waiting
-        end, refusal = episode.session.end, episode.session.refusal
-        what = end.words if end else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
-        why = f"; its last request was refused: {refusal}" if refusal else ""
-        raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
 
     def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is none."""
@@ -281,12 +275,6 @@ def _check_sandbox(python: Path) -> None:
 
 
 def build_env(sample: Any, args: Any) -> AgentEnv:
-    """Return the environment of one episode; `task` and `seed` reach the program and the grader.
-
-    Raises:
-        ConfigError: a wrong setting, or there is no such program or function.
-        MissingDependencyError: `sandbox: true` without bubblewrap.
-        EnvironmentFault: the machine does not let bubblewrap work.
-    """
+    """Return the environment of one episode; `task` and `seed` reach the program and the grader."""
     task, seed = describe_task(sample)
     return AgentEnv(task, seed, read_env_settings(AgentSettings, args))

@@ -65,7 +65,7 @@ def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
         message["reasoning_content"] = response.reasoning
     if calls:
         message["tool_calls"] = calls
-    choice = {"index": 0, "message": message, "finish_reason": _finish(response), "logprobs": None}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop", "logprobs": None}
     return {**_head("chat.completion", request, number), "choices": [choice], "usage": _usage(response, request)}
 
 
@@ -78,7 +78,7 @@ def events(response: Response, request: Request, number: int) -> Iterator[bytes]
     deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(response, number))]
     for delta in deltas:
         yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    last = {"index": 0, "delta": {}, "finish_reason": _finish(response)}
+    last = {"index": 0, "delta": {}, "finish_reason": "tool_calls" if response.calls else "stop"}
     yield _event({**head, "choices": [last], "usage": _usage(response, request)})
     yield b"data: [DONE]\n\n"
 
@@ -99,10 +99,6 @@ def _calls(response: Response, number: int) -> list[Message]:
 
 def _head(kind: str, request: Request, number: int) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": 0, "model": request.model}
-
-
-def _finish(response: Response) -> str:
-    return "tool_calls" if response.calls else "stop"
 
 
 def _usage(response: Response, request: Request) -> dict[str, int]:

@@ -49,11 +49,7 @@ class Program:
         self._on_end(end)
 
     def stop(self) -> None:
-        """End the program, and return when nothing of it is alive.
-
-        Raises:
-            EnvironmentFault: it cannot be ended, as with a dead network disk.
-        """
+        """End the program and all that it started; raises EnvironmentFault if it cannot be ended."""
         with contextlib.suppress(OSError):
             self._interrupt()
         self._thread.join(END_S)
@@ -104,11 +100,7 @@ def start_sandboxed(
 
 
 def find_program(name: str, path: str, folder: Path) -> str:
-    """Return the program's path; a relative path with a slash is looked up in `folder`.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the program's path; one with a slash is looked up in `folder`. Raises ConfigError for none."""
     found = name if "/" in name and (folder / name).exists() else shutil.which(name, path=path)
     if found is None:
         raise ConfigError(f"env.command: program {name!r} was not found next to env.python, in PATH or in env.workdir")

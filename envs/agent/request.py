@@ -199,22 +199,17 @@ def read_request(
     digest = hashlib.blake2b(path.encode() + b"\0", digest_size=16)
     digest.update(raw)
     raw.clear()
-    check_images(request.messages, max_bytes * PIXELS_PER_BYTE)
-    tokens = (size - sum(map(len, _images(request.messages)))) // CHARS_PER_TOKEN
-    known = {"digest": digest.hexdigest(), "is_retry": is_retry, "thread": thread or request.thread}
-    return replace(request, size=size, tokens=tokens, compacts=compacts, **known)
-
-
-def check_images(messages: Sequence[Message], max_pixels: int) -> None:
-    """Decode each image once; refuse one that cannot be read, and more than `max_pixels` pixels together."""
-    left = max_pixels
-    for url in _images(messages):
+    left = max_pixels = max_bytes * PIXELS_PER_BYTE
+    for url in _images(request.messages):
         try:
             image = open_image(url, left)
         except (ImageError, MissingDependencyError) as error:
             limit = f"; the pictures of a request may have {max_pixels} pixels together (env.request_mb)"
             raise RequestError(f"{error}{limit}") from error
         left -= image.width * image.height
+    tokens = (size - sum(map(len, _images(request.messages)))) // CHARS_PER_TOKEN
+    known = {"digest": digest.hexdigest(), "is_retry": is_retry, "thread": thread or request.thread}
+    return replace(request, size=size, tokens=tokens, compacts=compacts, **known)
 
 
 def with_images(messages: Sequence[Message]) -> list[Message]:

@@ -19,11 +19,7 @@ TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "re
 
 
 def read(body: Mapping[str, Any], stored: Stored) -> Request:
-    """Read the request in a body; raises `RequestError` if it cannot be answered.
-
-    Args:
-        stored: the conversation up to each stored response, by its id.
-    """
+    """Read the request in a body; `stored` has the conversation up to each response. Raises `RequestError`."""
     for key in REFUSED:
         if body.get(key):
             raise RequestError(f"{key} is not supported; send input, and previous_response_id to continue a response")
@@ -116,18 +112,13 @@ def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": sent + said,
     }
-    return {
-        **_head(request, number),
-        "status": "completed",
-        "output": _items(response, request, number),
-        "usage": usage,
-    }
+    output = _items(response, request, number)
+    return {**_head(request, number), "status": "completed", "output": output, "usage": usage}
 
 
 def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
     """Yield the events of a streamed response."""
-    bodies = _events(response, request, number)
-    for count, (kind, data) in enumerate(bodies):
+    for count, (kind, data) in enumerate(_events(response, request, number)):
         body = json.dumps({"type": f"response.{kind}", "sequence_number": count, **data})
         yield f"event: response.{kind}\ndata: {body}\n\n".encode()
 

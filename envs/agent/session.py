@@ -105,11 +105,7 @@ class Session:
         self._closed = False
 
     def check_room(self, size: int) -> None:
-        """Check that `size` more bytes may be read.
-
-        Raises:
-            RequestError: the budget is used up.
-        """
+        """Check that `size` more bytes may be read; raises RequestError if the budget is used up."""
         limit = f"{self.max_bytes / (1 << 20):g} MiB (env.request_mb)"
         if size > self.max_bytes:
             raise RequestError(f"the request has more than {limit}", 413)
@@ -136,11 +132,7 @@ class Session:
             asyncio.get_running_loop().call_later(PAUSE * cost, self._reader.release)
 
     def arrive(self, request: Request) -> Waiting:
-        """Queue a request. If it repeats one whose answer was not received, it gets that one's answer.
-
-        Raises:
-            RequestError: it is refused.
-        """
+        """Queue a request, or return the equal one whose answer was not received; raises RequestError."""
         if self._closed:
             raise RequestError("the episode is over", 503)
         if not any(fnmatch.fnmatchcase(request.model, name) for name in self.models):
@@ -154,8 +146,7 @@ class Session:
             raise RequestError(f"{MAX_WAITING} requests of this program are waiting already", 429)
         if len(self.threads) < MAX_THREADS:
             self.threads.setdefault(request.thread, len(self.threads))
-        thread = self.threads.get(request.thread, MAX_THREADS - 1)
-        waiting = Waiting(request, self.counts["requests"], thread)
+        waiting = Waiting(request, self.counts["requests"], self.threads.get(request.thread, MAX_THREADS - 1))
         self.counts["requests"] += 1
         self._queue.append(waiting)
         self._news.set()
@@ -200,11 +191,7 @@ class Session:
             del self.stored[oldest], self._stored_sizes[oldest]
 
     async def next(self, seconds: float) -> Waiting | None:
-        """Return the next request; None if the program ended or does not ask within `seconds`.
-
-        Raises:
-            EnvironmentFault: the program floods the server.
-        """
+        """Return the next request; None if none comes in time. Raises EnvironmentFault for a flood."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             if self.counts["refused"] >= MAX_REFUSED:

@@ -35,11 +35,9 @@ class AgentSettings(Settings):
     python: str | None = None
     """Interpreter of the agent, for example that of its virtual environment; null for the one that runs this."""
     prepare: str | None = None
-    """Import path of a function that takes an `AgentRun`, writes the task's files into its `folder`, and returns the
-    prompt, or None for `prompt`."""
+    """Import path of a function that writes the task's files into an `AgentRun`'s `folder`; it may return a prompt."""
     grader: str | None = None
-    """Import path of a function from an `AgentRun` to a score, 1 for a solved task. By default the score is 1 if the
-    program ended with exit code 0, else 0."""
+    """Import path of a function from an `AgentRun` to a score, 1 for solved; null: 1 for exit code 0, else 0."""
     options: Mapping[str, Any] = {}
     """For `prepare` and `grader`, as `AgentRun.options`."""
     models: tuple[str, ...] = ("policy",)
@@ -60,8 +58,7 @@ class AgentSettings(Settings):
     grade_at_limit: bool = False
     """Grade the work when a limit ends the episode; otherwise its reward is 0."""
     grade_timeout_s: float = Field(default=15.0, gt=0)
-    """Seconds that `prepare` and `grader` may take each. `env_reset_timeout_s` must exceed this and `time_limit_s`
-    together."""
+    """Seconds for `prepare` and `grader` each. `env_reset_timeout_s` must exceed the sum of this and `time_limit_s`."""
     format_penalty: float = Field(default=0.1, ge=0)
     """Subtracted from the reward of an answer with tool calls that cannot be read."""
     sandbox: bool = False

@@ -1,4 +1,4 @@
-"""ALFWorld: household tasks in text, from its data set or from demo rooms built from its grammar."""
+"""ALFWorld: household tasks in text, from its data set."""
 
 from envs.alfworld.env import DEFAULT_TASK, FAMILIES, SETTINGS, ALFWorld, build_env, expert_action, find_families
 

@@ -1,33 +1,35 @@
-"""ALFWorld: household tasks in text, from its data set or from demo rooms built from its grammar.
+"""ALFWorld: household tasks in text, from its downloaded data set.
 
-A command is valid if the game accepts it in the current state; any other is replaced by `look`. If the data set is not
-installed, the games are demo rooms; the log, the prompt and the first observation say so.
+A command is valid if the game accepts it in the current state; any other is replaced by `look`. A game of the data set
+lies at `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`.
 """
 
-from __future__ import annotations
-
 import functools
-import logging
+import json
+import os
+import random
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
-from pydantic import model_validator
-
-from envs.alfworld.data import find_root, load_game, read_rooms
 from envs.command_game import CommandGame, clean_command, list_commands
 from envs.errors import ConfigError, did_you_mean
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings, PlannedGame
 
-FAMILIES = tuple(read_rooms()["families"])
+FAMILIES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+_DEFAULT_ROOT = Path("~/.cache/alfworld")
 _MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
 # The wording of ALFWorld before its version 0.4.
 _PUT = re.compile(r"put (.+?) (?:in/on|in|on|into|onto) (.+)")
-
-logger = logging.getLogger(__name__)
 
 
 class ALFWorldSettings(GameSettings):
@@ -35,9 +37,6 @@ class ALFWorldSettings(GameSettings):
 
     no_pictures = "ALFWorld has no pictures here"
 
-    source: Literal["auto", "data", "demo"] = "auto"
-    """`data`: the downloaded data set. `demo`: rooms built from ALFWorld's grammar. `auto`: the data set if it is
-    installed, else the demo."""
     data_path: str | None = None
     """Folder of the data set; null for `$ALFWORLD_DATA`, else `~/.cache/alfworld`."""
     split: Literal["train", "valid_seen", "valid_unseen"] = "train"
@@ -45,15 +44,9 @@ class ALFWorldSettings(GameSettings):
     admissible_commands: bool = False
     """List the commands that the game would accept with every observation."""
 
-    @model_validator(mode="after")
-    def _check(self) -> ALFWorldSettings:
-        if self.source == "demo" and self.data_path is not None:
-            raise ConfigError("env.data_path has no effect with env.source: demo; remove one of them")
-        return self
-
 
 class ALFWorld(PlannedGame, CommandGame):
-    """One ALFWorld episode; `demo` tells whether it takes place in a demo room."""
+    """One ALFWorld episode."""
 
     template_path = Path(__file__).with_name("prompt.j2")
     settings: ALFWorldSettings
@@ -63,27 +56,24 @@ class ALFWorld(PlannedGame, CommandGame):
         super().__init__(settings)
         self.task, self.seed, self._families = task, seed, find_families(task)
         self.max_steps = settings.max_steps or _MAX_STEPS
-        # Before the import of alfworld, which changes $ALFWORLD_DATA.
-        self._root = None if settings.source == "demo" else find_root(settings.data_path)
-        if settings.source == "data" and self._root is None:
-            raise ConfigError("env.source: data found no data set; run alfworld-download or set env.data_path")
-        self.demo = self._root is None
-        self._engine = _import_part("player")
+        data_path = settings.data_path or os.environ.get("ALFWORLD_DATA")  # which the import of alfworld sets
+        note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
+        self._engine = import_extra("envs.alfworld.player", "ALFWorld", "alfworld", note)
+        self._root = (Path(data_path) if data_path else _DEFAULT_ROOT).expanduser()
+        if not (self._root / "json_2.1.1").is_dir():
+            where = "set env.data_path or ALFWORLD_DATA to the data set, or run alfworld-download"
+            raise ConfigError(f"ALFWorld's data set is not in {self._root}, which has no folder json_2.1.1; {where}")
         self._player: Any = None
         self._steps = 0
 
     def start(self) -> Frame:
         if self._player is None:
-            if self._root is not None:
-                game = load_game(self._root, self.settings.split, self._families, self.seed)
-            else:
-                family = self._families[self.seed % len(self._families)]
-                game = _import_part("demo").make_demo_game(family, self.seed)
+            game = load_game(self._root, self.settings.split, self._families, self.seed)
             self._player = self._engine.Player(game)
         self._steps, self._now = 0, self._player.reset()
         task = _TASK.search(self._now.text)
         self.mission = task.group(1) if task else ""
-        return self._frame(f"{self._notice()}\n\n{self._now.text}".strip())
+        return self._frame(self._now.text)
 
     def translate(self, candidate: str) -> str | None:
         command = clean_command(candidate.lower().replace("in/on", "on"))
@@ -105,28 +95,16 @@ class ALFWorld(PlannedGame, CommandGame):
             terminated=self._now.won,
             truncated=self._steps >= self.max_steps and not self._now.won,
             progression=float(self._now.won),
-            metrics={"demo_game": float(self.demo)},
         )
 
     def plan(self) -> list[str]:
         """Return the commands of the game's planner, which knows hidden objects; empty if it finds no way to win."""
         return self._player.plan()
 
-    def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "notice": self._notice()}
-
-    def _notice(self) -> str:
-        if not self.demo:
-            return ""
-        notice = _import_part("demo").NOTICE
-        _warn_once(notice)
-        return notice
-
     def close(self) -> None:
         if self._player is not None:
             self._player.close()
-            self._player = None
-        self._running = False
+        self._player, self._running = None, False
 
 
 SETTINGS = ALFWorldSettings
@@ -136,11 +114,7 @@ expert_action = ALFWorld.advice
 
 
 def find_families(task: str) -> tuple[str, ...]:
-    """Return the task families of a task name: `all`, a family, or the beginning of exactly one family's name.
-
-    Raises:
-        ConfigError: no family or several have this name; the message lists the nearest ones.
-    """
+    """Return the families of `all`, of a family, or of the beginning of one; raises ConfigError for others."""
     if task == "all":
         return FAMILIES
     matches = [family for family in FAMILIES if family.startswith(task)] if task else []
@@ -152,10 +126,25 @@ def find_families(task: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _warn_once(notice: str) -> None:
-    logger.warning("%s Download the data set with alfworld-download and set ALFWORLD_DATA to play it.", notice)
+def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return all games in one fixed shuffled order, without movable receptacles and slicing, as ALFWorld does."""
+    found = [game for family in families for game in (root / "json_2.1.1" / split).glob(f"{family}-*/*/game.tw-pddl")]
+    games = sorted(game for game in found if "movable" not in str(game) and "Sliced" not in str(game))
+    random.Random(0).shuffle(games)
+    return tuple(games)
 
 
-def _import_part(part: str) -> ModuleType:
-    note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
-    return import_extra(f"envs.alfworld.{part}", "ALFWorld", "alfworld", note)
+def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:
+    """Read the seed's game, or the next solvable one; raises ConfigError for none or a damaged file."""
+    games = list_games(root, split, families)
+    for offset in range(len(games)):
+        path = games[(seed + offset) % len(games)]
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the ALFWorld game {path} cannot be read ({error}); download it again") from error
+        if data.get("solvable"):
+            return data
+    raise ConfigError(
+        f"no solvable game of {', '.join(families)} in {root / 'json_2.1.1' / split}; run alfworld-download"
+    )

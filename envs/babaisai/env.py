@@ -93,10 +93,23 @@ class BabaIsAI(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
-        plan, goal = self.plan(), _goal(self.world, self._text)
+        winners = [noun for noun, prop in self.world.rules.listed if prop == "win"]
+        seen = (
+            f"{noun} is win, and I see {line}."
+            for noun in winners
+            for line in self._text.splitlines()
+            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is ")
+        )
+        goal = next(seen, f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet.")
+        plan = self.plan()
         if not plan:
             return f"{goal} I find no way to win from here, so I wait."
-        return f"{goal} {_purpose(self.world, plan)} go one step {_name(plan[0])}."
+        purpose = "Nothing has to be pushed, so I"
+        if push := _next_push(self.world, plan):
+            number, label, direction = push
+            begin = "I push" if number == 0 else "I walk to where I can push"
+            purpose = f"{begin} {label} {_name(direction)}{_rule_change(self.world, plan)}. Next:"
+        return f"{goal} {purpose} go one step {_name(plan[0])}."
 
     def render(self) -> np.ndarray:
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
@@ -151,8 +164,7 @@ def describe(world: World, speaker: tuple[int, int]) -> str:
         if cell and cell[-1].label is not None:
             lines.append(_describe_piece(cell[-1].label, x - x0, y - y0))
     rules = "\n".join([f"{noun} is {prop}" for noun, prop in world.rules.listed])
-    objects = "\n".join(lines)
-    return f"Active rules:\n{rules}\n\nObjects on the map:\n{objects}"
+    return f"Active rules:\n{rules}\n\nObjects on the map:\n" + "\n".join(lines)
 
 
 @cache
@@ -161,28 +173,6 @@ def _describe_piece(label: str, dx: int, dy: int) -> str:
     across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
     along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
     return f"{label} {' and '.join(across + along)}" if across or along else ""
-
-
-def _goal(world: World, observation: str) -> str:
-    winners = [noun for noun, prop in world.rules.listed if prop == "win"]
-    for noun in winners:
-        for line in observation.splitlines():
-            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is "):
-                return f"{noun} is win, and I see {line}."
-    return f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet."
-
-
-def _purpose(world: World, plan: Sequence[str]) -> str:
-    """Say what the next push is and which rule it helps to make or break, or that no push is needed.
-
-    The text goes on with the next step.
-    """
-    push = _next_push(world, plan)
-    if push is None:
-        return "Nothing has to be pushed, so I"
-    number, label, direction = push
-    begin = "I push" if number == 0 else "I walk to where I can push"
-    return f"{begin} {label} {_name(direction)}{_rule_change(world, plan)}. Next:"
 
 
 def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None:

@@ -4,7 +4,6 @@ Random numbers are drawn from NumPy's legacy generator in the order of the publi
 the same seed gives the same level in both.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -71,11 +70,7 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """Return the task with this short name or BALROG name.
-
-    Raises:
-        ConfigError: unknown task; the message lists the nearest names.
-    """
+    """Return the task with this short name or BALROG name; raises ConfigError for an unknown one."""
     short = name.removeprefix("env/")
     if short not in TASKS:
         hint = did_you_mean(short, TASKS, f"there is {', '.join(list(TASKS)[:3])}, ...", cutoff=0.4)
@@ -149,7 +144,8 @@ class _Builder:
 
 def make_level(task: Task, rng: np.random.RandomState) -> World:
     """Draw one level of the task; `rng` advances, so a second call gives the next level."""
-    world = _LAYOUTS[task.layout](task, rng)
+    draw = {"one_room": _one_room, "two_rooms": _two_rooms}.get(task.layout, _make_rule)
+    world = draw(task, rng)
     world.reread()
     return world
 
@@ -214,26 +210,16 @@ def _two_rooms(task: Task, rng: np.random.RandomState) -> World:
     return build.world
 
 
-def _make_you(task: Task, rng: np.random.RandomState) -> World:
-    build, goal, other, _ = _divided(rng, (1, 6), (1, 1))
-    build.place(text_block(other.name), _LEFT_NARROW)
-    if task.break_win:
-        build.displace((9, 1), build.draw_empty(_RIGHT_NARROW))
+def _make_rule(task: Task, rng: np.random.RandomState) -> World:
+    """Two rooms in which a rule has to be made first."""
+    if task.layout == "make_you":
+        build, goal, other, _ = _divided(rng, (1, 6), (1, 1))
+        build.place(text_block(other.name), _LEFT_NARROW)
+        if task.break_win:
+            build.displace((9, 1), build.draw_empty(_RIGHT_NARROW))
+    else:
+        build, goal, other, absent = _divided(rng, (1, 7), (2, 2))
+        build.place(text_block(absent.name), _RIGHT_NARROW)
+        build.displace((9, 1), build.pick(_RIGHT_EDGES))
     _settle(build, task, _LEFT_NARROW, goal, other)
     return build.world
-
-
-def _make_wall_win(task: Task, rng: np.random.RandomState) -> World:
-    build, goal, other, absent = _divided(rng, (1, 7), (2, 2))
-    build.place(text_block(absent.name), _RIGHT_NARROW)
-    build.displace((9, 1), build.pick(_RIGHT_EDGES))
-    _settle(build, task, _LEFT_NARROW, goal, other)
-    return build.world
-
-
-_LAYOUTS: dict[Layout, Callable[[Task, np.random.RandomState], World]] = {
-    "one_room": _one_room,
-    "two_rooms": _two_rooms,
-    "make_you": _make_you,
-    "make_wall_win": _make_wall_win,
-}

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import count
 
-from envs.babaisai.world import DIRECTIONS, Cell, Piece, World
+from envs.babaisai.world import DIRECTIONS, Cell, World
 
 Plan = list[str]
 
@@ -111,16 +111,11 @@ def _distance(world: World) -> int:
     if present & world.rules.win:
         return locked
     nouns = [(x, y) for piece, x, y in tops if piece.kind == "noun" and piece.name in present]
-    gaps = [abs(x - slot_x) + abs(y - slot_y) for slot_x, slot_y in _win_slots(world, tops) for x, y in nouns]
-    return min(gaps, default=_FAR) + locked
-
-
-def _win_slots(world: World, tops: list[tuple[Piece, int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield cells where a noun would complete `noun is win`."""
+    slots = []  # where a noun would complete `noun is win`
     for piece, x, y in tops:
-        if piece.kind != "property" or piece.name != "win":
-            continue
-        for dx, dy in ((1, 0), (0, 1)):
+        for dx, dy in ((1, 0), (0, 1)) if piece.kind == "property" and piece.name == "win" else ():
             link = world.top(x - dx, y - dy)
             if link is not None and link.kind == "is" and x - 2 * dx > 0 and y - 2 * dy > 0:
-                yield x - 2 * dx, y - 2 * dy
+                slots.append((x - 2 * dx, y - 2 * dy))
+    gaps = [abs(x - slot_x) + abs(y - slot_y) for slot_x, slot_y in slots for x, y in nouns]
+    return min(gaps, default=_FAR) + locked

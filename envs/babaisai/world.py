@@ -24,10 +24,7 @@ PROPERTIES = ("you", "win", "lose", "stop", "push")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Piece:
-    """One piece, compared by identity: two red keys are two pieces.
-
-    `label` is its name in observations, None for baba and the border, which are never listed.
-    """
+    """One piece, compared by identity. `label` is its name in observations, None for what is never listed."""
 
     kind: Kind
     name: str
@@ -49,20 +46,12 @@ def thing(name: str, color: str | None = None) -> Piece:
 
 
 def text_block(word: str) -> Piece:
-    """Make the block that shows `word`: a thing's name, `is`, or one of `PROPERTIES`.
-
-    Raises:
-        ValueError: no such word.
-    """
-    if word in THING_COLORS:
-        kind: Kind = "noun"
-    elif word == "is":
-        kind = "is"
-    elif word in PROPERTIES:
-        kind = "property"
-    else:
-        raise ValueError(f"no text block says {word!r}; words: {', '.join([*THING_COLORS, 'is', *PROPERTIES])}")
-    return Piece(kind, word, None, f"rule `{word}`")
+    """Make the block that shows a thing's name, `is` or one of `PROPERTIES`; raises ValueError for others."""
+    kinds: dict[str, Kind] = {**dict.fromkeys(THING_COLORS, "noun"), "is": "is"}
+    kinds |= dict.fromkeys(PROPERTIES, "property")
+    if word not in kinds:
+        raise ValueError(f"no text block says {word!r}; words: {', '.join(kinds)}")
+    return Piece(kinds[word], word, None, f"rule `{word}`")
 
 
 Cell = tuple[Piece, ...]
@@ -83,11 +72,6 @@ class Rules:
     lose: frozenset[str]
     stop: frozenset[str]
     push: frozenset[str]
-
-    @property
-    def speaker(self) -> str | None:
-        """Return the thing from whose position observations are described: the subject of the last YOU rule."""
-        return next((noun for noun, prop in reversed(self.listed) if prop == "you"), None)
 
     def moves_when_pushed(self, piece: Piece) -> bool:
         return piece.is_text or (piece.kind == "thing" and piece.name in self.push)
@@ -178,9 +162,7 @@ class World:
 
     def find_speaker(self) -> tuple[int, int] | None:
         """Return the (x, y) of the first visible thing that the last YOU rule names; None if there is none."""
-        speaker = self.rules.speaker
-        if speaker is None:
-            return None
+        speaker = next((noun for noun, prop in reversed(self.rules.listed) if prop == "you"), None)
         for index, x, y in self.interior:
             cell = self.cells[index]
             if cell and cell[-1].name == speaker and cell[-1].kind == "thing":
@@ -250,11 +232,7 @@ _NOSES = {
 
 
 def draw_world(world: World) -> Any:
-    """Draw the top piece of every cell; return an RGB `PIL.Image.Image` with 32 x 32 pixels per cell.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
+    """Draw the top pieces as an RGB PIL image, 32 x 32 pixels per cell; raises as `import_pillow`."""
     image = import_pillow().new("RGB", (world.width * TILE_PIXELS, world.height * TILE_PIXELS))
     for index, cell in enumerate(world.cells):
         if cell:

@@ -37,8 +37,12 @@ class Expert:
         self._plan(game.actions.done)
 
     def advice(self) -> int:
-        """Return the index of the action to take now."""
-        return self._wander() if self._advice is None else self._advice
+        """Return the index of the action to take now; without a plan, walk on if possible, turning now and then."""
+        if self._advice is not None:
+            return self._advice
+        game, ahead = self._game, self._game.grid.get(*self._game.front_pos)
+        free = ahead is None or ahead.can_overlap()
+        return int(game.actions.forward if free and game.step_count % 5 else game.actions.right)
 
     def watch(self, action: int) -> None:
         """Record the action that the game executed; the game must still be running."""
@@ -72,13 +76,6 @@ class Expert:
             return None
         return None if suggestion == self._game.actions.done else int(suggestion)
 
-    def _wander(self) -> int:
-        """Walk straight on if possible, turning now and then; used while there is no plan."""
-        game = self._game
-        ahead = game.grid.get(*game.front_pos)
-        free = ahead is None or ahead.can_overlap()
-        return int(game.actions.forward if free and game.step_count % 5 else game.actions.right)
-
 
 class _Planner(BabyAIBot):
     """BabyAIBot that can start in mid-episode, knowing the cells in `seen`, and raises instead of looping."""
@@ -91,8 +88,11 @@ class _Planner(BabyAIBot):
         if seen is not None:
             self.vis_mask |= seen
         self._process_obs()
-        box = _box_with_needed_key(game)
-        if box is not None:
+        things = [thing for thing in (*game.grid.grid, game.carrying) if thing is not None]
+        locked = {thing.color for thing in things if thing.type == "door" and thing.is_locked}
+        locked -= {thing.color for thing in things if thing.type == "key"}
+        boxes = [thing for thing in things if thing.type == "box" and thing.contains is not None]
+        for box in [b for b in boxes if b.contains.type == "key" and b.contains.color in locked][:1]:
             self.stack.append(_OpenBoxSubgoal(self))
             self.stack.append(GoNextToSubgoal(self, box))
         first = _remaining(game.instrs)[:1]
@@ -124,15 +124,6 @@ class _OpenBoxSubgoal(Subgoal):
 
     def replan_after_action(self, action_taken: Any) -> None:
         self._plan_undo_action(action_taken)
-
-
-def _box_with_needed_key(game: Any) -> Any:
-    """Return a box that holds the only key to a locked door; None if there is none."""
-    things = [thing for thing in (*game.grid.grid, game.carrying) if thing is not None]
-    locked = {thing.color for thing in things if thing.type == "door" and thing.is_locked}
-    locked -= {thing.color for thing in things if thing.type == "key"}
-    boxes = [thing for thing in things if thing.type == "box" and thing.contains is not None]
-    return next((b for b in boxes if b.contains.type == "key" and b.contains.color in locked), None)
 
 
 def _remaining(instr: Instr) -> list[Instr]:

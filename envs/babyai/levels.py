@@ -7,13 +7,12 @@ The mixed tasks draw random numbers in the order of the fork that BALROG uses (B
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import minigrid  # registers its levels with gymnasium
 from gymnasium.envs.registration import load_env_creator
-from minigrid.core.world_object import WorldObj
 from minigrid.envs.babyai.core import roomgrid_level, verifier
 from minigrid.envs.babyai.core.levelgen import LevelGen
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
@@ -31,20 +30,21 @@ roomgrid_level.__dict__["print"] = lambda *words: logging.getLogger(__name__).de
 
 
 def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
-    """Build the level of a task, given by its full or short name; `reset(seed=...)` then draws its world.
-
-    Args:
-        num_dists: number of distracting objects; None for 0 in the mixed tasks and the level's own number elsewhere.
-
-    Raises:
-        ConfigError: unknown task, or `num_dists` for a level without this setting.
-    """
+    """Build a task's level, whose `reset(seed=...)` draws a world; raises ConfigError for an unknown task."""
     goal = task.removeprefix(MIXED_PREFIX)
     if goal in MIXED_GOALS:
         return _without_image(MixedLocalLevel)(goal, num_dists=num_dists or 0)
     names = level_names()
+    if task not in names and not names:
+        raise ConfigError(
+            f"BabyAI task {task!r} is not one of {', '.join(MIXED_GOALS)}, and the installed minigrid "
+            f"{minigrid.__version__} registers no levels with gymnasium, like the fork that BALROG installs; in an "
+            "environment without BALROG: pip install 'slime-verlog[envs]'"
+        )
     if task not in names:
-        raise ConfigError(_unknown_task(task, names))
+        known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
+        hint = did_you_mean(task, known, f"for example {', '.join(MIXED_GOALS)}, GoToObj", cutoff=0.5)
+        raise ConfigError(f"unknown BabyAI task {task!r}; {hint}")
     spec = gymnasium.spec(names[task])
     level_class: Any = load_env_creator(str(spec.entry_point))
     if num_dists is None:
@@ -60,18 +60,6 @@ def level_names() -> dict[str, str]:
     ids = [name for name in gymnasium.registry if name.startswith("BabyAI-")]
     short = {name.removeprefix("BabyAI-").rpartition("-v")[0]: name for name in ids}
     return {**short, **{name: name for name in ids}}
-
-
-def _unknown_task(task: str, names: dict[str, str]) -> str:
-    if not names:
-        return (
-            f"BabyAI task {task!r} is not one of {', '.join(MIXED_GOALS)}, and the installed minigrid "
-            f"{minigrid.__version__} registers no levels with gymnasium, like the fork that BALROG installs; in an "
-            "environment without BALROG: pip install 'slime-verlog[envs]'"
-        )
-    known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
-    hint = did_you_mean(task, known, f"for example {', '.join(MIXED_GOALS)}, GoToObj", cutoff=0.5)
-    return f"unknown BabyAI task {task!r}; {hint}"
 
 
 @functools.cache
@@ -110,7 +98,17 @@ class MixedLocalLevel(LevelGen):
 
     def _draw_open(self) -> tuple[verifier.Instr, bool]:
         door_color = self._rand_elem(DOOR_COLORS)
-        self._add_locked_room(door_color)
+        # PyPI's `add_locked_room` draws the color itself, after the door, which would shift all later draws.
+        while True:
+            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+            side = self._rand_int(0, 4)
+            self.locked_room = self.get_room(column, row)
+            if self.locked_room.neighbors[side] is not None:
+                break
+        self.add_door(column, row, side, color=door_color, locked=True)
+        while self.get_room(column, row) is self.locked_room:
+            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+        self.add_object(column, row, "key", door_color)
         self.connect_all()
         for column in range(self.num_cols):
             if self.get_room(column, 0) is not self.locked_room:
@@ -120,22 +118,6 @@ class MixedLocalLevel(LevelGen):
             self.place_agent()
         reachable = self.check_objs_reachable(raise_exc=False)
         return verifier.OpenInstr(verifier.ObjDesc("door", self._rand_elem([None, door_color]))), reachable
-
-    def _add_locked_room(self, color: str) -> None:
-        """Lock one room behind a door of this color and put the key into another.
-
-        PyPI's `add_locked_room` draws the color itself, after the door, which would shift all later draws.
-        """
-        while True:
-            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
-            side = self._rand_int(0, 4)
-            self.locked_room = self.get_room(column, row)
-            if self.locked_room.neighbors[side] is not None:
-                break
-        self.add_door(column, row, side, color=color, locked=True)
-        while self.get_room(column, row) is self.locked_room:
-            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
-        self.add_object(column, row, "key", color)
 
     def _draw_one_room(self, goal: str) -> tuple[verifier.Instr, bool]:
         self.place_agent()
@@ -148,17 +130,14 @@ class MixedLocalLevel(LevelGen):
             return verifier.GoToInstr(target), reachable
         if goal == "pickup":
             return verifier.PickupInstr(target), reachable
-        other = self._draw_other(objects, first)
+        kind = (first.type, first.color)
+        twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
+        second: Any = self._rand_elem(objects)
+        while not twins and (second.type, second.color) == kind:
+            second = self._rand_elem(objects)
+        other = verifier.ObjDesc(second.type, second.color)
         if goal == "putnext":
             return verifier.PutNextInstr(target, other), reachable
         pick_up, go_to = verifier.PickupInstr(target), verifier.GoToInstr(other)
         before = self._rand_elem(("Before", "After")) == "Before"
         return (verifier.BeforeInstr(pick_up, go_to) if before else verifier.AfterInstr(go_to, pick_up)), reachable
-
-    def _draw_other(self, objects: Sequence[WorldObj], first: WorldObj) -> verifier.ObjDesc:
-        kind = (first.type, first.color)
-        twins = sum((thing.type, thing.color) == kind for thing in objects) > 1
-        other: Any = self._rand_elem(objects)
-        while not twins and (other.type, other.color) == kind:
-            other = self._rand_elem(objects)
-        return verifier.ObjDesc(other.type, other.color)

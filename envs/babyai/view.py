@@ -60,11 +60,7 @@ def _name(cell: Any) -> str:
 
 @functools.cache
 def _spread_light(lit: int, opaque: int, size: int) -> tuple[int, int]:
-    """Spread visibility within a row and to the row ahead of it; all three are bit masks of columns.
-
-    Two passes, left to right and back, as in `Grid.process_vis`; each lights the row ahead only from the cells that it
-    reaches itself.
-    """
+    """Spread light in a row and ahead as `Grid.process_vis`, in two passes; all are bit masks of columns."""
     ahead = 0
     for i in range(size - 1):
         if lit >> i & 1 and not opaque >> i & 1:

@@ -56,7 +56,11 @@ class Balrog(TextGame):
     def __init__(self, task: str, seed: int, settings: BalrogSettings) -> None:
         super().__init__(settings)
         self.task, self.seed = task, seed
-        self._make_env = _import("balrog.environments").make_env
+        try:
+            self._make_env = importlib.import_module("balrog.environments").make_env
+        except ModuleNotFoundError as error:
+            lacking = "" if (error.name or "").startswith("balrog") else f"BALROG needs the package {error.name}; "
+            raise MissingDependencyError(f"{lacking}{INSTALL}") from error
         defaults = yaml.safe_load((importlib.resources.files("balrog") / "config" / "config.yaml").read_text("utf-8"))
         self._config = _Config.of(_merge(defaults, settings.config))
         self.family, self._name = find_task(task, self._config["tasks"])
@@ -178,11 +182,7 @@ build_env = Balrog.from_sample
 
 
 def _free_command(candidate: str) -> str | None:
-    """Return the text as one command, as BALROG would pass it to the game.
-
-    None for what must not reach the interpreter: empty text, control characters, too many characters, several commands
-    in one, and commands that write files or ask a question.
-    """
+    """Return the text as BALROG would pass it; None for several commands, and for those that write files or ask."""
     command = clean_command(candidate)
     if command is not None:
         return None if command.split()[0].lower() in _REFUSED else command
@@ -194,11 +194,7 @@ def _free_command(candidate: str) -> str | None:
 
 
 def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
-    """Split `family/task`. The task alone is enough if BALROG lists it, and the family alone if it has one task.
-
-    Raises:
-        ConfigError: unknown task; the message lists the nearest names.
-    """
+    """Split `family/task`; either alone is enough if it is unambiguous. Raises ConfigError for unknown tasks."""
     families = {key.removesuffix("_tasks"): list(tasks) for key, tasks in listed.items()}
     family, _, rest = task.partition("/")
     if family in families and rest:
@@ -235,15 +231,6 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(key)
         merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
     return merged
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "balrog":
-            raise MissingDependencyError(INSTALL) from error
-        raise MissingDependencyError(f"BALROG needs the package {error.name}; {INSTALL}") from error
 
 
 def _find(env: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.crafter.expert import SOURCE, Job, advise, decide, find_job
+from envs.crafter.expert import SOURCE, advise, decide, find_job
 from envs.crafter.image import draw, draw_clear
 from envs.crafter.vocabulary import ACTIONS, TOOLS, describe, translate
 from envs.crafter.world.rules import ACHIEVEMENTS, KIND_NAMES, LENGTH
@@ -90,7 +90,21 @@ class Crafter(TextGame):
         """Return the reasoning behind `advice`: the need, where the needed thing is, and what the action does."""
         goal, action = decide(self.world)
         need, sought = _need(self.world, goal)
-        return " ".join(part for part in (need, _seen(self.world, sought), _deed(self.world, action)) if part)
+        view, wanted = describe(self.world)[0], list(sought)
+        lines = (line for kind in wanted for line in view.splitlines() if line.startswith(f"- {kind} "))
+        seen = f"No {' or '.join(wanted)} is in sight." if wanted else ""
+        if line := next(lines, None):
+            seen = f"I see {line.removeprefix('- ').replace('your', 'my')}."
+        verb, _, rest = action.lower().partition(" ")
+        deed = "I sleep." if verb == "sleep" else "I let this step pass."
+        if verb == "move":
+            deed = f"I turn {rest} and go that way."
+        elif verb == "do":
+            facing = view.rpartition("You face ")[2].partition(" at your front")[0]
+            deed = f"I act on the {facing} in front of me."
+        elif verb in ("place", "make"):
+            deed = f"I {verb} {'an' if rest.startswith('iron') else 'a'} {rest}."
+        return " ".join(filter(None, (need, seen, deed)))
 
     def render(self) -> np.ndarray:
         """Draw what the player sees, as a uint8 array (252, 252, 3)."""
@@ -139,8 +153,17 @@ _NEEDS = {
 def _need(world: World, goal: str | None) -> tuple[str, Iterable[str]]:
     player = world.player
     amount = player.inventory
-    if goal in ("Wood", "Stone", "Iron"):
-        return _tool_need(world, find_job(world, goal))
+    job = find_job(world, goal) if goal in ("Wood", "Stone", "Iron") else None
+    if job is not None:
+        tool = job.making.name.replace("_", " ")
+        stations = [KIND_NAMES[station] for station in sorted(job.making.nearby)]
+        if job.lacking is not None:
+            purpose = f" and the {job.to_build[0].name} for it" if job.to_build else ""
+            lacks = f"For a {tool}{purpose} I lack {job.lacking}; I have {amount[job.lacking]}."
+            return lacks, (KIND_NAMES[SOURCE[job.lacking]],)
+        if job.to_build:
+            return f"I have what a {tool} takes, but need a {job.to_build[0].name} first.", stations
+        return f"I have what a {tool} takes; it is made beside a {' and a '.join(stations)}.", stations
     if goal == "drink":
         return f"My drink is {amount['drink']} of 9, so I look for water.", ("water",)
     if goal == "eat":
@@ -155,40 +178,3 @@ def _need(world: World, goal: str | None) -> tuple[str, Iterable[str]]:
     if goal in ("wood", "stone"):
         return f"I carry {amount[goal]} {goal} and will need more.", (KIND_NAMES[SOURCE[goal]],)
     return _NEEDS.get(goal or "", ("There is nothing left to do.", ()))
-
-
-def _tool_need(world: World, job: Job | None) -> tuple[str, Iterable[str]]:
-    if job is None:
-        return "", ()
-    tool = job.making.name.replace("_", " ")
-    if job.lacking is not None:
-        have = world.player.inventory[job.lacking]
-        purpose = f" and the {job.to_build[0].name} for it" if job.to_build else ""
-        return f"For a {tool}{purpose} I lack {job.lacking}; I have {have}.", (KIND_NAMES[SOURCE[job.lacking]],)
-    stations = [KIND_NAMES[station] for station in sorted(job.making.nearby)]
-    if job.to_build:
-        return f"I have what a {tool} takes, but need a {job.to_build[0].name} first.", stations
-    return f"I have what a {tool} takes; it is made beside a {' and a '.join(stations)}.", stations
-
-
-def _seen(world: World, sought: Iterable[str]) -> str:
-    """Say where the first of the sought kinds is visible, in the observation's words, or that none is."""
-    lines = describe(world)[0].splitlines()
-    wanted = list(sought)
-    for kind in wanted:
-        for line in lines:
-            if line.startswith(f"- {kind} "):
-                return f"I see {line.removeprefix('- ').replace('your', 'my')}."
-    return f"No {' or '.join(wanted)} is in sight." if wanted else ""
-
-
-def _deed(world: World, action: str) -> str:
-    verb, _, rest = action.lower().partition(" ")
-    if verb == "move":
-        return f"I turn {rest} and go that way."
-    if verb == "do":
-        facing = describe(world)[0].rpartition("You face ")[2].partition(" at your front")[0]
-        return f"I act on the {facing} in front of me."
-    if verb in ("place", "make"):
-        return f"I {verb} {'an' if rest.startswith('iron') else 'a'} {rest}."
-    return "I sleep." if verb == "sleep" else "I let this step pass."

@@ -3,14 +3,114 @@
 It knows the whole map. Every turn it decides from the current world alone, so its advice need not be followed.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from envs.crafter.paths import FOES, STEPS, act_before, front, reach, reach_kind
-from envs.crafter.world.player import Plant
-from envs.crafter.world.rules import COW, MAKE, MATERIAL_ID, PLACE, SKELETON, STRIDE, WALKABLE, ZOMBIE, Making, Placing
+from envs.crafter.world.player import Plant, Player
+from envs.crafter.world.rules import (
+    COLLECT,
+    COW,
+    MAKE,
+    MATERIAL_ID,
+    MOVES,
+    PLACE,
+    PLANT,
+    SKELETON,
+    STRIDE,
+    WALKABLE,
+    ZOMBIE,
+    Making,
+    Placing,
+)
 from envs.crafter.world.world import World
+
+STEPS = {action: dx * STRIDE + dy for action, (dx, dy) in MOVES.items()}
+"""Offset of each move in the flat arrays."""
+FOES = (ZOMBIE, SKELETON)
+_WATER = MATERIAL_ID["water"]
+_DIG, _BRIDGE, _BEING, _FENCE = 2, 4, 4, 20
+
+
+def front(player: Player) -> int:
+    """Return the cell that the player faces."""
+    return player.cell + player.facing[0] * STRIDE + player.facing[1]
+
+
+def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> tuple[str, int] | None:
+    """Return first move and cost of the cheapest way to a goal cell, walked, dug or bridged; None without one."""
+    items = world.player.inventory
+    entry_of = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}  # steps to enter a cell of each kind; others are closed
+    for material, rule in COLLECT.items():
+        if rule.leaves in WALKABLE and all(items[name] >= amount for name, amount in rule.needs):
+            entry_of[material] = _DIG
+    if items["wood_pickaxe"] and items["stone"]:
+        entry_of[_WATER] = _BRIDGE
+    entry_of |= dict.fromkeys(WALKABLE, 1)
+    fences = {being.cell + step for being in world.beings if being.kind == PLANT for step in STEPS.values()}
+    start, kinds = world.player.cell, world.kinds
+    queue: list[tuple[int, int, str]] = [(0, start, "")]
+    done: set[int] = set()
+    entries: dict[int, int | None] = {start: 0}
+    goals = set()
+    while queue:
+        cost, cell, first = heapq.heappop(queue)
+        if cell in goals:
+            return first, cost
+        if cell in done:
+            continue
+        done.add(cell)
+        for move, offset in STEPS.items():
+            target = cell + offset
+            if target not in entries:
+                entry = entry_of.get(kinds[target])
+                if is_goal(target):
+                    goals.add(target)
+                    entry = 1
+                elif target in fences and entry == _DIG:
+                    entry = _FENCE
+                entries[target] = entry
+            entry = entries[target]
+            if entry is not None and target not in done and cost + entry <= farthest:
+                heapq.heappush(queue, (cost + entry, target, first or move))
+    return None
+
+
+def reach(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> str | None:
+    """Return the next action on the path to a goal cell, `Do` once it is in front; None if there is no path."""
+    way = find_way(world, is_goal, farthest)
+    if way is None:
+        return None
+    target = world.player.cell + STEPS[way[0]]
+    if world.is_free(target, WALKABLE) or front(world.player) != target:
+        return way[0]
+    return "Place Stone" if world.kinds[target] == _WATER and not is_goal(target) else "Do"
+
+
+def reach_kind(world: World, *kinds: int, farthest: int = 200) -> str | None:
+    """Return the next action to reach and use the nearest material or being of these kinds."""
+    if not any(kind in world.kinds for kind in kinds):
+        return None
+    return reach(world, lambda cell: world.kinds[cell] in kinds, farthest)
+
+
+def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool], farthest: int = 200) -> str | None:
+    """Return `action` where `is_wanted(stand, ahead)`, else the next move to such a free cell ahead, or None."""
+    player = world.player
+
+    def fits(stand: int, ahead: int) -> bool:
+        return world.is_free(ahead, WALKABLE) and is_wanted(stand, ahead)
+
+    def last_move(start: int) -> str | None:
+        moves = (m for m, s in STEPS.items() if world.is_free(start + s, WALKABLE) and fits(start + s, start + 2 * s))
+        return next(moves, None)
+
+    if fits(player.cell, front(player)):
+        return action
+    move = last_move(player.cell)
+    return move or reach(world, lambda cell: world.is_free(cell, WALKABLE) and last_move(cell) is not None, farthest)
+
 
 _Goal = Callable[[World], str | None]
 
@@ -200,16 +300,13 @@ def _stock(item: str, count: int, achievement: str) -> _Goal:
     return goal
 
 
-def _place_a_stone(world: World) -> str | None:
-    if world.player.achievements["place_stone"] or not world.player.inventory["stone"]:
-        return None
-    return act_before(world, "Place Stone", lambda *_: True)
+def _once(achievement: str, item: str, act: _Goal) -> _Goal:
+    """Make the goal to reach an achievement for the first time, with an item that it takes."""
 
+    def goal(world: World) -> str | None:
+        return act(world) if world.player.inventory[item] and not world.player.achievements[achievement] else None
 
-def _dig_diamond(world: World) -> str | None:
-    if world.player.achievements["collect_diamond"] or not world.player.inventory["iron_pickaxe"]:
-        return None
-    return reach_kind(world, SOURCE["diamond"])
+    return goal
 
 
 _GOALS: dict[str, _Goal] = {
@@ -223,11 +320,11 @@ _GOALS: dict[str, _Goal] = {
     "Wood": _craft("Wood"),
     "wood": _stock("wood", 6, "make_wood_sword"),
     "Stone": _craft("Stone"),
-    "place stone": _place_a_stone,
+    "place stone": _once("place_stone", "stone", lambda world: act_before(world, "Place Stone", lambda *_: True)),
     "stone": _stock("stone", 6, "make_stone_sword"),
     "grow": _grow,
     "Iron": _craft("Iron"),
-    "diamond": _dig_diamond,
+    "diamond": _once("collect_diamond", "iron_pickaxe", lambda world: reach_kind(world, SOURCE["diamond"])),
     "zombie": _meet(ZOMBIE, "defeat_zombie"),
     "skeleton": _meet(SKELETON, "defeat_skeleton"),
 }

@@ -13,7 +13,6 @@ import numpy as np
 from crafter import constants, engine
 from PIL import Image
 
-from envs.crafter.world.grid import Being
 from envs.crafter.world.player import Plant, Player
 from envs.crafter.world.rules import KIND_NAMES, MATERIAL_ID, PLAYER, STRIDE
 from envs.crafter.world.world import NOISE_SHAPE, Arrow, World
@@ -85,11 +84,7 @@ def _pack(colors: np.ndarray) -> np.ndarray:
 
 
 def draw(world: World) -> Image.Image:
-    """Return BALROG's image, RGB with 256 x 256 pixels, including its noise at night.
-
-    Raises:
-        RuntimeError: it is night, and the world was made without `images`.
-    """
+    """Return BALROG's image, RGB, 256 x 256 pixels; raises RuntimeError at night in a world without `images`."""
     if world.daylight >= 0.5:
         return _lay_out(world, _draw_even(world, world.daylight), PIXELS)
     scene = _draw_night(world)
@@ -99,10 +94,7 @@ def draw(world: World) -> Image.Image:
 
 
 def draw_clear(world: World) -> np.ndarray:
-    """Return the same view for people as a uint8 array (252, 252, 3): 9 x 9 cells of 28 pixels, without noise.
-
-    Darkness comes in eighths, so cells repeat between frames and an animation stays small.
-    """
+    """Return the view for people, uint8 (252, 252, 3), without noise; darkness in eighths keeps films small."""
     return np.array(_lay_out(world, _draw_even(world, round(8 * world.daylight) / 8), _CELLS * _SIDE))
 
 
@@ -132,7 +124,10 @@ def _look(world: World) -> np.ndarray:
     for column, row in np.argwhere(_crop(world, world.kinds) >= PLAYER).tolist():
         being = world.beings_at[(west + column) * STRIDE + north + row]
         assert being is not None
-        figures[column, row] = _FIGURE_NUMBER[_name_texture(being)]
+        name = "plant-ripe" if isinstance(being, Plant) and being.ripe else KIND_NAMES[being.kind]
+        if isinstance(being, Player | Arrow):
+            name = "player-sleep" if isinstance(being, Player) and being.sleeping else f"{name}-{_SIDES[being.facing]}"
+        figures[column, row] = _FIGURE_NUMBER[name]
     return _crop(world, world.materials) * len(_FIGURES) + figures
 
 
@@ -147,14 +142,6 @@ def _crop(world: World, cells: bytearray) -> np.ndarray:
     west = bytes(_CELLS // 2 * STRIDE + _ROWS // 2)  # the map has its margins of zeros in the east and the south
     start = world.player.x * STRIDE + world.player.y
     return np.frombuffer((west + cells)[start : start + _CELLS * STRIDE], np.uint8).reshape(_CELLS, STRIDE)[:, :_ROWS]
-
-
-def _name_texture(being: Being) -> str:
-    if isinstance(being, Player):
-        return "player-sleep" if being.sleeping else f"player-{_SIDES[being.facing]}"
-    if isinstance(being, Arrow):
-        return f"arrow-{_SIDES[being.facing]}"
-    return "plant-ripe" if isinstance(being, Plant) and being.ripe else KIND_NAMES[being.kind]
 
 
 def _draw_even(world: World, daylight: float) -> np.ndarray:
@@ -182,10 +169,7 @@ def _vignette() -> np.ndarray:
 
 
 def _draw_night(world: World) -> np.ndarray:
-    """Return the packed surroundings (252, 196) in the dark, with the noise that the world drew for this step.
-
-    Makes the floating-point operations of crafter's `LocalView` in their order, on one color channel at a time.
-    """
+    """Return the packed surroundings (252, 196) in the dark, with `LocalView`'s operations in their order."""
     if world.noise is None:
         raise RuntimeError("the noise of this night was not kept; make the world with images=True")
     tiles, light = _look(world), world.daylight

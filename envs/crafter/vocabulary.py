@@ -71,11 +71,7 @@ _BRACKETS = re.compile(r"\([^)]*\)")
 
 
 def translate(answer: str, turn: int) -> str | None:
-    """Map a response to an action, as Verlog does; None if it names no action.
-
-    For a diagonal move Verlog picks one of the two directions at random. Here they alternate by `turn`, which keeps the
-    episode deterministic.
-    """
+    """Map a response to an action as Verlog does, or None; `turn` picks a diagonal's side, which Verlog draws."""
     line, newline, _ = answer.partition("\n")
     words = line.lower().title()
     words = words.strip() if newline else words
@@ -124,10 +120,13 @@ def describe(world: World) -> tuple[str, str]:
         if kind and kind != rules.PLAYER
     ]
     parts.append("You see:\n" + "\n".join(lines) if lines else _NOTHING_SEEN)
-    dx, dy = player.facing
-    front = view[(_MIDDLE_X + dx) * _ROWS + _MIDDLE_Y + dy]
+    front = view[(_MIDDLE_X + player.facing[0]) * _ROWS + _MIDDLE_Y + player.facing[1]]
     parts.append(f"You face {rules.KIND_NAMES[front]} at your front.")
-    return "\n\n".join(parts), _describe_inventory(player.inventory)
+    inventory = player.inventory
+    status = "\n".join([f"- {vital}: {inventory[vital]}/9" for vital in rules.VITALS])
+    things = [f"- {name}: {count}" for name, count in inventory.items() if count and name not in rules.VITALS]
+    carried = "Your inventory:\n" + "\n".join(things) if things else "You have nothing in your inventory."
+    return "\n\n".join(parts), f"Your status:\n{status}\n\n{carried}"
 
 
 def _crop(world: World) -> bytes:
@@ -138,11 +137,3 @@ def _crop(world: World) -> bytes:
     first = x * rules.STRIDE + y
     starts = range(first, first + _COLUMNS * rules.STRIDE, rules.STRIDE)
     return b"".join([world.kinds[start : start + _ROWS] for start in starts])
-
-
-def _describe_inventory(inventory: dict[str, int]) -> str:
-    """Return the vitals, out of 9, and the items carried."""
-    status = "\n".join([f"- {vital}: {inventory[vital]}/9" for vital in rules.VITALS])
-    things = [f"- {name}: {count}" for name, count in inventory.items() if count and name not in rules.VITALS]
-    carried = "Your inventory:\n" + "\n".join(things) if things else "You have nothing in your inventory."
-    return f"Your status:\n{status}\n\n{carried}"

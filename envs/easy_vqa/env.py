@@ -34,12 +34,7 @@ DEFAULT_TASK = "train"
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """Return the environment of one question.
-
-    Raises:
-        ConfigError: a wrong setting, or a task other than train and test.
-        MissingDependencyError: easy-vqa or Pillow is not installed.
-    """
+    """Return the environment of one question."""
     settings = read_settings(EasyVQASettings, getattr(args, "env", None), "env.")
     task, seed = describe_task(sample)
     if task not in ("train", "test"):

@@ -66,12 +66,7 @@ class CalcScore(Tool):
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """Return the environment of one problem.
-
-    Raises:
-        ConfigError: a wrong setting, no problem, or a problem without answer.
-        MissingDependencyError: math-verify, or pyarrow for a parquet file, is not installed.
-    """
+    """Return the environment of one problem."""
     settings = read_settings(Geo3kSettings, getattr(args, "env", None), "env.")
     question, task, seed = read_question(sample, settings)
     specs = select_tools(load_tools(settings.tools), question.tools, ignore=_CHECKERS)

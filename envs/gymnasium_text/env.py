@@ -7,7 +7,8 @@ its mapping `action_aliases`, if there is one, holds other ways to write them.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import gymnasium
 from gymnasium import spaces
 
 from envs.base import make_image
-from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.gymnasium_text.reading import observation_reader, prints_text
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, did_you_mean
 from envs.loading import load_attribute
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame, text_parts
 from slime_verlog import Field
@@ -43,8 +43,7 @@ class GymnasiumSettings(GameSettings):
     actions: Mapping[str, str] | tuple[str, ...] | None = None
     """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
     default_action: str | None = None
-    """Action executed in place of an invalid response. With null, it is the environment's own default action, or the
-    first action if there is none."""
+    """Executed in place of an invalid response; null for the environment's own default action, else the first one."""
     instruction: str | None = None
     """Description of the game for the prompt."""
     deterministic: bool = True
@@ -61,12 +60,27 @@ class GymnasiumText(TextGame):
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self.deterministic = task, seed, settings.deterministic
-        self.env = _make_readable(settings, task)
+        kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
+        if settings.vlm:
+            kwargs.setdefault("render_mode", "rgb_array")
+        self.env = _make(settings.id or task, kwargs, settings.max_steps)
+        prints_text = "ansi" in (self.env.metadata.get("render_modes") or ())
+        holds_text = _holds_text(self.env.observation_space)
+        if "render_mode" not in kwargs and not settings.describe and prints_text and not holds_text:
+            self.env.close()
+            self.env = _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
         self._read = observation_reader(self.env, settings.describe, settings.text_key)
         self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
         self._aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
-        self.default_action = _choose_default(self.env, settings, self.actions)
+        default = settings.default_action or _attribute(self.env, "default_action") or next(iter(self.actions), None)
+        if default is None:
+            raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
+        if default not in (self.actions or self.env.action_space):
+            wrong = f"does not fit the action space {self.env.action_space}"
+            wrong = f"is not one of the actions: {', '.join(self.actions)}" if self.actions else wrong
+            raise ConfigError(f"env.default_action {default!r} {wrong}")
+        self.default_action = default
         self.answer_format = ANSWER_FORMAT if self.actions else _FREE_ANSWER
         self.max_steps = settings.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
         self._closed = False
@@ -111,18 +125,6 @@ SETTINGS = GymnasiumSettings
 build_env = GymnasiumText.from_sample
 
 
-def _make_readable(settings: GymnasiumSettings, task: str) -> gymnasium.Env:
-    """Make the environment; if its observations are no text, but it can print itself, make one that does."""
-    kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
-    if settings.vlm:
-        kwargs.setdefault("render_mode", "rgb_array")
-    env = _make(settings.id or task, kwargs, settings.max_steps)
-    if "render_mode" in kwargs or settings.describe or not prints_text(env):
-        return env
-    env.close()
-    return _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
-
-
 def _make(name: str, kwargs: Mapping[str, Any], max_steps: int | None) -> gymnasium.Env:
     """Make the environment; `max_steps` replaces the registered step limit."""
     if _is_import_path(name):
@@ -153,36 +155,22 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
         return settings.actions or ()
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
-    names = settings.actions or _names_from(env, int(space.n)) or [str(space.start + i) for i in range(space.n)]
-    if len(names) != space.n:
-        raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
-    return names
-
-
-def _names_from(env: gymnasium.Env, count: int) -> Mapping[str, str] | Sequence[str] | None:
-    """Look for `count` action names where environments usually keep them: lists, mappings, enums, Atari's method."""
-    for attribute in _ACTION_ATTRIBUTES:
-        found = _attribute(env, attribute)
+    names: Mapping[str, str] | Sequence[str] = settings.actions or [str(space.start + i) for i in range(space.n)]
+    for attribute in () if settings.actions else _ACTION_ATTRIBUTES:
+        # Lists, mappings, enums, or Atari's method.
+        found: Any = _attribute(env, attribute)
         if attribute == "get_action_meanings" and callable(found):
             found = found()
         if isinstance(found, type) and issubclass(found, enum.Enum):
             found = [_words(member.name) for member in sorted(found, key=lambda member: member.value)]
-        if not isinstance(found, Mapping | list | tuple) or len(found) != count:
+        if not isinstance(found, Mapping | list | tuple) or len(found) != space.n:
             continue
         if all(isinstance(name, str) for name in found):
-            return found
-    return None
-
-
-def _choose_default(env: gymnasium.Env, settings: GymnasiumSettings, names: Sequence[str] | Mapping[str, str]) -> str:
-    default = settings.default_action or _attribute(env, "default_action") or next(iter(names), None)
-    if default is None:
-        raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
-    if names and default not in names:
-        raise ConfigError(f"env.default_action {default!r} is not one of the actions: {', '.join(names)}")
-    if not names and default not in env.action_space:
-        raise ConfigError(f"env.default_action {default!r} does not fit the action space {env.action_space}")
-    return default
+            names = found
+            break
+    if len(names) != space.n:
+        raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
+    return names
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
@@ -192,3 +180,77 @@ def _attribute(env: gymnasium.Env, name: str) -> Any:
 
 def _words(text: str) -> str:
     return text.strip().lower().replace("_", " ")
+
+
+_COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLORED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
+
+
+def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:
+    """Return the function from observation to text; raises ConfigError for no text or a wrong `text_key`."""
+    space = env.observation_space
+    if describe:
+        return load_attribute(describe, "env.describe")
+    if isinstance(space, spaces.Text):
+        return lambda observation: observation
+    if text_key is not None or _holds_text(space):
+        key = _find_entry(env, text_key)
+        return lambda observation: observation[key]
+    if env.render_mode == "ansi":
+        return lambda _: name_colors(str(env.render()))
+    if not _holds_only_numbers(space):
+        raise ConfigError(
+            f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
+            "returns the text of an observation"
+        )
+    return lambda observation: describe_numbers(space, observation)
+
+
+def name_colors(text: str) -> str:
+    """Replace a terminal's colors, which often mark the player, by their names: `[red S]FFF`."""
+
+    def named(found: re.Match[str]) -> str:
+        codes = [int(code) for code in found[1].split(";") if code]
+        names = [_COLORS[code % 10] for code in codes if code // 10 in (3, 4, 9) and code % 10 < len(_COLORS)]
+        return f"[{' '.join([*names, found[2]])}]"
+
+    return re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", _COLORED.sub(named, text))
+
+
+def describe_numbers(space: gymnasium.Space, value: Any) -> str:
+    """Write the numbers of an observation: one line per entry of a Dict, and one line for the parts of a Tuple."""
+    if isinstance(space, spaces.Dict):
+        return "\n".join(f"{key}: {describe_numbers(part, value[key])}" for key, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return ", ".join(describe_numbers(part, item) for part, item in zip(space.spaces, value, strict=True))
+    if isinstance(space, spaces.Discrete):
+        return str(int(value))
+    return str(value.tolist())
+
+
+def _find_entry(env: gymnasium.Env, key: str | None) -> str:
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        raise ConfigError(f"env.text_key is set, but {env} observes {space}, which has no entries; remove it")
+    if key is None:
+        texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
+        key = "text" if "text" in space.spaces else texts[0] if len(texts) == 1 else None
+    if key is None:
+        raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
+    if key not in space.spaces:
+        hint = did_you_mean(key, space.spaces, f"they have {', '.join(space.spaces)}")
+        raise ConfigError(f"env.text_key: observations have no entry {key!r}; {hint}")
+    return key
+
+
+def _holds_text(space: gymnasium.Space) -> bool:
+    if isinstance(space, spaces.Dict):
+        return "text" in space.spaces or any(isinstance(part, spaces.Text) for part in space.spaces.values())
+    return isinstance(space, spaces.Text)
+
+
+def _holds_only_numbers(space: gymnasium.Space) -> bool:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, Mapping) else space.spaces
+        return all(map(_holds_only_numbers, parts))
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)

@@ -1,17 +1,154 @@
-"""Reads the Dockerfiles that need no build: a known base image, `COPY` of files, and settings.
+"""Reads Dockerfiles: the instructions of all, and what those say that need no build (base image, `COPY`, settings).
 
-`read_image` refuses every other instruction by its line. For an image that was built and exported, `read_exported`
-takes only what the export does not hold: working directory, variables and user.
+`read_image` refuses every other instruction by its line. The reader is ours because `dockerfile-parse`, the library on
+PyPI, does not know heredocs.
 """
 
-import contextlib
 import fnmatch
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from envs.harbor.instructions import Instruction, UnsupportedLine, read_instructions
+_HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
+_VARIABLE = r"\$\{(?P<name>\w+)(?::(?P<mode>[-+])(?P<word>[^}]*))?\}|\$(?P<plain>\w+)"
+_PIECE = re.compile(
+    rf"""(?P<space>\s+)|'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\\(?P<escaped>.)|{_VARIABLE}|(?P<other>.)""",
+    re.DOTALL,
+)
+_QUOTED_PIECE = re.compile(rf"""\\(?P<escaped>["\\$])|{_VARIABLE}|(?P<other>.)""", re.DOTALL)
+_LITERAL = ("space", "single", "escaped", "other")
+_FLAGS = re.compile(r"^(--[\w-]+(=\S*)?\s*)+")
+_ODD = re.compile(r"\$\{(?!\w+(?::[-+][^}]*)?\})")
+
+
+class UnsupportedLine(Exception):
+    """A line that cannot be executed here; the text names it."""
+
+
+@dataclass(frozen=True)
+class Heredoc:
+    """The lines that follow an instruction up to its mark. A quoted mark keeps `$` as it is."""
+
+    mark: str
+    text: str
+    is_quoted: bool = False
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: its line number, its name in capitals, and its arguments as written."""
+
+    number: int
+    name: str
+    rest: str
+    heredocs: tuple[Heredoc, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """How errors call it."""
+        shown = " ".join(self.rest.split())
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        where = f"line {self.number} of environment/Dockerfile" if self.number else "env.build_command"
+        return f"{where} ({f'{self.name} {shown}'.strip()})"
+
+    @property
+    def flags(self) -> list[tuple[str, str]]:
+        """The leading flags `--name=value`; a name may come several times."""
+        return re.findall(r"--([\w-]+)(?:=(\S*))?", self.rest.removesuffix(self.arguments))
+
+    @property
+    def arguments(self) -> str:
+        """What follows the flags."""
+        return _FLAGS.sub("", self.rest)
+
+    def listed(self) -> list[str] | None:
+        """The arguments if they are a JSON list, as in `CMD ["ls"]`."""
+        try:
+            found = json.loads(self.arguments) if self.arguments.startswith("[") else None
+        except ValueError:
+            return None
+        is_list = isinstance(found, list) and all(isinstance(word, str) for word in found)
+        return found if is_list else None
+
+    def words(self, variables: Mapping[str, str]) -> list[str]:
+        """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine for open quotes."""
+        listed = self.listed()
+        if listed is not None:
+            return [self.expand(word, variables) for word in listed]
+        found, word = list[str](), None
+        for space, text in self._pieces(f"{self.arguments} ", variables):
+            if not space:
+                word = (word or "") + text
+            elif word is not None:
+                found.append(word)
+                word = None
+        return found
+
+    def expand(self, text: str, variables: Mapping[str, str]) -> str:
+        """Read `text` as one word. Raises as `words`."""
+        return "".join(space or piece for space, piece in self._pieces(text, variables))
+
+    def _pieces(self, text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Split a text into white space (first entry), and what stands between (second)."""
+        if _ODD.search(text):
+            raise UnsupportedLine(f"{self.line} uses a substitution that is not supported")
+        for piece in _PIECE.finditer(text):
+            if piece["other"] in ("'", '"'):
+                raise UnsupportedLine(f"{self.line} has a quote without its end")
+            double = piece["double"]
+            yield piece["space"] or "", _value(piece, variables) if double is None else fill_in(double, variables)
+
+
+def fill_in(text: str, variables: Mapping[str, str]) -> str:
+    """Replace variables and `\\$` as in double quotes; unknown ones become empty, as in docker."""
+    return _QUOTED_PIECE.sub(lambda piece: _value(piece, variables), text)
+
+
+def _value(piece: re.Match[str], variables: Mapping[str, str]) -> str:
+    literals = [text for name, text in piece.groupdict().items() if name in _LITERAL and text is not None]
+    if literals:
+        return literals[0]
+    value = variables.get(piece["name"] or piece["plain"], "")
+    if piece["mode"] and bool(value) == (piece["mode"] == "+"):
+        return fill_in(piece["word"], variables)
+    return "" if piece["mode"] == "+" else value
+
+
+def read_instructions(text: str) -> Iterator[Instruction]:
+    """Split a Dockerfile into instructions; raises UnsupportedLine for a heredoc without its end."""
+    lines = iter(enumerate(text.splitlines(), 1))
+    number, pending = 0, ""
+    for count, raw in lines:
+        line = raw.rstrip()
+        if not line or line.lstrip().startswith("#"):
+            continue
+        number = number if pending else count
+        pending += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            yield _instruction(number, pending.strip(), lines)
+            pending = ""
+    if pending.strip():
+        yield _instruction(number, pending.strip(), lines)
+
+
+def _instruction(number: int, text: str, lines: Iterator[tuple[int, str]]) -> Instruction:
+    name, *rest = text.split(None, 1)
+    step, heredocs = Instruction(number, name.upper(), "".join(rest)), list[Heredoc]()
+    for found in _HEREDOC.finditer(step.rest) if step.name in ("ADD", "COPY", "RUN") else ():
+        if mark := found["mark"]:
+            is_indented, body = found[0].lstrip("0123456789").startswith("<<-"), list[str]()
+            for _, raw in lines:
+                line = raw.lstrip("\t") if is_indented else raw
+                if line == mark:
+                    break
+                body.append(f"{line}\n")
+            else:
+                raise UnsupportedLine(f"{step.line} has a heredoc without its end, {mark}")
+            heredocs.append(Heredoc(mark, "".join(body), bool(found[1])))
+    return replace(step, heredocs=tuple(heredocs))
+
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -53,22 +190,22 @@ class Image:
 
 
 def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence[str] = ()) -> Image:
-    """Read a Dockerfile that needs no build.
-
-    Args:
-        has_tool: whether this machine has a program of that name.
-        base_images: patterns of base images that are accepted besides the official ones.
-
-    Raises:
-        UnsupportedLine: a line needs a build, or a program that is not here.
-    """
+    """Read a Dockerfile that needs no build and only programs of this machine; raises UnsupportedLine for others."""
     image, stages = Image(variables={"PATH": PATH}), 0
     for step in read_instructions(text):
         if step.name == "FROM":
             stages += 1
             if stages > 1:
                 raise UnsupportedLine(f"{step.line} starts a second build stage")
-            _check_base(step, has_tool, base_images)
+            name = (step.arguments.split() or [""])[0]
+            short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
+            given = any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images)
+            if not given and short not in _TOOLS:
+                known = "which env.base_images can add if this machine has them"
+                raise UnsupportedLine(f"{step.line} names an image with unknown programs, {known}")
+            lacking = [tool for tool in _TOOLS.get(short, ()) if not given and not has_tool(tool)]
+            if lacking:
+                raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
         elif step.name == "COPY":
             if step.heredocs or dict(step.flags).keys() - {"chown"}:
                 raise UnsupportedLine(f"{step.line} needs an image build")
@@ -82,37 +219,8 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
     return image
 
 
-def read_exported(text: str) -> Image:
-    """The settings of a built image's last stage, as far as they can be read."""
-    image = Image(variables={"PATH": PATH})
-    for step in read_instructions(text):
-        if step.name == "FROM":
-            image = Image(variables={"PATH": PATH})
-        elif step.name in ("ENV", "WORKDIR", "USER"):
-            with contextlib.suppress(UnsupportedLine):
-                image = with_setting(step, image, image.variables)
-    return image
-
-
-def _check_base(step: Instruction, has_tool: Callable[[str], bool], base_images: Sequence[str]) -> None:
-    name = (step.arguments.split() or [""])[0]
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images):
-        return
-    short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
-    if short not in _TOOLS:
-        known = "which env.base_images can add if this machine has them"
-        raise UnsupportedLine(f"{step.line} names an image with unknown programs, {known}")
-    lacking = [tool for tool in _TOOLS[short] if not has_tool(tool)]
-    if lacking:
-        raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
-
-
 def read_copy(step: Instruction, folder: str, variables: Mapping[str, str]) -> Copy:
-    """Read a COPY or ADD whose target may be relative to `folder`.
-
-    Raises:
-        UnsupportedLine: it has no source and target, or cannot be read.
-    """
+    """Read a COPY or ADD, whose target may be relative to `folder`; raises UnsupportedLine if it cannot."""
     *sources, target = step.words(variables) or [""]
     if not sources:
         raise UnsupportedLine(f"{step.line} needs a source and a target")
@@ -121,13 +229,14 @@ def read_copy(step: Instruction, folder: str, variables: Mapping[str, str]) -> C
 
 
 def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) -> Image:
-    """Return the image after ENV, WORKDIR or USER, with `variables` filled in.
-
-    Raises:
-        UnsupportedLine: it cannot be read.
-    """
+    """Return the image after ENV, WORKDIR or USER; raises UnsupportedLine for what it cannot read."""
     if step.name == "ENV":
-        return replace(image, variables={**image.variables, **_read_env(step, variables)})
+        name = "".join(step.rest.split()[:1])
+        if "=" in name:
+            given = {name: value for name, _, value in (word.partition("=") for word in step.words(variables))}
+        else:  # the old form, ENV NAME the whole rest
+            given = {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
+        return replace(image, variables={**image.variables, **given})
     if not step.arguments:
         raise UnsupportedLine(f"{step.line} has no argument")
     value = " ".join(step.words(variables))
@@ -135,14 +244,6 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
         return replace(image, user=value.split(":")[0] or "root")
     folder = _absolute(step, value, image.folder)
     return replace(image, folder=folder, folders=(*image.folders, folder))
-
-
-def _read_env(step: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
-    name = "".join(step.rest.split()[:1])
-    if "=" not in name:  # the old form, ENV NAME the whole rest
-        return {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
-    pairs = (word.partition("=") for word in step.words(variables))
-    return {name: value for name, _, value in pairs}
 
 
 def _absolute(step: Instruction, path: str, folder: str) -> str:

@@ -19,10 +19,7 @@ from envs.tools.results import clip
 
 ANY = "*"
 """Task that draws one of those that `include` and `exclude` select."""
-_DESCRIPTIONS = {
-    "run": "Run a shell command.",
-    "submit": "End the task. The files are checked as they are now.",
-}
+_DESCRIPTIONS = {"run": "Run a shell command.", "submit": "End the task. The files are checked as they are now."}
 
 
 class HarborEnv(ShellEnv[HarborSettings]):
@@ -68,12 +65,7 @@ class HarborEnv(ShellEnv[HarborSettings]):
 
 
 def build_env(sample: Any, args: Any) -> HarborEnv:
-    """Make the environment of one task; the seed only draws among the tasks of `*`.
-
-    Raises:
-        ConfigError: a bad option, an unknown task, or a task that cannot be played here; the text names the reason.
-        MissingDependencyError: bubblewrap is not installed.
-    """
+    """Make the environment of one task; the seed only draws among the tasks of `*`."""
     task, seed = describe_task(sample)
     settings = read_env_settings(HarborSettings, args)
     find_bwrap()
@@ -82,20 +74,12 @@ def build_env(sample: Any, args: Any) -> HarborEnv:
 
 
 def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
-    """The task of this name; for `*`, all that `include` and `exclude` select.
-
-    Raises:
-        ConfigError: there is none, or one of them cannot be played here.
-    """
+    """Read the tasks of `select_folders`; raises ConfigError also for one that cannot be played here."""
     return [read_task(folder, settings) for folder in select_folders(name, settings)]
 
 
 def select_folders(name: str, settings: HarborSettings) -> list[Path]:
-    """The folders of these tasks.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Find the task of this name; for `*`, all that `include` and `exclude` select. Raises ConfigError for none."""
     folders = find_tasks(settings)
     if name != ANY:
         if name not in folders:

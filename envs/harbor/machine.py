@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.errors import ConfigError
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import UnsupportedLine
 from envs.harbor.places import (
     JUDGE,
     SOLUTION,
@@ -27,7 +27,7 @@ from envs.harbor.places import (
     outside,
     part_of,
 )
-from envs.harbor.settings import EXPORT, HarborSettings
+from envs.harbor.settings import BUILD, HarborSettings
 from envs.harbor.task import HarborTask
 from envs.swe.sandbox.sandbox import Sandbox, python_folders, python_in
 from envs.swe.sandbox.supervise import Limits
@@ -192,11 +192,7 @@ class Machine:
 
 
 def start(task: HarborTask, settings: HarborSettings) -> Machine:
-    """Make an episode's files.
-
-    Raises:
-        ConfigError: a COPY of the task's Dockerfile cannot be done, or the image has links in place of folders.
-    """
+    """Make an episode's files; raises ConfigError for a COPY that cannot be done, and for links as folders."""
     if task.root is not None:
         # On this machine, a link of the image may lead out of it.
         for path in (*task.places, "/etc/passwd"):
@@ -208,7 +204,7 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
     try:
         workspace = Workspace(lambda tree: lay_out(tree, task.places, task.image, context, task.root))
     except UnsupportedLine as error:
-        raise ConfigError(f"{task.name}: {error}; {EXPORT}") from error
+        raise ConfigError(f"{task.name}: {error}; {BUILD}") from error
     for part in () if task.root is not None else python_in(task.places, task.python):
         # Python will be mounted there. The agent must not put anything else there before.
         covered = workspace.tree / str(outside(workspace.tree, task.places, str(part)))

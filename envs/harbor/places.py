@@ -5,11 +5,11 @@ here, only paths without a link on the way are written to.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from envs.harbor.dockerfile import Copy, Image
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
@@ -38,6 +38,39 @@ def is_direct(top: Path, path: str) -> bool:
     return Path(os.path.realpath(top / inside)) == Path(os.path.realpath(top)) / inside
 
 
+_MAX_LINKS = 40
+"""As many as Linux follows."""
+
+
+def follow(path: PurePosixPath, file_of: Callable[[PurePosixPath], Path]) -> PurePosixPath | None:
+    """Find where a path of a sandbox or image leads, with links as programs in it follow them; None for a circle.
+
+    `file_of` returns where on this machine a path lies whose folder is no link. Raises OSError if the kernel does not
+    look at a path on the way, for example because it is too long.
+    """
+    current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        file = file_of(current / part)
+        try:  # `Path.is_symlink` hides some errors in some versions of Python
+            is_link = stat.S_ISLNK(os.lstat(file).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            is_link = False
+        if not is_link:
+            current /= part
+            continue
+        followed += 1
+        if followed > _MAX_LINKS:
+            return None
+        target = PurePosixPath(os.readlink(file))
+        current = PurePosixPath("/") if target.is_absolute() else current
+        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return current
+
+
 def home_of(user: str, root: Path | None) -> str:
     """The agent's home. On this machine it is not /root, because a Python may be installed there."""
     is_root = user in ("root", "0")
@@ -49,17 +82,31 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
 
     Args:
         context: the task's folder `environment`.
-        root: an exported image, whose own folders outside of the system are among them.
+        root: the files of an image, whose own folders outside of the system are among them.
 
     Raises:
         UnsupportedLine: one of them belongs to the system.
     """
     wanted = {image.folder: f"the working directory {image.folder}", home_of(image.user, root): "the home folder"}
     wanted |= {folder: f"the working directory {folder}" for folder in image.folders}
-    wanted |= {_folder_of(context, copy): copy.line for copy in image.copies}
+    for copy in image.copies:
+        is_folder = copy.into or (context / copy.sources[0]).is_dir()
+        folder = copy.target if is_folder else str(PurePosixPath(copy.target).parent)
+        if folder == "/":
+            raise UnsupportedLine(f"{copy.line} writes into /, which is read-only")
+        wanted[folder] = copy.line
     wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in writable}
     wanted.pop("/", None)
-    paths = {_place_of(path, what, root) for path, what in wanted.items()} | set(_ALWAYS)
+    paths: set[str] = set(_ALWAYS)
+    for path, what in wanted.items():
+        # The place of a path is its outermost folder, unless that belongs to the system.
+        top = PurePosixPath(path).parts[1]
+        is_system = top in (_SYSTEM if root is None else _IMAGE_SYSTEM)
+        if is_system and (root is None or top in _OURS):
+            raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
+        if is_system and root is not None and not ((root / path.lstrip("/")).is_dir() and is_direct(root, path)):
+            raise UnsupportedLine(f"{what} is not a folder of the image in {root}")
+        paths.add(path if is_system else f"/{top}")
     if root is not None:
         own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
         paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
@@ -67,33 +114,8 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
     return tuple(sorted(outer))
 
 
-def _folder_of(context: Path, copy: Copy) -> str:
-    """The folder that a COPY writes into."""
-    is_folder = copy.into or (context / copy.sources[0]).is_dir()
-    folder = copy.target if is_folder else str(PurePosixPath(copy.target).parent)
-    if folder == "/":
-        raise UnsupportedLine(f"{copy.line} writes into /, which is read-only")
-    return folder
-
-
-def _place_of(path: str, what: str, root: Path | None) -> str:
-    """The place of a path: its outermost folder, unless that belongs to the system."""
-    top = PurePosixPath(path).parts[1]
-    if top not in (_SYSTEM if root is None else _IMAGE_SYSTEM):
-        return f"/{top}"
-    if root is None or top in _OURS:
-        raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
-    if not (root / path.lstrip("/")).is_dir() or not is_direct(root, path):
-        raise UnsupportedLine(f"{what} is not a folder of the image in {root}")
-    return path
-
-
 def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None) -> None:
-    """Make an episode's tree: the places as the image has them, working directories, and what COPY brings.
-
-    Raises:
-        UnsupportedLine: a COPY has no source, or leads out of its folder.
-    """
+    """Make an episode's tree: places, working directories and copies; raises UnsupportedLine for a bad COPY."""
     tree.mkdir()
     for place in places:
         source = root / place.lstrip("/") if root is not None else None
@@ -141,11 +163,7 @@ def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
 
 
 def refuse_dockerignore(line: str, context: Path) -> None:
-    """Refuse a COPY whose folder has a `.dockerignore`.
-
-    Raises:
-        UnsupportedLine: it has one.
-    """
+    """Raise UnsupportedLine about a COPY whose folder has a `.dockerignore`."""
     if (context / ".dockerignore").exists():
         raise UnsupportedLine(f"{line} would obey environment/.dockerignore, which is not supported")
 

@@ -24,12 +24,10 @@ class HarborSettings(ShellSettings):
     """Patterns of the task names that the task `*` draws from, such as `git-*`."""
     exclude: tuple[str, ...] = ()
     """Patterns of task names that the task `*` leaves out; they win over `include`."""
-    rootfs: str | None = None
-    """Folder with the task's exported image, in which commands then run. `{task}` stands for the task's name. Without
-    it, commands run with this machine's programs, and tasks that need an image build are refused."""
     images: str | None = None
     """Folder with images that `slime-verlog build-images` has built from the tasks' Dockerfiles. Commands then run in
-    the task's image. Each node needs the folder, or a copy of it."""
+    the task's image. Each node needs the folder, or a copy of it. Without it, commands run with this machine's
+    programs, and tasks that need an image build are refused."""
     base_sources: Mapping[str, str] = {}
     """Where the base images come from: patterns of names in `FROM`, and for each a source in skopeo's form or the
     folder of an exported image. `{image}` stands for the whole name: `{"*": "docker://{image}"}` takes each image from
@@ -47,13 +45,11 @@ class HarborSettings(ShellSettings):
     """Patterns of further base images whose programs this machine has, such as `ghcr.io/acme/ubuntu:*`. Official
     images such as `ubuntu` and `python` are known."""
     python: str | None = None
-    """Interpreter whose folder comes first on PATH if there is no `rootfs`; null for the one that runs the
-    environment."""
+    """Interpreter whose folder comes first on PATH without `images`; null for the one that runs the environment."""
     writable: tuple[str, ...] = ()
-    """Further folders that the agent may change, such as `/var/www`. With `rootfs`, each is copied for each episode."""
+    """Further folders that the agent may change, such as `/var/www`. With `images`, each is copied for each episode."""
     variables: Mapping[str, str] = {}
-    """Environment variables of all commands. They also replace `${NAME}` in `task.toml`; the trainer's own environment
-    is never read."""
+    """Variables of all commands, also for `${NAME}` in `task.toml`; the trainer's own environment is never read."""
     test_command: str | None = None
     """Command that judges in place of `bash /tests/test.sh`, for tests that install their tools from the network, such
     as `python3 -m pytest /tests/test_outputs.py`. Exit status 0 pays 1 if it writes no reward file."""
@@ -67,8 +63,7 @@ class HarborSettings(ShellSettings):
     """Longest `[verifier] timeout_sec` that is accepted; a task that asks for more is refused. `env_step_timeout_s`
     must exceed the sum of this and `command_timeout_s`."""
     memory_mb: int = Field(default=4096, ge=1)
-    """Memory of all processes of a command together, in MB. A task that asks for more is refused; one that asks for
-    less gets less."""
+    """Memory of a command's processes, in MB. Tasks that ask for more are refused; those that ask for less get less."""
     address_mb: int = Field(default=65536, ge=1)
     """Address space of each process, in MB. Node.js, Go and Java reserve far more than they use."""
     processes: int = Field(default=256, ge=1)
@@ -90,8 +85,6 @@ class HarborSettings(ShellSettings):
                     raise ConfigError(
                         f"env.base_sources: {source} has an unknown placeholder {name}; only {{image}} is replaced"
                     )
-        if self.images is not None and self.rootfs is not None:
-            raise ConfigError("env.images and env.rootfs both say where images are; remove one of them")
         if self.test_command is not None and not self.test_command.strip():
             raise ConfigError("env.test_command is empty; remove it, or give the command that judges")
         return self
@@ -104,32 +97,12 @@ class HarborSettings(ShellSettings):
         """The interpreter of this machine that commands find first."""
         return Path(self.python or sys.executable).expanduser().absolute()
 
-    def root(self, task: str) -> Path | None:
-        """The task's exported image.
-
-        Raises:
-            ConfigError: the folder does not hold one.
-        """
-        if self.rootfs is None:
-            return None
-        folder = Path(self.rootfs.replace("{task}", task)).expanduser().absolute()
-        if not folder.is_dir():
-            raise ConfigError(f"env.rootfs: {folder} is not a folder; {EXPORT}")
-        return folder
-
     def image_store(self) -> Path:
-        """The folder of built images.
-
-        Raises:
-            ConfigError: `images` is not set.
-        """
+        """The folder of built images; raises ConfigError if `images` is not set."""
         if self.images is None:
             raise ConfigError("env.images is not set; set it to the folder that receives the built images")
         return Path(self.images).expanduser().absolute()
 
 
-EXPORT = (
-    "set env.images and run slime-verlog build-images, or export the task's image (docker export "
-    "$(docker create IMAGE) | tar -x -C FOLDER) and set env.rootfs to FOLDER"
-)
-"""What to do about an image that cannot be built here."""
+BUILD = "set env.images and run slime-verlog build-images"
+"""What to do about a task that needs an image."""

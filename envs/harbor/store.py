@@ -29,11 +29,7 @@ class Recipe:
 
 
 def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
-    """The tree and the settings of a task's built image.
-
-    Raises:
-        ConfigError: it has not been built, or only from other files.
-    """
+    """Find tree and settings of a task's image; raises ConfigError if it is not built from these very files."""
     file, store = record_of(recipe, settings), settings.image_store()
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if not told or not (store / told["tree"]).is_dir():

@@ -8,16 +8,117 @@ import re
 import shutil
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import Image, read_exported, read_image
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import Image, UnsupportedLine, read_image
 from envs.harbor.places import find_places, home_of, refuse_dockerignore
-from envs.harbor.settings import EXPORT, HarborSettings
+from envs.harbor.settings import BUILD, HarborSettings
 from envs.harbor.store import Recipe, find_image
-from envs.harbor.tables import EXCLUDE, Table, check_keys
+from slime_verlog import read_yaml_mapping
+
+EXCLUDE = "exclude the task (env.exclude)"
+
+_KEYS: Mapping[str, Mapping[str, str | None]] = read_yaml_mapping(
+    str(Path(__file__).with_name("task_keys.yaml")), "keys of tasks"
+)
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a task's `task.toml`. Its methods raise `ConfigError`s that name task, table and key."""
+
+    task: str
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self, key: str) -> Self:
+        """The table below `key`; empty if there is none."""
+        name, values = f"{self.name}.{key}".strip("."), self._get(key, (dict,), "a table")
+        return replace(self, name=name, values=values or {})
+
+    def text(self, key: str) -> str | None:
+        """The text at `key`."""
+        return self._get(key, (str,), "text")
+
+    def name_or_number(self, key: str) -> str | None:
+        """The user at `key`, which may be a number."""
+        value = self._get(key, (str, int), "text or a number")
+        return None if value is None else str(value)
+
+    def seconds(self, key: str) -> float | None:
+        """The number above 0 at `key`."""
+        value = self._get(key, (int, float), "a number")
+        if value is not None and not 0 < value < float("inf"):
+            raise self.wrong(key, value, "a number greater than 0")
+        return value
+
+    def megabytes(self, key: str) -> int | None:
+        """`memory_mb = 2048`, or `memory = "2G"` as in older tasks."""
+        whole, text = self._get(f"{key}_mb", (int,), "an integer"), self.text(key)
+        if whole is not None and whole <= 0:
+            raise self.wrong(f"{key}_mb", whole, "greater than 0")
+        if whole is not None or text is None:
+            return whole
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GMK])B?", text.strip().upper())
+        if found is None:
+            raise self.wrong(key, text, 'a size such as "2G"')
+        return max(1, int(float(found[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[found[2]]))
+
+    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The table `env`, with `${NAME}` and `${NAME:-default}` filled in from `given`."""
+        table, found = self.table("env"), {}
+        for key, value in table.values.items():
+            if not isinstance(value, str):
+                raise table.wrong(key, value, "text")
+            for match in _VARIABLE.finditer(value):
+                if match[1] not in given and match[2] is None:
+                    why = f"needs the variable {match[1]}"
+                    raise table.refusal(key, value, why, "set it below env.variables")
+            found[key] = _VARIABLE.sub(lambda match: given.get(match[1], match[2] or ""), value)
+        return found
+
+    def refusal(self, key: str, value: Any, why: str, do: str = EXCLUDE) -> ConfigError:
+        """The error about a key that cannot be honoured."""
+        shown = "..." if isinstance(value, dict | list) else str(value)[:60]
+        return ConfigError(f"{self.task}: {self._place(key)} = {shown} in task.toml {why}; {do}")
+
+    def wrong(self, key: str, value: Any, expected: str) -> ConfigError:
+        """The error about a value that the format does not allow."""
+        return ConfigError(f"{self.task}: {self._place(key)} in task.toml must be {expected}, got {value!r}")
+
+    def _get(self, key: str, types: tuple[type, ...], words: str) -> Any:
+        value = self.values.get(key)
+        if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
+            raise self.wrong(key, value, words)
+        return value
+
+    def _place(self, key: str) -> str:
+        return f"[{self.name}] {key}" if self.name else key
+
+
+def check_keys(whole: Table) -> None:
+    """Raise ConfigError about the first key that asks for what is not here, or whose meaning is not known."""
+    for name in _KEYS:
+        table = whole.table(name) if name else whole
+        for key, value in table.values.items():
+            if key not in _KEYS[name]:
+                raise table.refusal(key, value, "is not a known key")
+            why = _KEYS[name][key]
+            if why and value and not (isinstance(value, dict) and value.get("enabled") is False):
+                raise table.refusal(key, value, why)
+        if table.values.get("network_mode") == "allowlist":
+            raise table.refusal("network_mode", "allowlist", "needs the network")
+    verifier, environment = whole.table("verifier"), whole.table("environment")
+    if verifier.values.get("environment_mode") == "separate":
+        raise verifier.refusal("environment_mode", "separate", str(_KEYS["verifier"]["environment"]))
+    system = str(environment.values.get("os", "linux")).lower()
+    if system != "linux":
+        raise environment.refusal("os", system, "is not Linux")
+
 
 _MAX_BYTES = 4 << 20
 _DEFAULT_VERIFIER_S = 600.0
@@ -43,7 +144,7 @@ class HarborTask:
     instruction: str
     image: Image
     root: Path | None
-    """Folder with the exported image; None where this machine's programs are used."""
+    """Folder with the image; None where this machine's programs are used."""
     python: Path
     """Interpreter that is found first where there is no `root`."""
     places: tuple[str, ...]
@@ -66,11 +167,7 @@ class HarborTask:
 
 
 def find_tasks(settings: HarborSettings) -> Mapping[str, Path]:
-    """All task folders by name, sorted. Of two with the same name, the first of `env.folders` counts.
-
-    Raises:
-        ConfigError: a folder does not exist or holds no task.
-    """
+    """Find all task folders by name; the first of `env.folders` counts. Raises ConfigError for one without tasks."""
     found: dict[str, Path] = {}
     for folder in settings.task_folders():
         tasks = [path.parent for path in sorted(folder.glob("*/task.toml"))]
@@ -83,15 +180,11 @@ def find_tasks(settings: HarborSettings) -> Mapping[str, Path]:
 
 
 def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
-    """Read one task.
-
-    Raises:
-        ConfigError: the folder is not a task, or the task cannot be played here; the text names the line or key.
-    """
+    """Read one task; raises ConfigError, with the line or key, for one that cannot be played here."""
     try:
         return _read_task(folder, settings)
     except UnsupportedLine as error:
-        raise ConfigError(f"{folder.name}: {error}; {EXPORT}") from error
+        raise ConfigError(f"{folder.name}: {error}; {BUILD}") from error
 
 
 def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
@@ -99,8 +192,6 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     check_keys(whole)
     agent, environment, verifier = (whole.table(key) for key in ("agent", "environment", "verifier"))
     root, image = _read_image(folder, environment, settings)
-    if root is not None and not any((root / program).exists() for program in ("bin/bash", "usr/bin/bash")):
-        raise ConfigError(f"{name}: the image {root} has no bin/bash, which commands are run with; {EXCLUDE}")
     image = replace(
         image,
         folder=environment.text("workdir") or image.folder,
@@ -143,11 +234,7 @@ def _whole(folder: Path) -> Table:
 
 
 def read_text(folder: Path, path: str) -> str:
-    """A text file of a task folder.
-
-    Raises:
-        ConfigError: missing, too long, not text, or a link out of the folder.
-    """
+    """Read a text file of a task folder; raises ConfigError for a missing or long one, or a link out of it."""
     file, name = folder / path, folder.name
     try:
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
@@ -164,11 +251,7 @@ def read_text(folder: Path, path: str) -> str:
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """What the image of a task is built from.
-
-    Raises:
-        ConfigError: the folder is not a task, or names no single image.
-    """
+    """Say what a task's image is built from; raises ConfigError if the folder names no single image."""
     return _recipe(folder, _whole(folder).table("environment"))
 
 
@@ -186,19 +269,13 @@ def _recipe(folder: Path, environment: Table) -> Recipe:
 
 
 def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> tuple[Path | None, Image]:
-    """The image's files, if it has its own, and what the Dockerfile says; see `read_exported` about exported images."""
-    root = settings.root(folder.name)
-    has_dockerfile = (folder / "environment" / "Dockerfile").is_file()
-    if root is not None and not has_dockerfile:
-        return root, read_exported("")
+    """The image's files, if it has its own, and what the Dockerfile says."""
     recipe = _recipe(folder, environment)
-    if root is not None:
-        return root, read_exported(recipe.text)
     if settings.images is not None:
         return find_image(recipe, settings)
-    if not has_dockerfile:
+    if not (folder / "environment" / "Dockerfile").is_file():
         built = environment.text("docker_image")
-        raise environment.refusal("docker_image", built, "names an image that must be pulled", EXPORT)
+        raise environment.refusal("docker_image", built, "names an image that must be pulled", BUILD)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
     image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
     if image.copies:

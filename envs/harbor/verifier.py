@@ -14,61 +14,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.machine import Machine, find_unfinished
-from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, outside, part_of
+from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, follow, outside, part_of
 from envs.harbor.task import HarborTask
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import copy_tree, give_to_agent, open_plain, remove_tree
 
-_MAX_LINKS = 40
-"""As many as Linux follows."""
-
 
 def find_link_to_tests(tree: Path, task: HarborTask) -> str:
     """A sentence about a link of the agent that leads to files of the tests, or to a folder above them."""
+
+    def file_of(path: PurePosixPath) -> Path:
+        return outside(tree, task.places, str(path)) or (task.root or Path("/")) / str(path).lstrip("/")
+
     for place in task.places:
         folder, unlisted = tree / part_of(place), list[str]()
         links = [entry.path for entry in walk(folder, unlisted=unlisted.append) if entry.is_symlink()]
         for path in links + unlisted:
             inside = PurePosixPath(place, os.path.relpath(path, folder))
             try:
-                target = _resolved(inside, tree, task)
+                target = follow(inside, file_of) or PurePosixPath("/")
             except OSError as error:
                 return f"{inside} cannot be checked ({error.strerror})"
             places = map(PurePosixPath, (TESTS, VERDICT, VERIFIER_HOME, "/proc"))
             if any(target.is_relative_to(other) or other.is_relative_to(target) for other in places):
                 return f"{inside} is a link to {target}"
     return ""
-
-
-def _resolved(path: PurePosixPath, tree: Path, task: HarborTask) -> PurePosixPath:
-    """Where a path leads inside the sandbox; / if links lead on and on.
-
-    Raises:
-        OSError: the kernel does not look at a path on the way, for example because it is too long.
-    """
-    current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
-    while waiting:
-        part = waiting.pop()
-        if part == "..":
-            current = current.parent
-            continue
-        file = outside(tree, task.places, str(current / part))
-        file = file or (task.root or Path("/")) / str(current / part).lstrip("/")
-        try:  # `Path.is_symlink` hides some errors in some versions of Python
-            is_link = stat.S_ISLNK(os.lstat(file).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            is_link = False
-        if not is_link:
-            current /= part
-            continue
-        followed += 1
-        if followed > _MAX_LINKS:
-            return PurePosixPath("/")
-        target = PurePosixPath(os.readlink(file))
-        current = PurePosixPath("/") if target.is_absolute() else current
-        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-    return current
 
 
 _MAX_BYTES = 64 << 10

@@ -1,8 +1,7 @@
 """A language model as judge: reward and feedback around any environment."""
 
 from envs.judge.env import SETTINGS, JudgedEnv, build_env
-from envs.judge.rubric import Criterion, Rubric, Verdict, read_rubric, read_verdict
-from envs.judge.settings import JudgedSettings, JudgeSettings
+from envs.judge.rubric import Criterion, JudgedSettings, JudgeSettings, Rubric, Verdict, read_rubric, read_verdict
 
 __all__ = [
     "SETTINGS",

@@ -1,27 +1,95 @@
-"""Asks a judge over HTTP, through OpenAI's chat API or SGLang's `/generate`, with a cache, retries and a deadline."""
+"""Asks a judge over HTTP, through OpenAI's chat API or SGLang's `/generate`, with a cache, retries and a deadline.
+
+The cache is a SQLite file that workers and runs share; a damaged file is renamed and replaced by a new one.
+"""
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
+import logging
 import os
 import random
+import sqlite3
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 
 from envs.errors import ConfigError, JudgeError
-from envs.judge.cache import VerdictCache
-from envs.judge.rubric import broken
-from envs.judge.settings import JudgeSettings
+from envs.judge.rubric import JudgeSettings, broken
 from envs.plain_text import PlainText
 from envs.tools.execution import background_loop
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
+_BESIDE = ("", "-journal", "-wal", "-shm")
+
+
+class VerdictCache:
+    """Opens one connection per use, so threads and processes can share the file.
+
+    If the file is locked for too long or the disk is full, a warning is logged and the judge is asked.
+
+    Raises:
+        ConfigError: the file can be neither opened nor created.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path).expanduser()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._with_repair(lambda connection: connection.execute("SELECT key, text FROM verdicts LIMIT 1"))
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}") from error
+
+    def get(self, key: str) -> str | None:
+        """Return the judge's answer under this key, or None."""
+        row = self._attempt(lambda cache: cache.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone())
+        return row[0] if row and isinstance(row[0], str) else None
+
+    def put(self, key: str, text: str) -> None:
+        """Store an answer, in place of any earlier one."""
+        self._attempt(lambda cache: cache.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text)))
+
+    def _attempt(self, use: Callable[[sqlite3.Connection], T]) -> T | None:
+        try:
+            return self._with_repair(use)
+        except (OSError, sqlite3.Error) as error:
+            logger.warning("the judge's cache %s cannot be used: %s", self._path, error)
+            return None
+
+    def _with_repair(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        seen = self._identity()
+        try:
+            return self._using(use)
+        except sqlite3.OperationalError:  # locked, full or not writable, but not damaged
+            raise
+        except sqlite3.DatabaseError as error:
+            with open(f"{self._path}.lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self._identity() == seen:  # else another process has just renamed it
+                    logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged", self._path, error)
+                    for ending in _BESIDE:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.replace(f"{self._path}{ending}", f"{self._path}.damaged{ending}")
+        return self._using(use)
+
+    def _using(self, use: Callable[[sqlite3.Connection], T]) -> T:
+        with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+            connection.execute(_TABLE)
+            return use(connection)
+
+    def _identity(self) -> int | None:
+        return self._path.stat().st_ino if self._path.exists() else None
+
+
 Messages = Sequence[dict[str, str]]
 _SHOWN_CHARS = 1000
 """Characters of an unusable verdict that are sent back to the judge."""
@@ -95,11 +163,7 @@ class JudgeClient:
         ) from last
 
     async def _post(self, messages: Messages, seconds: float) -> str:
-        """Send one request and return the judge's text.
-
-        Raises:
-            JudgeError: the request failed, or the response has an unknown form.
-        """
+        """Send one request, return the judge's text; raises JudgeError for a failure or an unknown form."""
         payload = await asyncio.to_thread(self._payload, messages)
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
@@ -114,7 +178,15 @@ class JudgeClient:
                     raise JudgeError(f"HTTP {response.status}: {body[:300]}")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise JudgeError(f"{type(error).__name__}: {error}") from error
-        return _text_of(body, self.settings.api)
+        api = self.settings.api
+        try:
+            answer = json.loads(body)
+            text = answer["text"] if api == "sglang" else answer["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+            raise JudgeError(f"the answer is not what {_PATHS[api]} returns: {body[:200]}") from error
+        if not isinstance(text, str):
+            raise JudgeError(f"the answer holds no text, got {text!r:.100}")
+        return text
 
     def _base(self) -> str:
         return self.settings.url.rstrip("/").removesuffix("/v1")
@@ -143,31 +215,23 @@ class JudgeClient:
         settings = self.settings
         if settings.model != "default":
             return settings.model
-        seconds = min(settings.timeout_s, 5.0)
-        return served_model(self._base(), settings.api, self._headers(), seconds) or settings.model
+        seconds, base = min(settings.timeout_s, 5.0), self._base()
+        try:
+            if settings.api == "sglang":
+                found = ask_server(f"{base}/get_model_info", seconds, self._headers())["model_path"]
+            else:
+                found = ask_server(f"{base}/v1/models", seconds, self._headers())["data"][0]["id"]
+        except (JudgeError, KeyError, IndexError, TypeError):
+            found = None
+        return found if isinstance(found, str) else settings.model
 
 
 class _Refused(JudgeError):
     """The server refused the request, so repeating it is useless."""
 
 
-def _text_of(body: str, api: str) -> str:
-    try:
-        answer = json.loads(body)
-        text = answer["text"] if api == "sglang" else answer["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise JudgeError(f"the answer is not what {_PATHS[api]} returns: {body[:200]}") from error
-    if not isinstance(text, str):
-        raise JudgeError(f"the answer holds no text, got {text!r:.100}")
-    return text
-
-
 class JudgeTokenizer:
-    """The judge's tokenizer with its chat template.
-
-    Raises:
-        ConfigError: the folder holds no tokenizer, or the tokenizer has no chat template.
-    """
+    """The judge's tokenizer with its chat template; raises ConfigError if the folder lacks either."""
 
     def __init__(self, folder: str) -> None:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
@@ -200,11 +264,7 @@ load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)
 
 @functools.lru_cache(maxsize=4)
 def served_tokenizer(url: str) -> str:
-    """Return the folder of the tokenizer that an SGLang server reports.
-
-    Raises:
-        JudgeError: the server reports none.
-    """
+    """Return the tokenizer's folder that an SGLang server reports; raises JudgeError for none."""
     info = ask_server(f"{url}/get_model_info", 10.0)
     found = info.get("tokenizer_path") or info.get("model_path") if isinstance(info, dict) else None
     if not isinstance(found, str):
@@ -212,24 +272,8 @@ def served_tokenizer(url: str) -> str:
     return found
 
 
-def served_model(url: str, api: str, headers: dict[str, str], seconds: float) -> str | None:
-    """Return the model that a server reports, or None."""
-    try:
-        if api == "sglang":
-            found = ask_server(f"{url}/get_model_info", seconds, headers)["model_path"]
-        else:
-            found = ask_server(f"{url}/v1/models", seconds, headers)["data"][0]["id"]
-    except (JudgeError, KeyError, IndexError, TypeError):
-        return None
-    return found if isinstance(found, str) else None
-
-
 def ask_server(address: str, seconds: float, headers: dict[str, str] | None = None) -> Any:
-    """Return the JSON at an address.
-
-    Raises:
-        JudgeError: it cannot be read.
-    """
+    """Return the JSON at an address; raises JudgeError if it cannot be read."""
     try:
         request = urllib.request.Request(address, headers=headers or {})
         with urllib.request.urlopen(request, timeout=seconds) as response:

@@ -10,8 +10,7 @@ from typing import Any
 from envs.base import BaseInteractionEnv, Observation, StepInfo, text_of
 from envs.errors import EnvironmentFault, JudgeError
 from envs.judge.client import JudgeClient
-from envs.judge.rubric import Rubric, Verdict, quoted, read_rubric, read_verdict
-from envs.judge.settings import JudgedSettings, JudgeSettings
+from envs.judge.rubric import JudgedSettings, JudgeSettings, Rubric, Verdict, quoted, read_rubric, read_verdict
 from envs.loading import load_env_module
 from envs.timing import timed
 from envs.tools.results import clip, encodable
@@ -47,7 +46,8 @@ class JudgedEnv(BaseInteractionEnv):
         return observation
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
-        observation, done, info = self.inner.step(response_text)
+        inner, done, info = self.inner.step(response_text)
+        observation: Observation = {**inner}
         self._copy_description()
         limit = self.settings.text_chars
         self._turns.append(
@@ -68,14 +68,14 @@ class JudgedEnv(BaseInteractionEnv):
                 metrics |= {f"judge/{name}": score for name, score in verdict.scores.items()}
                 self._feedback = encodable(verdict.feedback) if self.settings.feedback and not done else ""
         metrics |= {"judge/failures": float(self._failures), "judge/retries": float(self.client.retried)}
-        return self._with_feedback(observation), done, {**info, "reward": float(reward), "metrics": metrics}
+        if self._feedback:
+            said, text = self._said(), observation["text"]
+            observation["obs_str"] += f"\n\n{said}"
+            observation["text"] = {**text, "long_term_context": f"{text['long_term_context']}\n\n{said}"}
+        return observation, done, {**info, "reward": float(reward), "metrics": metrics}
 
     def _verdict(self, done: bool) -> Verdict | None:
-        """Return the judge's verdict; None if there is none and `on_failure` is `zero`.
-
-        Raises:
-            EnvironmentFault: there is no verdict, and `on_failure` is `fault`.
-        """
+        """Return the verdict; without one, None or an EnvironmentFault, as `on_failure` says."""
         turns = self._turns[-self.settings.turns_shown :] if done else self._turns[-1:]
         question = {
             "task": self.mission or clip(self.instruction_prompt, self.settings.text_chars),
@@ -98,16 +98,6 @@ class JudgedEnv(BaseInteractionEnv):
             self._failures += 1
             return None
 
-    def _with_feedback(self, observation: Observation) -> Observation:
-        if not self._feedback:
-            return observation
-        said, text = self._said(), observation["text"]
-        return {
-            **observation,
-            "obs_str": f"{observation['obs_str']}\n\n{said}",
-            "text": {**text, "long_term_context": f"{text['long_term_context']}\n\n{said}"},
-        }
-
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
         """Return the inner environment's messages, and one more with the judge's feedback if they do not show it."""
         formatted = self.inner.format_observation(observation)
@@ -124,11 +114,7 @@ class JudgedEnv(BaseInteractionEnv):
 
 
 def build_env(sample: Any, args: Any) -> JudgedEnv:
-    """Return the judged environment of a sample; `sample` is passed on to the inner environment.
-
-    Raises:
-        ConfigError: a wrong setting of the judge, the rubric or the inner environment.
-    """
+    """Return the judged environment of a sample; `sample` is passed on to the inner environment."""
     settings = read_settings(JudgedSettings, getattr(args, "env", None), "env.")
     inner_args = SimpleNamespace(env=dict(settings.options), max_turns=getattr(args, "max_turns", None))
     task = str((getattr(sample, "metadata", None) or {}).get("task", ""))

@@ -5,7 +5,7 @@ inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The acti
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,15 @@ def make(
     """
     if render_mode is not None:
         raise ConfigError("env.vlm: NetHack is shown as text here; set it to false")
-    package = "minihack" if task.startswith("MiniHack") else "nle"
-    import_extra(package, "NetHack", "nethack")
+    import_extra("minihack" if task.startswith("MiniHack") else "nle", "NetHack", "nethack")
     if actions is not None:
-        kwargs["actions"] = _find_actions(actions)
+        from nle import nethack
+
+        known = {_name(action): action for action in nethack.ACTIONS}
+        if unknown := [name for name in actions if name not in known]:
+            hint = did_you_mean(unknown[0], known, f"there are {', '.join(list(known)[:8])}, ...", n=1)
+            raise ConfigError(f"env.kwargs.actions: NetHack has no action {unknown[0]!r}; {hint}")
+        kwargs["actions"] = tuple(known[name] for name in actions)
     kwargs.setdefault("fix_moon_phase", seeded)  # otherwise today's date decides over luck and night
     try:
         env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
@@ -122,31 +127,29 @@ def _name(action: Any) -> str:
     return "turnundead" if action.name == "TURN" else action.name.lower()
 
 
-def _find_actions(names: Sequence[str]) -> tuple[Any, ...]:
-    from nle import nethack
-
-    known = {_name(action): action for action in nethack.ACTIONS}
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known, f"there are {', '.join(list(known)[:8])}, ...", n=1)
-            raise ConfigError(f"env.kwargs.actions: NetHack has no action {name!r}; {hint}")
-    return tuple(known[name] for name in names)
-
-
 def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Put one observation into BALROG's two parts: the message stays in the history, the rest is shown once."""
     message = _text(observation["message"])
-    screen = [_text(row).rstrip() for row in observation["tty_chars"][1:-2]]
+    rows = "\n".join(_text(row).rstrip() for row in observation["tty_chars"][1:-2]).strip("\n").split("\n")
+    margin = min((len(row) - len(row.lstrip()) for row in rows if row), default=0)
     stats = [int(value) for value in observation["blstats"]]
     hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
     things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
+    descriptions, found = observation["screen_descriptions"], []
+    for y, x in np.argwhere(descriptions[:, :, 0] != 0).tolist():
+        name, dx, dy = _text(descriptions[y, x]), x - stats[0], y - stats[1]
+        if name not in _WORDS["background"] and (dx or dy):
+            along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
+            across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
+            where = f"{name}: {', '.join(filter(None, (along, across)))}"
+            found.append((max(abs(dx), abs(dy)), name, dx, dy, where))
     parts = {
-        "screen": "\n".join(_crop(screen)),
+        "screen": "\n".join(row[margin:] for row in rows),
         "status": (
             f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
             f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
         ),
-        "in sight": "\n".join(_things(observation["screen_descriptions"], stats[0], stats[1])),
+        "in sight": "\n".join(where for *_, where in sorted(found)[:_MAX_THINGS]),
         "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
     }
     shown = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
@@ -155,26 +158,3 @@ def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 def _text(row: np.ndarray) -> str:
     return bytes(row).split(b"\0")[0].decode("latin-1").strip("\n") if row.any() else ""
-
-
-def _crop(rows: Sequence[str]) -> list[str]:
-    """Return the rows without empty ones above and below, and without the columns that are blank in all of them."""
-    filled = [place for place, row in enumerate(rows) if row]
-    if not filled:
-        return []
-    rows = rows[filled[0] : filled[-1] + 1]
-    margin = min(len(row) - len(row.lstrip()) for row in rows if row)
-    return [row[margin:] for row in rows]
-
-
-def _things(descriptions: np.ndarray, x0: int, y0: int) -> Iterator[str]:
-    """Yield the nearest things that are not walls or floor, with their offsets from the player at column x0, row y0."""
-    found = []
-    for y, x in np.argwhere(descriptions[:, :, 0] != 0):
-        name = _text(descriptions[y, x])
-        if name not in _WORDS["background"] and (x, y) != (x0, y0):
-            found.append((max(abs(int(x) - x0), abs(int(y) - y0)), name, int(x) - x0, int(y) - y0))
-    for _, name, dx, dy in sorted(found)[:_MAX_THINGS]:
-        along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
-        across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
-        yield f"{name}: {', '.join(filter(None, (along, across)))}"

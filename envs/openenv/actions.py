@@ -20,14 +20,9 @@ from envs.tools.calls import decode_whole, short
 from envs.tools.results import encodable
 
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
-_KINDS: Mapping[str, Callable[[Any], bool]] = {
-    "integer": lambda value: type(value) is int,
-    "number": lambda value: type(value) in (int, float),
-    "boolean": lambda value: type(value) is bool,
-    "null": lambda value: value is None,
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
+_KINDS = {"integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,)}
+_KINDS |= {"null": (type(None),)}
+"""Types of decoded JSON."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +38,7 @@ class Actions:
 
 
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
-    """Return how responses become actions under these settings.
-
-    Raises:
-        ConfigError: the action has no such field, or the import path leads nowhere.
-    """
+    """Return how responses become actions; raises ConfigError for a field or path that does not exist."""
     fields, given = fields_of(schema), settings.action
     constants = {name: part["const"] for name, part in fields.items() if "const" in part}
     if given == "auto":
@@ -101,7 +92,7 @@ def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
     if not kinds or "string" in kinds:
         return text
     value, error = decode_whole(_unfenced(text))
-    if error or not any(_KINDS[kind](value) for kind in kinds if kind in _KINDS):
+    if error or not any(type(value) in _KINDS.get(kind, ()) for kind in kinds):
         raise RejectedError(f"{name} must be of type {' or '.join(kinds)}, got {short(text)}")
     return value
 
@@ -137,11 +128,7 @@ T = TypeVar("T")
 
 
 def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Parts]:
-    """Return the function from an observation to its text; halves of surrogate pairs become `?`.
-
-    Raises:
-        ConfigError: the template does not parse, or the import path leads nowhere.
-    """
+    """Return the function from observation to text, which is encodable; raises ConfigError as `read_actions`."""
     given = settings.observation
     if given is None:
         read: Callable[[Mapping[str, Any]], Parts] = lambda observation: (as_lines(observation, settings.picture), "")
@@ -154,11 +141,7 @@ def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Part
 
 
 def call_user_function(function: Callable[..., T], label: str, *arguments: Any) -> T:
-    """Call a function that the user's YAML names.
-
-    Raises:
-        EnvironmentFault: it raised an exception; the text begins with `label` and names the place.
-    """
+    """Call a function that the YAML names; its errors become an EnvironmentFault that begins with `label`."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -175,11 +158,7 @@ def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
 
 
 def read_image(observation: Mapping[str, Any], key: str) -> Any:
-    """Return the image under a key, as an RGB PIL image.
-
-    Raises:
-        EnvironmentFault: there is none, or it cannot be read.
-    """
+    """Return the image under a key as RGB PIL image; raises EnvironmentFault if there is none to read."""
     value = observation.get(key)
     if not isinstance(value, str):
         raise EnvironmentFault(f"the observation has no picture under {key!r} (env.picture): it has {short(value)}")

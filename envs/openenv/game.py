@@ -48,8 +48,7 @@ class OpenEnvGame(TextGame):
     def start(self) -> Frame:
         self.close()
         self._steps, self._return = 0, 0.0
-        begin = lambda session: session.reset(self.seed)
-        self._session, outcome = open_session(self.settings, self.seed, begin)
+        self._session, outcome = open_session(self.settings, self.seed, lambda session: session.reset(self.seed))
         with self._ended_by_errors():
             return self._frame(outcome)
 
@@ -62,7 +61,12 @@ class OpenEnvGame(TextGame):
                     raise RejectedError("the answer is none of the allowed actions")
                 return action, self._send(action)
             except RejectedError as why:
-                return None, self.play(self.default_action) if self._sends_default else self._again(str(why))
+                if self._sends_default:
+                    return None, self.play(self.default_action)
+                if late := 0 < self.max_steps <= self._steps:
+                    self.close()
+                shown = f"Nothing was done: {why}.\n{self._last.long_term}"
+                return None, replace(self._last, long_term=shown, reward=0.0, truncated=late)
 
     def play(self, action: str) -> Frame:
         try:
@@ -118,20 +122,9 @@ class OpenEnvGame(TextGame):
         )
         return self._last
 
-    def _again(self, why: str) -> Frame:
-        out_of_time = 0 < self.max_steps <= self._steps
-        if out_of_time:
-            self.close()
-        shown = f"Nothing was done: {why}.\n{self._last.long_term}"
-        return replace(self._last, long_term=shown, reward=0.0, truncated=out_of_time)
-
 
 def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
-    """Return what `done` means.
-
-    Raises:
-        ConfigError: the import path leads nowhere.
-    """
+    """Return what `done` means; raises ConfigError if the import path leads nowhere."""
     given = settings.done_is
     if given in ("terminated", "truncated"):
         return lambda _: given

@@ -113,7 +113,14 @@ def read_outcome(frame: str | bytes) -> Outcome:
     """
     kind, data = read_frame(frame)
     if kind == Reply.ERROR:
-        raise ErrorReply(str(data.get("code", "UNKNOWN")), _words_of(data))
+        details = data.get("errors")
+        found = [  # after a validation error, what is wrong with which field
+            f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
+            for part in (details if isinstance(details, list) else ())
+            if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None)
+        ]
+        message = "; ".join(found) or str(data.get("message", "no message"))
+        raise ErrorReply(str(data.get("code", "UNKNOWN")), message[:_MAX_MESSAGE])
     if kind != Reply.OBSERVATION:
         raise MalformedFrameError(f"a frame of type {kind!r:.60} where an observation was expected")
     observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
@@ -124,17 +131,6 @@ def read_outcome(frame: str | bytes) -> Outcome:
     if not isinstance(reward, bool | int | float | None) or not abs(reward or 0) <= _MAX_REWARD:
         raise MalformedFrameError(f"reward={reward!r:.60}, which is neither a finite number nor null")
     return Outcome(observation, float(reward or 0), done)
-
-
-def _words_of(error: Mapping[str, Any]) -> str:
-    """Return the message of an error and, after a validation error, what is wrong with which field."""
-    details = error.get("errors")
-    found = [
-        f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
-        for part in (details if isinstance(details, list) else ())
-        if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None)
-    ]
-    return "; ".join(found)[:_MAX_MESSAGE] or str(error.get("message", "no message"))[:_MAX_MESSAGE]
 
 
 def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
@@ -154,11 +150,7 @@ def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
 
 
 def server_address(url: str) -> tuple[str, str]:
-    """Return a server's addresses `(http://host[/path], ws://host[/path]/ws)` from its http, https, ws or wss URL.
-
-    Raises:
-        ValueError: it is not such a URL.
-    """
+    """Return `(http://host[/path], ws://host[/path]/ws)` from a server's URL; raises ValueError for others."""
     parts = urlsplit(url.strip())
     schemes = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}
     if parts.scheme not in schemes or not parts.hostname or parts.query or parts.fragment:

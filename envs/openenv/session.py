@@ -2,8 +2,7 @@
 
 Invariant: a session never reconnects. A server that was restarted accepts steps on a new socket without an error, but
 plays another game. A closed socket, a late reply or a frame that breaks the protocol therefore ends the session for
-good, with an `EnvironmentFault`. The client of the package openenv (0.10.0) does otherwise: it reconnects, takes a
-surplus reply for that to the next request, and passes on any `reward` and `done`.
+good, with an `EnvironmentFault`.
 """
 
 import contextlib
@@ -13,14 +12,13 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from envs.errors import EnvironmentFault
 from envs.loading import import_extra
 from envs.openenv.protocol import (
-    CALL_TOOL,
     SCHEMA_PATH,
     ErrorCode,
     ErrorReply,
@@ -60,23 +58,34 @@ class Session:
     """A connected socket. Every method but `close` raises `EnvironmentFault` once the session is lost."""
 
     def __init__(self, url: str, settings: OpenEnvSettings) -> None:
-        """Connect.
-
-        Raises:
-            EnvironmentFault: nothing at this address speaks the protocol.
-            MissingDependencyError: the package websockets is not installed.
-        """
+        """Connect; raises EnvironmentFault if nothing there speaks the protocol, and as `import_extra`."""
         self.url, self.label = url, f"the OpenEnv server {url}"
         self._settings = settings
-        self._socket: Any = _connect(url, settings)
+        connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
+        from websockets.exceptions import InvalidHandshake, InvalidURI
+
+        seconds = settings.connect_timeout_s
+        try:
+            connecting = connect(
+                server_address(url)[1],
+                additional_headers=settings.headers,
+                compression=None,
+                proxy=None if is_local(url) else True,
+                open_timeout=seconds,
+                ping_timeout=None,  # `step_timeout_s` decides; a server may be busy with one long step
+                close_timeout=CLOSE_S,
+                max_size=MAX_FRAME_BYTES,
+            )
+            # From websockets 17 on, only this gives a connection.
+            self._socket: Any = contextlib.ExitStack().enter_context(connecting)
+        except TimeoutError as error:
+            raise EnvironmentFault(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
+        except (OSError, InvalidHandshake, InvalidURI) as error:
+            lost = f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url"
+            raise EnvironmentFault(lost) from error
 
     def reset(self, seed: int) -> Outcome:
-        """Start the episode of this seed.
-
-        Raises:
-            ServerFullError: no session is free.
-            EnvironmentFault: as for the class, the server refuses, or the episode is over before it begins.
-        """
+        """Start the episode of this seed. Raises ServerFullError, or EnvironmentFault if the server refuses."""
         outcome = self.first(Request.RESET, {"seed": seed, **self._settings.reset})
         if outcome.done:
             self._lose("says done in reply to a reset, so there is no episode")
@@ -93,31 +102,20 @@ class Session:
             self._lose(f"answered {kind} with {error}")
 
     def step(self, action: Mapping[str, Any]) -> Outcome:
-        """Execute an action.
-
-        Raises:
-            RejectedError: the server refuses the action; the episode goes on.
-            EnvironmentFault: as for the class, or the environment raised an exception.
-        """
+        """Execute an action; raises RejectedError if the server refuses it, and the episode goes on."""
         frame = write_frame(Request.STEP, action)
         if len(frame) > MAX_REQUEST_BYTES:
             raise RejectedError("the answer is too long")
-        rejections = {ErrorCode.VALIDATION_ERROR}
-        if self._settings.execution_error == "invalid":
-            rejections.add(ErrorCode.EXECUTION_ERROR)
         try:
             return self._ask(Request.STEP, frame)
         except ErrorReply as error:
-            if error.code in rejections:
+            excused = error.code == ErrorCode.EXECUTION_ERROR and self._settings.execution_error == "invalid"
+            if excused or error.code == ErrorCode.VALIDATION_ERROR:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
 
     def is_admitted(self) -> bool:
-        """Whether the server has given this connection a session; asks for the state, which changes nothing.
-
-        Raises:
-            EnvironmentFault: the server closed the connection, or did not answer in time.
-        """
+        """Whether the server gave this connection a session; asks for the state, which changes nothing."""
         try:
             with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
                 self._socket.send(write_frame(Request.STATE))
@@ -159,12 +157,9 @@ class Session:
 
 
 def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
-    """Open a session on one of the servers, chosen by the seed, and return it with the result of `begin`.
+    """Open a session on one of the servers, chosen by the seed; return it with what `begin` got for first requests.
 
     If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause.
-
-    Args:
-        begin: sends the first requests.
 
     Raises:
         EnvironmentFault: no server can be reached, none was free within `capacity_timeout_s`, or raised by `begin`.
@@ -187,7 +182,8 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
                 session.close()
                 raise
         if full is None:
-            raise lost or EnvironmentFault("env.url is empty")
+            assert lost is not None  # there is at least one server
+            raise lost
         if time.monotonic() >= deadline:
             raise EnvironmentFault(
                 f"no session of {', '.join(settings.urls)} became free within {settings.capacity_timeout_s:g} s "
@@ -198,38 +194,14 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
         pause = min(2 * pause, MAX_PAUSE_S)
 
 
-def spread(urls: tuple[str, ...], seed: int) -> Iterator[str]:
-    """Yield all servers, beginning with the one whose turn it is."""
-    first = seed % len(urls)
-    yield from (*urls[first:], *urls[:first])
+def spread(urls: tuple[str, ...], seed: int) -> tuple[str, ...]:
+    """Return all servers, beginning with the one whose turn it is."""
+    return urls[seed % len(urls) :] + urls[: seed % len(urls)]
 
 
 def is_local(url: str) -> bool:
     """Return whether the server runs on this machine, where proxies must not be used."""
     return urlsplit(url).hostname in _LOCAL
-
-
-def _connect(url: str, settings: OpenEnvSettings) -> Any:
-    connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
-    from websockets.exceptions import InvalidHandshake, InvalidURI
-
-    seconds = settings.connect_timeout_s
-    try:
-        connecting = connect(
-            server_address(url)[1],
-            additional_headers=settings.headers,
-            compression=None,
-            proxy=None if is_local(url) else True,
-            open_timeout=seconds,
-            ping_timeout=None,  # `step_timeout_s` decides; a server may be busy with one long step
-            close_timeout=CLOSE_S,
-            max_size=MAX_FRAME_BYTES,
-        )
-        return contextlib.ExitStack().enter_context(connecting)  # from websockets 17 on, only this gives a connection
-    except TimeoutError as error:
-        raise EnvironmentFault(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
-    except (OSError, InvalidHandshake, InvalidURI) as error:
-        raise EnvironmentFault(f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url") from error
 
 
 def _closed_error() -> type[Exception]:
@@ -268,9 +240,9 @@ def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
             check_unchanged(_WHAT, schemas, settings, url)
             return schemas["action"]
         since = _gone_since.setdefault(settings.urls, time.monotonic())
-        known = first_seen(_WHAT, settings) is not None
-        if not known or time.monotonic() >= since + settings.capacity_timeout_s:
-            raise lost or EnvironmentFault("env.url is empty")
+        if first_seen(_WHAT, settings) is None or time.monotonic() >= since + settings.capacity_timeout_s:
+            assert lost is not None  # there is at least one server
+            raise lost
         time.sleep(POLL_S)
 
 
@@ -280,21 +252,11 @@ def first_seen(what: str, settings: OpenEnvSettings) -> Any:
 
 
 def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) -> None:
-    """Compare with what the servers said first.
-
-    Raises:
-        EnvironmentFault: it differs.
-    """
+    """Compare with what the servers said first; raises EnvironmentFault if it differs."""
     if _first.setdefault((what, settings.urls), value) != value:
         raise EnvironmentFault(
             f"the {what} of {url} are not those that this run began with; if this is meant, restart the run"
         )
-
-
-def is_mcp(schema: Mapping[str, Any]) -> bool:
-    """Return whether the actions are calls of tools."""
-    fields = fields_of(schema)
-    return not fields or (fields.get("type", {}).get("const") == CALL_TOOL and "tool_name" in fields)
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -331,11 +293,7 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
 
 
 def count_sessions(settings: OpenEnvSettings, most: int) -> int:
-    """Open sessions on all servers until they are full, at most `most`; return how many they gave at once.
-
-    Raises:
-        EnvironmentFault: a server cannot be reached or does not answer.
-    """
+    """Return how many sessions the servers give at once, at most `most`; raises as `Session`."""
     count = 0
     with contextlib.ExitStack() as opened:
         for url in settings.urls:

@@ -16,8 +16,7 @@ class OpenEnvSettings(GameSettings):
     """Where the servers are, how answers become actions, and how observations become text."""
 
     url: str | tuple[str, ...]
-    """Address of the server, such as `http://127.0.0.1:8000`, or a list of servers of the same environment, over which
-    the episodes are spread."""
+    """Address of a server, such as `http://127.0.0.1:8000`, or a list of such, over which the episodes are spread."""
     reset: Mapping[str, Any] = {}
     """Arguments of every reset. The episode's seed is added as `seed`, unless it is set here."""
     action: str = "auto"
@@ -25,11 +24,9 @@ class OpenEnvSettings(GameSettings):
     several, tools for an MCP environment. Or the name of the field that takes the answer, `tools`, or the import path
     of a function from the answer's text to a mapping (or to None if the answer is invalid)."""
     actions: Mapping[str, str] | tuple[str, ...] | None = None
-    """All answers that are valid, if they can be listed; a mapping adds descriptions. By default, any answer that the
-    server accepts."""
+    """All valid answers; a mapping adds descriptions. By default, any answer that the server accepts."""
     default_action: str | None = None
-    """Sent to the server in place of an invalid answer. With null it is the first of the listed actions; without a list
-    nothing is sent."""
+    """Sent in place of an invalid answer; null for the first of the listed actions, or, without a list, for nothing."""
     observation: str | None = None
     """How an observation becomes text: a Jinja template over its keys (it contains `{{` or `{%`), or the import path of
     a function from the observation to text or to BALROG's two text parts. By default one line `key: value` per key,
@@ -37,8 +34,7 @@ class OpenEnvSettings(GameSettings):
     picture: str | None = None
     """Key of the observation with an image, base64 or a data URI; shown if `vlm` is set."""
     done_is: str = "terminated"
-    """What the server's `done` means: `terminated`, `truncated`, or the import path of a function from observation and
-    reward to one of these."""
+    """What `done` means: `terminated`, `truncated`, or the import path of a function of observation and reward."""
     max_steps: int | None = Field(100, ge=1)
     """Steps after which an episode is truncated on our side; null for no limit."""
     instruction: str | None = None
@@ -50,8 +46,7 @@ class OpenEnvSettings(GameSettings):
     deterministic: bool = False
     """Set to true if the server follows seeds exactly. A lost episode is then replayed instead of given up."""
     execution_error: Literal["fault", "invalid"] = "fault"
-    """What it means if the environment raises an exception on an action: a broken environment, whose episode is given
-    up, or an invalid answer."""
+    """What an exception of the environment is: a fault, for which the episode is given up, or an invalid answer."""
     connect_timeout_s: float = Field(10.0, gt=0)
     """Seconds to connect to a server."""
     step_timeout_s: float = Field(45.0, gt=0)

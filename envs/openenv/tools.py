@@ -49,7 +49,19 @@ class OpenEnvTools(ToolEnv):
             ToolSpec(read_schema(tool, label), functools.partial(self._call, tool["name"]), source=label)
             for tool in known
         ]
-        super().__init__(Question(""), specs, _tool_settings(settings), task, seed)
+        call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
+        tool_settings = ToolSettings(
+            instruction=settings.instruction,
+            prompt_template=settings.prompt_template,
+            tools_in=settings.tools_in,
+            max_steps=settings.max_steps or UNLIMITED_STEPS,
+            max_calls=settings.max_calls,
+            timeout_s=call_s,
+            turn_timeout_s=call_s * settings.max_calls,
+            format_penalty=settings.format_penalty,
+            deterministic=settings.deterministic,
+        )
+        super().__init__(Question(""), specs, tool_settings, task, seed)
 
     def reset(self) -> Observation:
         self.close()
@@ -96,9 +108,6 @@ class OpenEnvTools(ToolEnv):
         self._earned += outcome.reward
         if outcome.done:
             self._ended = self._ending(outcome)
-        return self._result(outcome)
-
-    def _result(self, outcome: Outcome) -> ToolResult:
         observation, reward = outcome.observation, outcome.reward
         error, result = observation.get("error"), observation.get("result")
         if error:
@@ -119,38 +128,16 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
 
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
-    """Return the server's tools, listed before the reset, so that this does not count as a step of the episode.
-
-    Raises:
-        ServerFullError: no session is free.
-        EnvironmentFault: there are none, they have another form than MCP's, or they have changed.
-    """
+    """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault if it fails."""
     tools = session.first(Request.STEP, {"type": LIST_TOOLS}).observation.get("tools")
-    if not isinstance(tools, list) or not tools or not all(map(_is_tool, tools)):
-        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
-    check_unchanged(_WHAT, tools, settings, session.url)
-    return tools
-
-
-def _is_tool(tool: Any) -> bool:
-    return (
+    well_formed = isinstance(tools, list) and all(
         isinstance(tool, Mapping)
         and isinstance(tool.get("name"), str)
         and isinstance(tool.get("input_schema"), Mapping)
         and isinstance(tool.get("description"), str | None)
+        for tool in tools
     )
-
-
-def _tool_settings(settings: OpenEnvSettings) -> ToolSettings:
-    call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
-    return ToolSettings(
-        instruction=settings.instruction,
-        prompt_template=settings.prompt_template,
-        tools_in=settings.tools_in,
-        max_steps=settings.max_steps or UNLIMITED_STEPS,
-        max_calls=settings.max_calls,
-        timeout_s=call_s,
-        turn_timeout_s=call_s * settings.max_calls,
-        format_penalty=settings.format_penalty,
-        deterministic=settings.deterministic,
-    )
+    if not well_formed or not tools:
+        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
+    check_unchanged(_WHAT, tools, settings, session.url)
+    return tools

@@ -11,7 +11,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
@@ -30,12 +30,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def load_grader(name: str) -> Grade:
-    """Return the grader `exact` or `math`, or the function at an import path.
-
-    Raises:
-        ConfigError: there is no such grader or function.
-        MissingDependencyError: `math` needs math-verify.
-    """
+    """Return `exact`, `math` or the function at an import path; raises ConfigError for none of these."""
     if name in GRADERS:
         if name == "math" and importlib.util.find_spec("math_verify") is None:
             raise MissingDependencyError(
@@ -104,27 +99,22 @@ class MathChecker:
     """Compares expressions in another process, which is restarted after a comparison that it could not end."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Any = None
         self._lock = threading.Lock()
         self._cached = functools.lru_cache(10_000)(self._ask)
 
     def equal(self, reference: str, answer: str) -> bool:
-        """Return whether both have the same value; False if the comparison takes too long.
-
-        Raises:
-            EnvironmentFault: the process does not start.
-        """
+        """Return whether both have the same value; False if the comparison takes too long."""
         with self._lock:
             return self._cached(reference, answer)
 
     def _ask(self, reference: str, answer: str) -> bool:
         if self._process is None or self._process.poll() is not None:
             self._process = _start()
-        stdin, stdout = _pipes(self._process)
         try:
-            stdin.write(json.dumps([reference, answer]) + "\n")
-            stdin.flush()
-            reply = stdout.readline()
+            self._process.stdin.write(json.dumps([reference, answer]) + "\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
         except BrokenPipeError:
             reply = ""
         if not reply:
@@ -140,26 +130,19 @@ class MathChecker:
                 self._process = None
 
 
-def _start() -> subprocess.Popen[str]:
+def _start() -> Any:
     # -P keeps the current folder's files from shadowing what the process imports.
     command = [sys.executable, "-P", "-c", _BOOT.format(path=sys.path)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    _, stdout = _pipes(process)
-    ready, _, _ = select.select([stdout], [], [], START_S)
-    if not ready or json.loads(stdout.readline() or "null") != "ready":
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process: Any = subprocess.Popen(command, **pipes, text=True)
+    ready, _, _ = select.select([process.stdout], [], [], START_S)
+    if not ready or json.loads(process.stdout.readline() or "null") != "ready":
         process.kill()
         raise EnvironmentFault(
             f"the process that compares expressions did not start within {START_S:g} s; run "
             f"{sys.executable} -m envs.questions.math_server to see why"
         )
     return process
-
-
-def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
-    assert process.stdin is not None and process.stdout is not None
-    return process.stdin, process.stdout
 
 
 _CHECKER = MathChecker()

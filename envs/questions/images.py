@@ -54,7 +54,9 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
     except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
         # Pillow names the object that holds the bytes, with an address that differs in every run.
         reason = re.sub(r"(?: file)? <[^<>]* at 0x[0-9a-f]+>", "", str(error))
-        raise ImageError(f"a picture given as {_kind(value)} cannot be read: {reason}") from error
+        named = isinstance(value, str | Path) and not str(value).startswith("data:")
+        given = (named and str(value)[:200]) or type(value).__name__
+        raise ImageError(f"a picture given as {given} cannot be read: {reason}") from error
 
 
 def _open(value: Any, pillow: Any) -> Any:
@@ -77,8 +79,3 @@ def _open(value: Any, pillow: Any) -> Any:
         pillow.init()  # some formats are registered only then
         return pillow.open(io.BytesIO(value), formats=FORMATS)
     raise TypeError("expected a PIL image, a uint8 array, the bytes or path of an image file, or a data URI")
-
-
-def _kind(value: Any) -> str:
-    text = str(value) if isinstance(value, str | Path) and not str(value).startswith("data:") else ""
-    return text[:200] or type(value).__name__

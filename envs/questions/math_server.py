@@ -144,10 +144,7 @@ MEMORY_BYTES = 4 << 30
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Return whether two expressions, in LaTeX or plain text, have the same value.
-
-    Units are compared only if both sides have one. 25% equals 0.25; a reference of 25% also accepts the bare 25.
-    """
+    """Return whether two expressions are equal. Units count if both have one; 25% is 0.25 or, as reference, 25."""
     gold, given = read_result(reference), read_result(answer)
     if gold.unit and given.unit and gold.unit != given.unit:
         return False

@@ -28,11 +28,7 @@ _SUPPORTED = "a question takes parts of type 'text' and 'image'"
 
 
 def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
-    """Return the system text, the texts of all user messages with None in place of each image, and their images.
-
-    Raises:
-        ConfigError: `messages` is not a list of messages, or has an unsupported role or part.
-    """
+    """Return system text, user texts with None for each image, and images; raises ConfigError for other forms."""
     if not isinstance(messages, list | tuple):
         raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
     system, texts, images = "", [], []
@@ -109,12 +105,7 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
 
 
 def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
-    """Return the images of a question as RGB PIL images.
-
-    Raises:
-        ConfigError: one is a URL or not an image.
-        ImageError: one cannot be read or has more than `max_pixels` pixels.
-    """
+    """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for URLs."""
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
         if row.get("type", "image") != "image":
@@ -160,8 +151,7 @@ class QuestionSettings(Settings):
     image_key: str = "images"
     """Column with the question's images."""
     tool_key: str = "tools"
-    """Column with the row's own list of tools, by name or schema. A sample's metadata takes precedence; slime's
-    `--tool-key` puts a list there."""
+    """Column with the row's own tools, by name or schema; metadata, such as from slime's `--tool-key`, goes first."""
     max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
     """Largest image of a question, in pixels. Larger ones are refused."""
 
@@ -185,7 +175,16 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
         raise ConfigError(f"env.data holds no rows for task {task!r}")
     epoch, place = divmod(seed, len(rows))
     row = rows[_order(len(rows), epoch)[place]]
-    question = _from_row(row, settings)
+    if settings.question_key not in row:
+        raise ConfigError(
+            f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "
+            "set env.question_key, env.answer_key and env.image_key"
+        )
+    found = row.get(settings.image_key)
+    found = [] if found is None else found if isinstance(found, list | tuple) else [found]
+    images = open_images(found, settings.max_image_pixels)
+    more = row["metadata"] if isinstance(row.get("metadata"), Mapping) else {}
+    question = _question(row[settings.question_key], row.get(settings.answer_key), images, settings, more)
     choices = (metadata.get("tools"), row.get(settings.tool_key), question.metadata.get("tools"))
     return replace(question, tools=next((tools for tools in choices if tools is not None), None)), task, seed
 
@@ -195,20 +194,6 @@ def _order(count: int, epoch: int) -> Sequence[int]:
     order = list(range(count))
     random.Random(f"{count}/{epoch}").shuffle(order)
     return order
-
-
-def _from_row(row: Mapping[str, Any], settings: QuestionSettings) -> Question:
-    if settings.question_key not in row:
-        raise ConfigError(
-            f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "
-            "set env.question_key, env.answer_key and env.image_key"
-        )
-    found = row.get(settings.image_key)
-    found = [] if found is None else found if isinstance(found, list | tuple) else [found]
-    images = open_images(found, settings.max_image_pixels)
-    metadata = row.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
-    return _question(row[settings.question_key], row.get(settings.answer_key), images, settings, metadata)
 
 
 def _from_sample(sample: Any, settings: QuestionSettings) -> Question:

@@ -22,8 +22,7 @@ class ReasoningGymSettings(GameSettings):
     no_pictures = "reasoning-gym's questions have no pictures"
 
     level: int | None = Field(None, ge=0)
-    """Difficulty from the generator's own curriculum, 0 for the easiest; above the highest, the highest. Null for the
-    generator's defaults."""
+    """Difficulty from the generator's own curriculum, from 0 up to its highest; null for the generator's defaults."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the generator, such as {min_animals: 5}, which win over `level`."""
     answer_retries: int = Field(0, ge=0)
@@ -79,11 +78,7 @@ build_env = ReasoningGym.from_sample
 
 
 def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSettings) -> Any:
-    """Make the generator of one question.
-
-    Raises:
-        ConfigError: there is no such generator or curriculum, or it refuses an option.
-    """
+    """Make the generator of one question; raises ConfigError for an unknown one and refused options."""
     if task not in library.DATASETS:
         hint = did_you_mean(task, library.DATASETS, f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}", n=1)
         raise ConfigError(f"reasoning-gym has no generator {task!r}; {hint}")

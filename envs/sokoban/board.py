@@ -109,11 +109,7 @@ def each(cells: int) -> Iterator[int]:
 
 
 def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
-    """Read a level that was drawn with `symbols`; cells that the player can never reach are walls.
-
-    Raises:
-        ConfigError: an unknown symbol, not one player, not as many targets as boxes, or a gap in the outer wall.
-    """
+    """Read a drawn level; cells out of the player's reach are walls. Raises ConfigError for impossible levels."""
     rows = [row for row in text.splitlines() if row.strip()]
     width, height = max(map(len, rows), default=0), len(rows)
     found = dict.fromkeys(symbols, 0)

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import model_validator
 
 from envs.base import make_image
-from envs.errors import ConfigError
+from envs.errors import ConfigError, did_you_mean
 from envs.sokoban.board import SYMBOLS, Room, State, draw_room
-from envs.sokoban.levels import find_shape, make_level, read_level
+from envs.sokoban.levels import TASKS, make_level, read_level
 from envs.sokoban.solver import Push, find_pushes, is_stuck, moves_of
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 from slime_verlog import Field
@@ -82,7 +82,10 @@ class Sokoban(PlannedGame):
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
         # Levels of files get the limit of Boxoban's size.
         chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
-        self._shape = replace(find_shape("four_boxes" if self._written else task), **chosen)
+        if not self._written and task not in TASKS:
+            hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
+            raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
+        self._shape = replace(TASKS["four_boxes" if self._written else task], **chosen)
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)
@@ -100,9 +103,11 @@ class Sokoban(PlannedGame):
         self.steps += 1
         gained = self.room.placed(self.state.boxes) - self.room.placed(before.boxes)
         solved = self.state.boxes == self.room.targets
-        native = gained + 10.0 * solved - 0.1
-        reward = native if self.settings.reward == "native" else float(solved)
-        return self._frame(_event(action, before, self.state), reward, solved)
+        reward = gained + 10.0 * solved - 0.1 if self.settings.reward == "native" else float(solved)
+        event = f"You {'went' if self.state.boxes == before.boxes else 'pushed a box'} {_towards(action)}."
+        if self.state == before:
+            event = f"You could not go {_towards(action)}: something is in the way."
+        return self._frame("You stayed." if action == "stay" else event, reward, solved)
 
     def translate(self, candidate: str) -> str | None:
         words = candidate.lower().strip(" .,!'\"`*[]").removeprefix("move ").removeprefix("push ").removeprefix("go ")
@@ -121,7 +126,10 @@ class Sokoban(PlannedGame):
         moves = moves_of(room, state, (first,))
         how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
         left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-        box = f"the box {_where(room, state.player, first.box)}"
+        (y, x), (y0, x0) = divmod(first.box, room.width), divmod(state.player, room.width)
+        across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
+        along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
+        box = f"the box ({', '.join(filter(None, (across, along)))} from me)"
         return f"{left}. Next I push {box} {_towards(first.direction)}. {how}."
 
     def render(self) -> np.ndarray:
@@ -168,22 +176,6 @@ DEFAULT_TASK = "one_box"
 build_env = Sokoban.from_sample
 expert_action = Sokoban.advice
 explain_action = Sokoban.explain
-
-
-def _event(action: str, before: State, after: State) -> str:
-    if action == "stay":
-        return "You stayed."
-    way = _towards(action)
-    if after == before:
-        return f"You could not go {way}: something is in the way."
-    return f"You {'went' if after.boxes == before.boxes else 'pushed a box'} {way}."
-
-
-def _where(room: Room, player: int, cell: int) -> str:
-    (y, x), (y0, x0) = divmod(cell, room.width), divmod(player, room.width)
-    across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
-    along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
-    return f"({', '.join(filter(None, (across, along)))} from me)"
 
 
 def _towards(direction: str) -> str:

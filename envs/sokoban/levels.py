@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import ConfigError
 from envs.sokoban.board import Room, State, each, read_room, shift
 from envs.sokoban.solver import find_pushes, moves_of, push_distances
 
@@ -47,25 +47,9 @@ TASKS = {
 """Tasks from easy to hard. RAGEN trains on the first two sizes; gym-sokoban's are 10 x 10 with three to five boxes."""
 
 
-def find_shape(task: str) -> Shape:
-    """Return the shape of a task's levels.
-
-    Raises:
-        ConfigError: unknown task.
-    """
-    if task not in TASKS:
-        hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
-        raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
-    return TASKS[task]
-
-
 @lru_cache(maxsize=64)
 def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
-    """Return the level of this seed. It can be solved within `shape.max_steps` moves.
-
-    Raises:
-        ConfigError: no such level was found, because the shape asks for too much.
-    """
+    """Return the seed's level, solvable within `shape.max_steps` moves; raises ConfigError if none is found."""
     # RandomState, because its numbers are the same in all versions of NumPy. It is seeded with 32 bits.
     rng = np.random.RandomState(seed % 2**32)
     for _ in range(_MAX_DRAWS):
@@ -116,7 +100,12 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
     best: tuple[int, int, int] | None = None
     last = ""
     for _ in range(30 * boxes.bit_count()):
-        pulls = _pulls(room, boxes, region)
+        free = room.floor & ~boxes
+        pulls = [  # the direction in which the player drags, and the box's cell before
+            (name, cell)
+            for name, stride in room.strides.items()
+            for cell in each(boxes & shift(region, -stride) & shift(free, -2 * stride))
+        ]
         if not pulls:
             break
         same = [pull for pull in pulls if pull[0] == last] if rng.randint(2) else []
@@ -131,16 +120,6 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
         return None
     places = list(each(best[2]))
     return room, State(places[rng.randint(len(places))], best[1])
-
-
-def _pulls(room: Room, boxes: int, region: int) -> list[tuple[str, int]]:
-    """Return the possible pulls: the direction in which the player drags, and the box's cell before."""
-    free = room.floor & ~boxes
-    return [
-        (name, cell)
-        for name, stride in room.strides.items()
-        for cell in each(boxes & shift(region, -stride) & shift(free, -2 * stride))
-    ]
 
 
 def read_level(path: str, seed: int) -> tuple[Room, State]:

@@ -101,11 +101,7 @@ def moves_of(room: Room, state: State, pushes: Sequence[Push]) -> list[str]:
 
 
 def walk(room: Room, state: State, goal: int) -> list[str]:
-    """Return the shortest way to a cell without a push.
-
-    Raises:
-        ValueError: there is no such way.
-    """
+    """Return the shortest way to a cell without a push; raises ValueError if there is none."""
     free = room.floor & ~state.boxes
     paths: dict[int, list[str]] = {state.player: []}
     queue = [state.player]

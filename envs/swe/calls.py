@@ -91,9 +91,8 @@ def parse_response(text: str, max_calls: int = 4, tools: Mapping[str, ShellTool]
     if found.span is None:
         return _parse_plain(text, tools)
     checked = [_check_call(tools, call) for call in found.calls]
-    calls = tuple(c for c in checked if isinstance(c, Call))
-    errors = tuple(c for c in checked if isinstance(c, str))
-    return Response(calls, (*found.errors, *errors), found.span, found.cut)
+    errors = (*found.errors, *(c for c in checked if isinstance(c, str)))
+    return Response(tuple(c for c in checked if isinstance(c, Call)), errors, found.span, found.cut)
 
 
 def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Response:
@@ -119,8 +118,7 @@ def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Response:
 def _read_line(tools: Mapping[str, ShellTool], line: str) -> Call | str:
     """Read `view setup.py 1 40`."""
     name, _, rest = line.partition(" ")
-    tool = tools.get(name)
-    if tool is None:
+    if (tool := tools.get(name)) is None:
         return "no tool call was found"
     if tool.plain is None:
         return f"{name} needs a {OPEN} block; it cannot be written in one line"

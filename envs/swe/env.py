@@ -94,11 +94,7 @@ class SWEEnv(ShellEnv[SWESettings]):
         """How the episode was judged; None until its end, or if it ended without being judged."""
 
     def prepare(self) -> tuple[Path, Plan]:
-        """Return the repository's pristine tree and the plan of the verdict; both are made once and then cached.
-
-        Raises:
-            ConfigError: as `pristine_tree` and `load_plan`.
-        """
+        """Return the pristine tree and the verdict's plan, both cached; raises as `pristine_tree` and `load_plan`."""
         cache = self.settings.cache()
         pristine = pristine_tree(self.repository, self.instance.base_commit, cache)
         return pristine, load_plan(self.instance, pristine, cache, self.judge)
@@ -155,13 +151,7 @@ def check_machine(python: Path) -> None:
 
 
 def build_env(sample: Any, args: Any) -> SWEEnv:
-    """Make the environment of one task; `task` is an `instance_id`. The seed changes nothing here.
-
-    Raises:
-        ConfigError: a bad option, an unknown task, or a repository that `env.repos` does not name.
-        EnvironmentFault: a small task's release cannot be fetched.
-        MissingDependencyError: bubblewrap, or pyarrow for a parquet file, is not installed.
-    """
+    """Make the environment of one task; `task` is an `instance_id`. The seed changes nothing here."""
     task, _ = describe_task(sample)
     return make_env(task, read_env_settings(SWESettings, args))
 

@@ -56,12 +56,7 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
 
 
 def small_instance(name: str, cache: Path, settings: JudgeSettings) -> tuple[Instance, Path]:
-    """One small task in SWE-Gym's form and its repository, both from the cache once they were made.
-
-    Raises:
-        ConfigError: there is no task of this name, or the release does not hold what the task changes.
-        EnvironmentFault: the release can be neither found nor fetched, or its checksum is wrong.
-    """
+    """Return a small task and its repository, made once; raises ConfigError for an unknown task."""
     task = SMALL_TASKS.get(name)
     if task is None:
         hint = did_you_mean(name, SMALL_TASKS, f"there are {', '.join(SMALL_TASKS)}", n=1)
@@ -116,11 +111,7 @@ def released_tree(package: Package, cache: Path) -> Path:
 
 
 def _fetch(package: Package, folder: Path) -> Path:
-    """The source archive, from `folder` or through pip.
-
-    Raises:
-        EnvironmentFault: pip cannot get it, or it is not the release that was pinned.
-    """
+    """The source archive, from `folder` or through pip; raises EnvironmentFault if it is not the pinned one."""
     archive = folder / f"{package.label}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = f"{package.name}=={package.version}"
@@ -137,11 +128,7 @@ def _fetch(package: Package, folder: Path) -> Path:
 
 
 def green_tests(package: Package, released: Path, cache: Path, settings: JudgeSettings) -> list[str]:
-    """Tests of the release that pass with this Python, found by running them once.
-
-    Raises:
-        EnvironmentFault: they do not run.
-    """
+    """Tests of the release that pass with this Python, found by one run; raises EnvironmentFault if none do."""
     target = cache / "released" / f"{package.label}-{_digest(settings.python)}.json"
     with building(target) as scratch:
         if scratch is not None:

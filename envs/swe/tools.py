@@ -20,6 +20,8 @@ from envs.tools.results import ToolResult, clip, encodable
 
 MAX_COMMAND_BYTES = 32 << 10
 _VIEW_LINES = 200
+_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
+"""Arguments that name a call where its result is shown."""
 _STOPPED = {
     "time": "stopped: it ran past its time limit",
     "memory": "stopped: its processes used more memory than they may",
@@ -41,11 +43,7 @@ class Workbench:
     """`time.monotonic()` at which the turn's time is used up; its commands share it."""
 
     def run(self, argv: Sequence[str], seconds: float) -> Outcome:
-        """Run a command for at most `seconds`, and not past the turn's deadline.
-
-        Raises:
-            ToolFailure: the deadline has passed.
-        """
+        """Run a command for at most `seconds`; raises ToolFailure past the turn's deadline."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise ToolFailure("the time for this turn is used up; call it again in the next turn")
@@ -70,7 +68,10 @@ def execute_all(bench: Workbench, calls: Iterable[Call]) -> tuple[str, int, bool
         with timed(f"tool {call.name}"):
             result = execute(bench, call)
         failures += result.failed
-        shown.append(f"[{number}] {describe(call)}\n{result.text}")
+        defaults = TOOLS[call.name].defaults
+        words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, defaults.get(k))]
+        title = clip(harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200)
+        shown.append(f"[{number}] {title}\n{result.text}")
     return "\n\n".join(shown), failures, False
 
 
@@ -171,8 +172,7 @@ def _run_tests(bench: Workbench, targets: str) -> str:
     python = str(bench.sandbox.python)
     # As the judge does: options of the repository may need plugins that are off here.
     fixed = ["-q", "--color=no", "-p", "no:cacheprovider", "-o", "addopts="]
-    argv = [python, "-B", "-m", "pytest", *fixed, *bench.test_args, *words]
-    outcome = bench.run(argv, bench.test_seconds)
+    outcome = bench.run([python, "-B", "-m", "pytest", *fixed, *bench.test_args, *words], bench.test_seconds)
     # How long the tests took says nothing about them, and would differ when the episode is replayed.
     return re.sub(r" in \d+\.\d+s( \(\d[\d:]*\))?", "", _with_status(outcome))
 
@@ -203,13 +203,3 @@ def harmless(text: str) -> str:
     tab and newline go. Bytes of a file name that are not UTF-8 become question marks.
     """
     return _CONTROL.sub("", _MARKUP.sub("< ", encodable(text).replace("\r\n", "\n")))
-
-
-_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
-
-
-def describe(call: Call) -> str:
-    """One line that names a call where its result is shown."""
-    defaults = TOOLS[call.name].defaults
-    words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, defaults.get(k))]
-    return clip(harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200)

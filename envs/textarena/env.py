@@ -7,7 +7,6 @@ penalty, and the game ends after `invalid_moves_allowed` of them in a row.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError, did_you_mean
@@ -26,7 +25,6 @@ _MOVE_FORMAT = (
 )
 _CHOOSE = "choose a single-player game, such as GuessTheNumber-v0"
 _MAX_STEPS = 200
-_VARIANTS = ("-raw", "-train")
 
 
 class TextArenaSettings(GameSettings):
@@ -55,9 +53,14 @@ class TextArena(TextGame):
         super().__init__(settings)
         self.task, self.seed = task, seed
         self._library = import_extra("textarena", "TextArena", "textarena")
-        self._id = _find_id(self._library, task)
+        known = self._library.envs.registration.ENV_REGISTRY
+        self._id = task.removesuffix("-raw").removesuffix("-train")  # wrappers, which are not used here
+        if f"{self._id}-raw" not in known:
+            ids = [other for other in known if f"{other}-raw" in known]
+            hint = did_you_mean(self._id, ids, "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ...")
+            raise ConfigError(f"TextArena has no game {task!r}; {hint}")
         self.max_steps = settings.max_steps or _MAX_STEPS
-        wrappers = self._library.envs.registration.ENV_REGISTRY[self._id].default_wrappers or ()
+        wrappers = known[self._id].default_wrappers or ()
         # TextArena's own wrapper puts moves without brackets into them.
         self._brackets = self._library.wrappers.ActionFormattingWrapper in wrappers
         self._random = OwnRandomness(seed)
@@ -95,8 +98,7 @@ class TextArena(TextGame):
         return {**super().prompt_variables(), "rules": self._rules, "task": self.task}
 
     def close(self) -> None:
-        self.game = None
-        self._running = False
+        self.game, self._running = None, False
 
     def _send(self, move: str) -> tuple[bool, Frame]:
         """Play a move: whether the game took it as valid, and what it answered."""
@@ -139,19 +141,6 @@ class TextArena(TextGame):
 SETTINGS = TextArenaSettings
 DEFAULT_TASK = "GuessTheNumber-v0"
 build_env = TextArena.from_sample
-
-
-def _find_id(library: ModuleType, task: str) -> str:
-    """Return the id of the game without its wrappers' name."""
-    known = library.envs.registration.ENV_REGISTRY
-    name = task
-    for variant in _VARIANTS:
-        name = name.removesuffix(variant)
-    if f"{name}-raw" in known:
-        return name
-    ids = [other for other in known if f"{other}-raw" in known]
-    hint = did_you_mean(name, ids, "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ...")
-    raise ConfigError(f"TextArena has no game {task!r}; {hint}")
 
 
 @contextlib.contextmanager

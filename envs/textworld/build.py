@@ -17,7 +17,7 @@ from textworld.challenges.tw_simple import simple
 from textworld.challenges.tw_treasure_hunter import treasure_hunter
 from textworld.generator.data import KnowledgeBase
 
-from envs.textworld.recipes import GameRecipe
+from envs.textworld.games import GameRecipe
 
 ATTEMPTS = 20
 """Seeds to try, in a fixed order, if a drawn world has no quest of the required length."""
@@ -47,7 +47,11 @@ def build(recipe: GameRecipe, path: Path, attempt: int) -> None:
     options.grammar.only_last_action = recipe.goal == "brief"
     game = _make_game(recipe, options)
     textworld.generator.compile_game(game, options)
-    if not _walkthrough_wins(path, game.metadata.get("walkthrough") or []):
+    played = textworld.start(str(path), textworld.EnvInfos(won=True))
+    played.reset()
+    won = any(played.step(command)[0].won for command in game.metadata.get("walkthrough") or [])
+    played.close()
+    if not won:
         raise RuntimeError("the walkthrough does not win")
 
 
@@ -72,14 +76,6 @@ def _make_game(recipe: GameRecipe, options: textworld.GameOptions) -> textworld.
 
 
 _MAZES = {"treasure_hunter": treasure_hunter, "coin_collector": coin_collector}
-
-
-def _walkthrough_wins(path: Path, commands: list[str]) -> bool:
-    env = textworld.start(str(path), textworld.EnvInfos(won=True))
-    env.reset()
-    won = any(env.step(command)[0].won for command in commands)
-    env.close()
-    return won
 
 
 if __name__ == "__main__":

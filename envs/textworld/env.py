@@ -17,8 +17,16 @@ from envs.command_game import CommandGame, list_commands
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import import_extra
 from envs.text_game import Frame, GameSettings
-from envs.textworld.games import GameCache, build_game, default_root, find_game
-from envs.textworld.recipes import THEMES, GameRecipe, find_theme, make_recipe
+from envs.textworld.games import (
+    THEMES,
+    GameCache,
+    GameRecipe,
+    build_game,
+    default_root,
+    find_game,
+    find_theme,
+    make_recipe,
+)
 from slime_verlog import Field
 
 _SEED_BLOCK = 1_000_000_000
@@ -41,8 +49,7 @@ class TextWorldSettings(GameSettings):
     mode: str | None = None
     """`easy`, `medium` or `hard` in treasure_hunter; `simple` or `random` in coin_collector."""
     level: int | None = None
-    """TextWorld's own difficulty, in place of rooms, quest_length and mode: 1 to 30 in treasure_hunter, 1 to 300 in
-    coin_collector."""
+    """TextWorld's levels instead of rooms, quest_length and mode: treasure_hunter 1 to 30, coin_collector 1 to 300."""
     recipe: int | None = Field(None, ge=1)
     """Ingredients of the recipe, 1 to 5 (the_cooking_game)."""
     take: int | None = Field(None, ge=0)
@@ -62,16 +69,14 @@ class TextWorldSettings(GameSettings):
     held_out: bool | None = None
     """Use the foods that TextWorld reserves for testing (simple)."""
     goal: Literal["detailed", "brief", "hidden"] = "brief"
-    """How much of the objective the prompt states: every step (`detailed`), only the last step (`brief`) or nothing
-    (`hidden`)."""
+    """What the prompt tells of the objective: every step (`detailed`), the last (`brief`) or nothing (`hidden`)."""
     reward: Literal["sparse", "score", "dense"] = "score"
     """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress along the shortest
     known solution, scaled to 1 in total; steps away from it cost as much."""
     admissible_commands: bool = False
     """List the commands that would work now with every observation. Random play then chooses among them."""
     games: int | None = Field(None, ge=1)
-    """Number of different games; training and held-out seeds are mapped to separate sets of this size. Null: a new
-    game for every seed."""
+    """Number of different games, for training and held-out seeds separately; null: a new game for every seed."""
     games_path: str | None = None
     """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed chooses."""
     cache_dir: str | None = None
@@ -128,17 +133,14 @@ class TextWorld(CommandGame):
             return None
         before, self._now = self._now, moment
         self._history.append(command)
-        return self._frame(self._reward(before.score, moment))
-
-    def _reward(self, score_before: int, moment: Any) -> float:
         if self.settings.reward == "sparse":
-            return float(moment.won)
+            return self._frame(float(moment.won))
         if self.settings.reward == "score":
-            return (moment.score - score_before) / self._player.max_score
-        before = self._distance
+            return self._frame((moment.score - before.score) / self._player.max_score)
+        left = self._distance
         if moment.won or moment.plan:
             self._distance = len(moment.plan)
-        return (before - self._distance) / self._whole_way
+        return self._frame((left - self._distance) / self._whole_way)
 
     def _frame(self, reward: float) -> Frame:
         moment, share = self._now, self._now.score / self._player.max_score
@@ -189,8 +191,7 @@ class TextWorld(CommandGame):
         self._close_guide()
         if self._player is not None:
             self._player.close()
-            self._player = None
-        self._running = False
+        self._player, self._running = None, False
 
     def _close_guide(self) -> None:
         if self._guide is not None:
@@ -222,8 +223,7 @@ def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameReci
             raise ConfigError(f"env.{useless[0]} shapes generated games; remove it to play env.games_path")
     if settings.games is not None:
         seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
-    goal = "detailed" if settings.goal == "detailed" else "brief"
-    return make_recipe(theme, seed, goal, given)
+    return make_recipe(theme, seed, "detailed" if settings.goal == "detailed" else "brief", given)
 
 
 _BETWEEN = re.compile(r" (?:with|from|on|into|in) ")
@@ -237,7 +237,13 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
     # Walking serves the first command that is not a move.
     deed = next((step for step in plan if not step.startswith("go ")), goal)
     walking = command != deed
-    parts = ["" if command == goal else f"My last step will be: {goal}.", _seen(observation, deed, walking)]
+    thing, seen = _BETWEEN.split(deed.partition(" ")[2])[0], ""
+    if thing and not deed.startswith("go "):
+        if re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE):
+            seen = f"I see the {thing}."
+        elif walking:
+            seen = f"I do not see the {thing}."
+    parts = ["" if command == goal else f"My last step will be: {goal}.", seen]
     if command == goal:
         parts.append(f"This is the last step: {command}.")
     elif walking:
@@ -246,12 +252,3 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
     else:
         parts.append(f"Before that comes: {command}.")
     return " ".join(part for part in parts if part)
-
-
-def _seen(observation: str, deed: str, walking: bool) -> str:
-    thing = _BETWEEN.split(deed.partition(" ")[2])[0]
-    if not thing or deed.startswith("go "):
-        return ""
-    if re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE):
-        return f"I see the {thing}."
-    return f"I do not see the {thing}." if walking else ""

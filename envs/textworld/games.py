@@ -1,7 +1,8 @@
 """Provides game files: builds them in a separate process and caches them on disk, or finds them in the user's folder.
 
-All workers of a machine share the cache. A game's folder appears complete or not at all, and is used only if its files
-match their checksums; damaged games are built again.
+A `GameRecipe` determines its game completely, so its key identifies the built game on any machine. All workers of a
+machine share the cache. A game's folder appears complete or not at all, and is used only if its files match their
+checksums; damaged games are built again.
 """
 
 import contextlib
@@ -14,11 +15,106 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from envs.errors import ConfigError, EnvironmentFault
-from envs.textworld.recipes import GameRecipe
+import yaml
+
+from envs.errors import ConfigError, EnvironmentFault, did_you_mean
+
+REVISION = 1
+"""Increase it whenever the builder makes a different game from the same recipe."""
+
+
+@dataclass(frozen=True)
+class Theme:
+    """A kind of game: default parameters, step limit, and the prompt's commands and tips."""
+
+    parameters: Mapping[str, Any]
+    max_steps: int
+    commands: Mapping[str, str]
+    tips: tuple[str, ...] = ()
+
+
+_DATA = yaml.safe_load(Path(__file__).with_name("themes.yaml").read_text(encoding="utf-8"))
+
+
+def _read_theme(theme: dict[str, Any]) -> Theme:
+    sections = [_DATA["command_sections"][section] for section in theme["commands"]]
+    commands = {command: text for section in sections for command, text in section.items()}
+    tips = tuple(tip for entry in theme["tips"] for tip in ([entry] if isinstance(entry, str) else entry))
+    return Theme(theme["parameters"], theme["max_steps"], commands, tips)
+
+
+THEMES = {name: _read_theme(theme) for name, theme in _DATA["themes"].items()}
+_ALIASES, _MODES, _LEVELS = _DATA["aliases"], _DATA["modes"], _DATA["levels"]
+
+
+@dataclass(frozen=True)
+class GameRecipe:
+    """One generated game. Its objective names every step (`goal="detailed"`) or the last one (`"brief"`)."""
+
+    theme: str
+    seed: int
+    goal: str
+    parameters: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def key(self, version: str) -> str:
+        """Return the name of the built game; `version` is TextWorld's."""
+        digest = hashlib.blake2b(f"{REVISION}/{version}/{self.to_json()}".encode(), digest_size=10).hexdigest()
+        return f"{self.theme}-{digest}"
+
+
+def find_theme(task: str) -> str:
+    """Return the theme of a task's name, ours, BALROG's or `tw-make`'s; raises ConfigError for an unknown one."""
+    theme = _ALIASES.get(task, task)
+    if theme not in THEMES:
+        hint = did_you_mean(task, [*THEMES, *_ALIASES], f"there are {', '.join(THEMES)}", n=2)
+        raise ConfigError(f"TextWorld has no task {task!r}; {hint}")
+    return theme
+
+
+def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> GameRecipe:
+    """Complete the parameters with the theme's defaults; raises ConfigError for unknown or impossible ones."""
+    known = THEMES[theme].parameters
+    chosen = {key: value for key, value in given.items() if value is not None}
+    for key in chosen:
+        if key not in known:
+            raise ConfigError(f"TextWorld's {theme} has no env.{key}; it has {', '.join(known)}")
+    parameters = {**known, **chosen}
+    mode, level = parameters.get("mode"), parameters.get("level")
+    if mode is not None and mode not in _MODES[theme]:
+        raise ConfigError(f"env.mode of {theme} must be one of {', '.join(_MODES[theme])}, got {mode!r}")
+    if level is not None:
+        if not 1 <= level <= _LEVELS[theme]:
+            raise ConfigError(f"env.level of {theme} must be from 1 to {_LEVELS[theme]}, got {level}")
+        clash = [key for key in ("rooms", "quest_length", "mode") if key in chosen]
+        if clash:
+            raise ConfigError(f"env.level sets {clash[0]} as well; remove one of them")
+    if theme == "coin_collector" and level is None:
+        rooms, length = parameters["rooms"], parameters["quest_length"]
+        if not length <= rooms <= min(100, 4 * length if mode == "simple" else 100):
+            raise ConfigError(
+                f"coin_collector needs quest_length <= rooms <= 100 (and at most 4 x quest_length in mode simple), "
+                f"got rooms: {rooms}, quest_length: {length}"
+            )
+    if theme == "the_cooking_game":
+        if parameters["rooms"] not in (1, 6, 9, 12):
+            raise ConfigError(f"the_cooking_game has 1, 6, 9 or 12 rooms, got {parameters['rooms']}")
+        if not parameters["take"] <= parameters["recipe"] <= 5:
+            raise ConfigError(
+                f"the_cooking_game needs take <= recipe <= 5, got take: {parameters['take']}, "
+                f"recipe: {parameters['recipe']}"
+            )
+        if parameters["recipe_seed"] and not parameters["take"]:
+            raise ConfigError("env.recipe_seed needs env.take to be at least 1")
+    return GameRecipe(theme, seed % 2**32, goal, parameters)
+
 
 GAME_FILE = "game.z8"
 _FILES = (GAME_FILE, "game.json")
@@ -37,9 +133,8 @@ class GameCache:
         try:
             (root / ".locks").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a writable folder"
-            ) from error
+            why = f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a writable folder"
+            raise ConfigError(why) from error
 
     def fetch(self, key: str, build: Callable[[Path], None]) -> Path:
         """Return the game file of `key`; if it is missing or damaged, `build` is called with an empty folder."""
@@ -118,12 +213,7 @@ def default_root() -> Path:
 
 
 def build_game(recipe: GameRecipe, folder: Path) -> None:
-    """Build the recipe's game into `folder`, in a separate process so that it depends on the recipe alone.
-
-    Raises:
-        ConfigError: these parameters allow no game.
-        EnvironmentFault: the builder hung or crashed.
-    """
+    """Build into `folder`, in another process, from the recipe alone; raises ConfigError for impossible ones."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in [str(Path(__file__).parents[2]), *sys.path] if path),
@@ -144,11 +234,7 @@ def build_game(recipe: GameRecipe, folder: Path) -> None:
 
 
 def find_game(folder: Path, task: str, seed: int) -> Path:
-    """Return the seed's game among the `.z8` files under `folder/task`, or under `folder` if that is missing.
-
-    Raises:
-        ConfigError: there are no games, or the game's `.json` is missing.
-    """
+    """Return the seed's game of `folder/task`, or of `folder`; raises ConfigError if it has none with its `.json`."""
     here = folder.expanduser() / task if (folder.expanduser() / task).is_dir() else folder.expanduser()
     games = sorted(here.rglob("*.z8"))
     if not games:

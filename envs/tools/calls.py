@@ -69,10 +69,7 @@ class Calls:
 
 
 def find_calls(text: str, limit: int = 8) -> Calls:
-    """Find the calls after the reasoning of a response. Never raises.
-
-    Tags inside a JSON string of a call belong to the string.
-    """
+    """Find the calls after a response's reasoning; tags inside a call's string belong to it. Never raises."""
     start = reasoning_end(text)
     if start is None:
         return Calls()
@@ -82,7 +79,20 @@ def find_calls(text: str, limit: int = 8) -> Calls:
         bare = _bare(text, start, limit)
         if bare.valid:
             return bare
-    return _in_tags(text, start, limit)
+    found: list[Call | str] = []
+    position = first = text.find(OPEN, start)
+    end = first
+    while position >= 0 and len(found) < limit:
+        block, read = _block(text, position + len(OPEN))
+        found.append(block)
+        close, following = text.find(CLOSE, read), text.find(OPEN, read)
+        # The end tag may be missing before the next call or the end of the text.
+        if close >= 0 and not 0 <= following < close:
+            end = close + len(CLOSE)
+        else:
+            end = following if following >= 0 else len(text)
+        position = following
+    return _collected(found, (first, end), cut=position >= 0)
 
 
 def reasoning_end(text: str) -> int | None:
@@ -114,58 +124,34 @@ def _inside_json(text: str, position: int) -> bool:
     return False
 
 
-def _in_tags(text: str, start: int, limit: int) -> Calls:
-    found: list[Call | str] = []
-    position = first = text.find(OPEN, start)
-    end = first
-    while position >= 0 and len(found) < limit:
-        block, read = _block(text, position + len(OPEN))
-        found.append(block)
-        close, following = text.find(CLOSE, read), text.find(OPEN, read)
-        # The end tag may be missing before the next call or the end of the text.
-        if close >= 0 and not 0 <= following < close:
-            end = close + len(CLOSE)
-        else:
-            end = following if following >= 0 else len(text)
-        position = following
-    return _collected(found, (first, end), cut=position >= 0)
-
-
 def _block(text: str, start: int) -> tuple[Call | str, int]:
     """Return the call after a tag, and where its text ends; `start` if that is unknown."""
-    if _FUNCTION.match(text, start):
-        return _markup(text, start)
+    if head := _FUNCTION.match(text, start):
+        return _markup(text, head, start)
     value, end, error = decode(text, start)
     if error:
         return error, start
     return read_call(value) if _closed(text, end) else _UNCLOSED, end
 
 
-def _markup(text: str, start: int) -> tuple[Call | str, int]:
+def _markup(text: str, head: re.Match[str], start: int) -> tuple[Call | str, int]:
     """Return the call in `<function=name><parameter=key>value</parameter></function>`, and where its text ends."""
-    head = _FUNCTION.match(text, start)
-    assert head is not None
     end = text.find(_FUNCTION_END, head.end())
     if end < 0:
         return f"the call of {short(head[1])} has no {_FUNCTION_END}", start
-    call = _markup_call(head[1], text[head.end() : end])
-    end += len(_FUNCTION_END)
-    return call if isinstance(call, str) or _closed(text, end) else _UNCLOSED, end
-
-
-def _markup_call(name: str, body: str) -> Call | str:
-    *pieces, rest = body.split(_PARAMETER_END)
-    arguments: dict[str, Any] = {}
+    *pieces, rest = text[head.end() : end].split(_PARAMETER_END)
+    name, arguments, end = short(head[1]), dict[str, Any](), end + len(_FUNCTION_END)
     for piece in pieces:
         parameter = _PARAMETER.match(piece)
         if parameter is None:
-            return f"the call of {short(name)} holds something other than <parameter=name>value{_PARAMETER_END}"
+            return f"the call of {name} holds something other than <parameter=name>value{_PARAMETER_END}", end
         if parameter[1] in arguments:
-            return f"the call of {short(name)} gives the argument {short(parameter[1])} twice"
+            return f"the call of {name} gives the argument {short(parameter[1])} twice", end
         arguments[parameter[1]] = piece[parameter.end() :].removeprefix("\n").removesuffix("\n")
     if rest.strip():
-        return f"the call of {short(name)} holds something after its last {_PARAMETER_END}"
-    return _checked(Call(name, arguments, as_text=True))
+        return f"the call of {name} holds something after its last {_PARAMETER_END}", end
+    call = _checked(Call(head[1], arguments, as_text=True))
+    return call if isinstance(call, str) or _closed(text, end) else _UNCLOSED, end
 
 
 def _closed(text: str, position: int) -> bool:
@@ -182,12 +168,19 @@ def _bare(text: str, start: int, limit: int) -> Calls:
         return Calls()
     begin = start + len(body) - len(body.lstrip())
     span = (begin, start + len(body.rstrip()))
-    values, error = _sequence(content, limit + 1)
-    if not any(_looks_like_call(value) for value in values):
+    values, error, position = list[Any](), "", 0
+    while position < len(content) and len(values) <= limit and not error:
+        value, end, error = decode(content, position)
+        if not error:
+            values += value if isinstance(value, list) else [value]
+            separator = _SEPARATOR.match(content, end)
+            position = separator.end() if separator is not None else end
+    inner = [call for call in map(_unpacked, values) if isinstance(call, dict)]
+    if not any("name" in call and ("arguments" in call or "parameters" in call) for call in inner):
         # JSON without a tool's name is a final answer; broken JSON that starts like a call is a broken call.
         return Calls(errors=(error,), span=span) if error and re.match(r'[\[\s]*\{\s*"name"', content) else Calls()
     found: list[Call | str] = [read_call(value) for value in values[:limit]]
-    return _collected(found + [error] * bool(error), span, cut=len(values) > limit)
+    return _collected(found + [error] * bool(error and len(values) <= limit), span, cut=len(values) > limit)
 
 
 def _unwrapped(body: str) -> str:
@@ -200,23 +193,9 @@ def _unwrapped(body: str) -> str:
     return body.strip()
 
 
-def _sequence(content: str, limit: int) -> tuple[list[Any], str]:
-    values: list[Any] = []
-    position = 0
-    while position < len(content) and len(values) < limit:
-        value, end, error = decode(content, position)
-        if error:
-            return values, error
-        values += value if isinstance(value, list) else [value]
-        separator = _SEPARATOR.match(content, end)
-        position = separator.end() if separator is not None else end
-    return values[:limit], ""
-
-
-def _looks_like_call(value: Any) -> bool:
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
-    return isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
+def _unpacked(value: Any) -> Any:
+    """Return what is inside of `{"function": {...}}`, OpenAI's form."""
+    return value["function"] if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
 
 
 def _collected(found: list[Call | str], span: tuple[int, int], cut: bool) -> Calls:
@@ -246,8 +225,7 @@ def decode_whole(text: str) -> tuple[Any, str]:
 
 def read_call(value: Any) -> Call | str:
     """Return a decoded value as a call, or what is wrong with it."""
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
+    value = _unpacked(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return f"a call has the form {_FORM}, got {short(value)}"
     arguments = value.get("arguments", value.get("parameters", {}))

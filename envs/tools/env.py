@@ -78,7 +78,18 @@ class ToolEnv(BaseInteractionEnv):
         self.close()
         self._steps = self._wrong = 0
         self._score = 0.0
-        self.instruction_prompt = self._render_prompt()
+        settings = self.settings
+        in_prompt = settings.tools_in == "prompt"
+        variables = {
+            "instruction": self.question.system or settings.instruction or "",
+            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self._specs if in_prompt],
+            "has_tools": bool(self._specs),
+            "boxed": settings.grader == "math",
+            "retries": settings.answer_retries,
+            "max_calls": settings.max_calls,
+            "max_steps": settings.max_steps,
+        }
+        self.instruction_prompt = render_template(settings.prompt_template or _TEMPLATE, variables)
         question = self.question
         episode = ToolEpisode(self.task, self.seed, question.text, question.answer, question.images, question.metadata)
         self._session = ToolSession(self._specs, self.settings)
@@ -152,9 +163,7 @@ class ToolEnv(BaseInteractionEnv):
 
     def _final(self, text: str) -> _Outcome:
         start = reasoning_end(text)
-        if start is None or not text[start:].strip():
-            return self._invalid(_NO_ANSWER)
-        answer, span = find_answer(text, start)
+        answer, span = ("", (0, 0)) if start is None else find_answer(text, start)
         if not answer:
             return self._invalid(_NO_ANSWER)
         score, words = self._graded(answer)
@@ -229,35 +238,14 @@ class ToolEnv(BaseInteractionEnv):
         """Return the messages of the latest observation, for a history that already shows the question."""
         return self._messages
 
-    def _render_prompt(self) -> str:
-        settings = self.settings
-        in_prompt = settings.tools_in == "prompt"
-        variables = {
-            "instruction": self.question.system or settings.instruction or "",
-            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self._specs if in_prompt],
-            "has_tools": bool(self._specs),
-            "boxed": settings.grader == "math",
-            "retries": settings.answer_retries,
-            "max_calls": settings.max_calls,
-            "max_steps": settings.max_steps,
-        }
-        return render_template(settings.prompt_template or _TEMPLATE, variables)
-
 
 def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
-    if not images:
-        return {"role": role, "content": text}
-    return {"role": role, "content": [*({"type": "image", "image": i} for i in images), {"type": "text", "text": text}]}
+    parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
+    return {"role": role, "content": parts if images else text}
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """Return the tool environment of one question; a sample of slime's own data set needs neither task nor seed.
-
-    Raises:
-        ConfigError: a wrong setting, no such question, or a built-in grader and a question without answer.
-        ToolError: a tool violates its contract, or two have the same name.
-        MissingDependencyError: jsonschema, or a package for the data or the grader, is not installed.
-    """
+    """Return the environment of one question; a sample of slime's own data set needs neither task nor seed."""
     settings = read_settings(ToolSettings, getattr(args, "env", None), "env.")
     question, task, seed = read_question(sample, settings)
     return ToolEnv(question, load_tools(settings.tools), settings, task, seed)

@@ -46,11 +46,6 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
     """
     if _still_hung(name) >= MAX_HUNG:
         raise ToolTimeout(f"{name} is out of order: {MAX_HUNG} of its calls never ended")
-    value = _wait(name, *_in_thread(name, function, arguments), timeout_s)
-    return _wait(name, *_on_loop(name, value), timeout_s) if inspect.iscoroutine(value) else value
-
-
-def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Future[Any], _GiveUp]:
     future: Future[Any] = Future()
 
     def work() -> None:
@@ -61,31 +56,29 @@ def _in_thread(name: str, function: Callable[..., Any], arguments: Mapping[str, 
 
     thread = threading.Thread(target=work, name=f"tool-{name}", daemon=True)
     thread.start()
-    return future, lambda: _leave(name, thread.is_alive)
+    value = _wait(name, future, lambda: _leave(name, thread.is_alive), timeout_s)
+    return _wait(name, *_on_loop(name, value), timeout_s) if inspect.iscoroutine(value) else value
 
 
 def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any], _GiveUp]:
-    future: Future[Any] = Future()
     loop = background_loop()
     tasks: list[asyncio.Task[Any]] = []
 
-    def begin() -> None:
-        tasks.append(loop.create_task(coroutine))
-        _owners[tasks[0]] = name
-        tasks[0].add_done_callback(end)
+    async def owned() -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        _owners[task] = name
+        return await coroutine
 
-    def end(task: asyncio.Task[Any]) -> None:
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(task.result())
+    future = asyncio.run_coroutine_threadsafe(owned(), loop)
 
     def give_up() -> None:
         """Cancel the coroutine; count it if it continues, and retire its loop if that is blocked."""
         alive = threading.Event()
+        cancel = lambda: tasks[0].cancel() if tasks else (future.cancel(), coroutine.close())  # if it has not begun
         try:
-            loop.call_soon_threadsafe(lambda: (tasks[0].cancel(), alive.set()))
+            loop.call_soon_threadsafe(lambda: (cancel(), alive.set()))
         except RuntimeError:  # the loop is closed, so the coroutine has ended
             return
         if not alive.wait(STUCK_S):
@@ -93,7 +86,6 @@ def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any
         elif wait([future], STUCK_S).not_done:
             _leave(name, lambda: not future.done())
 
-    loop.call_soon_threadsafe(begin)
     return future, give_up
 
 
@@ -151,10 +143,7 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
 
 
 def _retire(loop: asyncio.AbstractEventLoop, waiting: str) -> None:
-    """Replace a blocked loop. Its thread counts as a hung call of the tool that blocks it.
-
-    The loop ends once it is free again and its other coroutines have ended.
-    """
+    """Replace a blocked loop, which ends once it is free; its thread is a hung call of the blocking tool."""
     global _loop
     with _lock:
         if _loop is not loop:
@@ -163,11 +152,11 @@ def _retire(loop: asyncio.AbstractEventLoop, waiting: str) -> None:
         thread = _threads.pop(loop)
     task = asyncio.current_task(loop)
     _leave(_owners.get(task, waiting) if task is not None else waiting, thread.is_alive)
-    loop.call_soon_threadsafe(lambda: loop.create_task(_drain(loop)))
 
+    async def drain() -> None:
+        others = asyncio.all_tasks(loop) - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=DRAIN_S)
+        loop.stop()
 
-async def _drain(loop: asyncio.AbstractEventLoop) -> None:
-    others = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others, timeout=DRAIN_S)
-    loop.stop()
+    loop.call_soon_threadsafe(lambda: loop.create_task(drain()))

@@ -31,7 +31,7 @@ def main(seconds: float, command: list[str]) -> int:
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
         return NOT_FOUND
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, lambda number, frame: (end_children(), os._exit(128 + number)))
     ended = select.poll()
     ended.register(os.pidfd_open(program.pid), select.POLLIN)
     either = select.poll()
@@ -44,27 +44,20 @@ def main(seconds: float, command: list[str]) -> int:
     return -signal.SIGKILL if code is None else code
 
 
-def _terminated(number: int, frame: object) -> None:
-    end_children()
-    os._exit(128 + number)
-
-
 def end_children() -> None:
     """Kill all children until there are none; the children of a killed one become ours."""
-    while children := _children():
+    while True:
+        children: list[int] = []
+        for path in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children += map(int, path.read_text().split())
+        if not children:
+            return
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, 0)
-
-
-def _children() -> list[int]:
-    found: list[int] = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
-    return found
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ class ToolEntry(Settings):
     """One entry of a YAML's `tools:` list. A plain string is its `path`."""
 
     path: str | None = None
-    """A function or class (`package.module:name`, `file.py:name`), or a module or file: its `@tool` functions and
-    `Tool` classes."""
+    """A function or class (`module:name`, `file.py:name`), or a module or file with `@tool` functions and `Tool`s."""
     name: str | None = None
     """Name for the model, in place of the tool's own."""
     schema_: Mapping[str, Any] | None = Field(default=None, alias="schema")
@@ -51,11 +50,7 @@ class ToolEntry(Settings):
 def tool(
     function: Callable[..., Any] | None = None, *, name: str | None = None, schema: Mapping[str, Any] | None = None
 ) -> Any:
-    """Decorator, `@tool` or `@tool(name=...)`: the function is offered when its module or file is listed in a YAML.
-
-    Raises:
-        ToolError: its schema cannot be inferred; see `infer_schema`.
-    """
+    """Decorator `@tool` or `@tool(name=...)`: offers the function where a YAML lists its module; raises ToolError."""
     if function is None:
         return lambda f: tool(f, name=name, schema=schema)
     setattr(function, _MARK, make_tool(function, name=name, schema=schema))
@@ -70,11 +65,7 @@ def make_tool(
     config: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
 ) -> ToolSpec:
-    """Make a tool from a function or a `Tool` class.
-
-    Raises:
-        ToolError: `target` is neither, or its schema cannot be inferred or is not well formed.
-    """
+    """Make a tool from a function or a `Tool` class; raises ToolError for others, and for a bad schema."""
     if not callable(target):
         raise ToolError(f"a tool is a function or a subclass of envs.tools.Tool, got {target!r}")
     function = target

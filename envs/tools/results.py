@@ -106,11 +106,6 @@ class ToolResult:
     failed: bool = False
 
 
-def failure(text: str, settings: ToolSettings) -> ToolResult:
-    """Return an error message as a result."""
-    return _bounded(ToolResult(f"error: {text}", failed=True), settings)
-
-
 def read_result(value: Any, settings: ToolSettings) -> ToolResult:
     """Read what a tool returned.
 

@@ -39,11 +39,7 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
         ToolError: it has no docstring, an argument without type hint or without a line under `Args:`, a type without
             JSON form, `*args` or `**kwargs`, or a positional-only argument.
     """
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-        get_json_schema,
-    )
+    from transformers.utils import chat_template_utils as reading
 
     where = f"the tool {getattr(function, '__qualname__', function)} of {getattr(function, '__module__', '?')}"
     parameters = [p for key, p in inspect.signature(function).parameters.items() if key not in ("self", "cls")]
@@ -55,19 +51,15 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
     if not getattr(function, "__doc__", None):  # inspect.getdoc would inherit one
         raise ToolError(f"{where}: no docstring; say what it does and describe its arguments under Args:")
     try:
-        inferred = get_json_schema(function)["function"]
-    except (DocstringParsingException, TypeHintParsingException, NameError, ValueError) as error:
+        inferred = reading.get_json_schema(function)["function"]
+    except (reading.DocstringParsingException, reading.TypeHintParsingException, NameError, ValueError) as error:
         raise ToolError(f"{where}: {error}") from error
     # OpenAI's form has no key for the return value.
     return {"type": "function", "function": {k: v for k, v in {**inferred, "name": name}.items() if k != "return"}}
 
 
 def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
-    """Check a schema and complete it to OpenAI's form.
-
-    Raises:
-        ToolError: it does not have OpenAI's form, or its parameters are not a JSON schema of an object.
-    """
+    """Check a schema and complete it to OpenAI's form; raises ToolError if that cannot be."""
     function = schema.get("function", schema) if isinstance(schema, Mapping) else None
     if not isinstance(function, Mapping):
         raise ToolError(f"{where}: a schema is a mapping with name, description and parameters, got {short(schema)}")

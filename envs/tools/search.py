@@ -78,30 +78,18 @@ class Search(Tool):
 
 
 class CorpusIndex:
-    """The index of one JSONL file, at `path` or beside the corpus (`wiki.jsonl.fts5`).
-
-    Invariant: the index records the name, size and modification time of its corpus, and is rebuilt when they differ or
-    when it is damaged.
-    """
+    """The index of a JSONL file, at `path` or beside it; rebuilt when damaged, or when the corpus differs."""
 
     def __init__(self, corpus: Path, path: Path | None = None) -> None:
         self.corpus = corpus
         self.path = path if path is not None else corpus.with_name(corpus.name + ".fts5")
 
     def ensure(self) -> None:
-        """Build the index unless it is up to date; waits while another process builds it.
-
-        Raises:
-            ConfigError: the corpus cannot be read or has a malformed line, or the index cannot be written.
-        """
+        """Build the index unless it is up to date; raises ConfigError if corpus or index cannot be used."""
         self._read(lambda connection: None)
 
     def find(self, query: str, count: int) -> list[dict[str, str]]:
-        """Find the `count` passages that fit best, best first. The query has no operators, only words.
-
-        Raises:
-            ConfigError: the index had to be rebuilt, and that failed.
-        """
+        """Find the `count` passages that fit best, best first; the query is words only. Raises as `ensure`."""
         words = list(dict.fromkeys(_WORD.findall(query.lower())))[:_MAX_WORDS]
         if not words:
             return []
@@ -167,7 +155,6 @@ class CorpusIndex:
             part.unlink(missing_ok=True)
 
     def _passages(self) -> Iterator[tuple[str, str, str]]:
-        """Yield title, text and id of each line; the line's number stands in for a missing id."""
         try:
             with open(self.corpus, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -178,6 +165,7 @@ class CorpusIndex:
 
 
 def _read_passage(line: bytes, number: int, where: str) -> tuple[str, str, str]:
+    """Return title, text and id of a line; the line's number stands in for a missing id."""
     if number == 1 and line.startswith(_BYTE_ORDER_MARKS):
         raise ConfigError(f"{where}: the file begins with a byte order mark; save it as UTF-8 without one")
     try:

@@ -13,7 +13,7 @@ from envs.questions.images import ImageError
 from envs.timing import timed
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
-from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, failure, read_result
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, read_result
 from envs.tools.settings import ToolSettings
 
 
@@ -27,11 +27,7 @@ class ToolSession:
         self._live: dict[str, Tool] = {}
 
     def create(self, episode: ToolEpisode) -> list[ToolResult]:
-        """Make the stateful tools; the results of their `create` are shown with the question.
-
-        Raises:
-            EnvironmentFault: a tool could not begin; those that had begun are released.
-        """
+        """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
         shown = []
         for name, spec in self._specs.items():
             if not spec.stateful:
@@ -64,11 +60,7 @@ class ToolSession:
         return calls, errors
 
     def run(self, call: Call, deadline: float) -> ToolResult:
-        """Run one checked call; `deadline` is the turn's, in `time.monotonic` seconds.
-
-        Raises:
-            EnvironmentFault: raised by the tool itself: the machine is broken.
-        """
+        """Run a checked call until `deadline`, in `time.monotonic` seconds; passes on EnvironmentFault."""
         seconds = min(self._timeout(call.name), deadline - time.monotonic())
         live = self._live.get(call.name)
         function = live.execute if live is not None else self._specs[call.name].target
@@ -84,7 +76,7 @@ class ToolSession:
         except (ToolError, ImageError) as error:
             self.counts["tool_errors"] += 1
             self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)
-            return failure(str(error), self.settings)
+            return read_result(ToolResult(f"error: {error}", failed=True), self.settings)
 
     def reward(self) -> float:
         """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward` fails counts as 0."""

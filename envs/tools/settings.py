@@ -98,11 +98,7 @@ class McpSettings(Settings):
 
     @property
     def words(self) -> list[str]:
-        """Return the command as a list.
-
-        Raises:
-            ConfigError: a quotation mark in the text is not closed.
-        """
+        """Return the command as a list; raises ConfigError if a quotation mark in the text is not closed."""
         return split_command(self.command or (), "mcp.command")
 
     @property

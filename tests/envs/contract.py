@@ -104,7 +104,7 @@ CASES = [
         fuzzed_answers=300,
         fuzzed_actions=_CELLS,
     ),
-    Case("envs.alfworld", "all", {"source": "demo", "max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
+    Case("tests.fixtures.alfworld_rooms", "all", {"max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
     Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30}, fuzzed_answers=1000),
     Case(_BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=1000),
     Case("envs.balrog", "babyai/BabyAI-MixedTrainLocal-v0/goto", fuzzed_answers=500),

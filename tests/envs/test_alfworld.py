@@ -1,7 +1,5 @@
-"""ALFWorld: demo games of every family, the planner's way to win, and games of a data set on disk."""
+"""ALFWorld: games of every family, the planner's way to win, and how the data set is read."""
 
-import json
-import logging
 import os
 import subprocess
 import sys
@@ -15,20 +13,14 @@ pytest.importorskip("alfworld", reason="ALFWorld: pip install 'slime-verlog[alfw
 pytest.importorskip("fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all")
 
 from envs import alfworld
-from envs.alfworld import data
-from envs.alfworld.demo import NOTICE, make_demo_game
+from envs.alfworld.env import list_games, load_game
 from envs.errors import ConfigError, MissingDependencyError
 from tests.envs.contract import fuzz
-
-
-@pytest.fixture(autouse=True)
-def no_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    monkeypatch.setattr(data, "_DEFAULT_ROOT", tmp_path / "nothing")
+from tests.fixtures.alfworld_rooms import build_env, make_game, write_game
 
 
 def build(task: str = "pick_and_place_simple", seed: int = 0, **options: Any) -> alfworld.ALFWorld:
-    return alfworld.build_env(
+    return build_env(
         SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={"preset": "verlog", **options})
     )
 
@@ -51,7 +43,7 @@ NEEDED = {
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 @pytest.mark.parametrize("family", alfworld.FAMILIES)
-def test_the_planner_wins_demo_games_of_every_family_by_its_own_means(family: str, seed: int) -> None:
+def test_the_planner_wins_games_of_every_family_by_its_own_means(family: str, seed: int) -> None:
     env = build(family, seed)
     observation = env.reset()
     assert f"Your task is to: {env.mission}." in observation["obs_str"]
@@ -73,33 +65,12 @@ def test_the_planner_finds_its_way_from_wherever_the_agent_went() -> None:
     assert play_expert(env)[-1]["progression"] == 1.0
 
 
-def test_demo_games_say_so_in_the_log_the_prompt_and_the_first_observation(caplog: pytest.LogCaptureFixture) -> None:
-    alfworld.env._warn_once.cache_clear()
-    with caplog.at_level(logging.WARNING, "envs.alfworld"):
-        env = build()
-        first = env.reset()["obs_str"]
-    assert env.demo and first.startswith(NOTICE) and NOTICE in env.instruction_prompt and NOTICE in caplog.text
-    observation, _, info = env.step("look")
-    assert NOTICE not in observation["obs_str"] and info["metrics"]["demo_game"] == 1.0
-
-
-def test_demo_games_differ_by_seed_and_family_and_never_change() -> None:
-    games = {(f, s): make_demo_game(f, s)["pddl_problem"] for f in alfworld.FAMILIES for s in range(8)}
-    assert len(set(games.values())) == len(games)
-    assert all(make_demo_game(*key)["pddl_problem"] == problem for key, problem in games.items())
-
-
-def test_the_task_all_goes_through_the_families() -> None:
-    env = [build("all", seed) for seed in range(6)]
-    assert {e._families[e.seed % 6] for e in env} == set(alfworld.FAMILIES)
-
-
 def test_programs_that_played_several_games_end_in_good_order() -> None:
     script = """
 from types import SimpleNamespace as N
-from envs import alfworld
+from tests.fixtures import alfworld_rooms
 for seeds in ((1, 2), (3, 4)):
-    envs = [alfworld.build_env(N(metadata={"task": "all", "seed": s}), N(env={"source": "demo"})) for s in seeds]
+    envs = [alfworld_rooms.build_env(N(metadata={"task": "all", "seed": s}), N(env={})) for s in seeds]
     for env in envs:
         env.reset()
     for env in envs:
@@ -136,7 +107,8 @@ def test_an_episode_is_the_same_in_every_process() -> None:
     script = """
 from types import SimpleNamespace as N
 from envs import alfworld
-env = alfworld.build_env(N(metadata={"task": "pick_clean", "seed": 4}), N(env={"source": "demo"}))
+from tests.fixtures import alfworld_rooms
+env = alfworld_rooms.build_env(N(metadata={"task": "pick_clean", "seed": 4}), N(env={}))
 print(env.reset())
 for index in range(15):
     print(env.step(env._now.commands[index * 7 % len(env._now.commands)]), alfworld.expert_action(env))
@@ -176,7 +148,7 @@ def test_capitals_and_the_older_way_to_put_things_down_are_understood() -> None:
 
 
 def test_listed_commands_all_work() -> None:
-    env = build(admissible_commands=True, source="demo")
+    env = build(admissible_commands=True)
     listed = env.reset()["text"]["short_term_context"]
     commands = listed.removeprefix("Commands that work now: ").removesuffix(".").split(", ")
     assert len(commands) > 8
@@ -215,60 +187,47 @@ def data_set(tmp_path: Path) -> Path:
     """A small data set on disk, in ALFWorld's layout."""
     for family in alfworld.FAMILIES[:2]:
         for number in range(2):
-            _write(tmp_path, "train", f"{family}-Mug-None-Desk-{number}", make_demo_game(family, number))
-    _write(tmp_path, "valid_unseen", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-9", make_demo_game(alfworld.FAMILIES[0], 9))
-    unsolvable = {**make_demo_game(alfworld.FAMILIES[0], 5), "solvable": False}
-    _write(tmp_path, "train", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-5", unsolvable)
-    _write(tmp_path, "train", f"{alfworld.FAMILIES[0]}-MugSliced-None-Desk-6", make_demo_game(alfworld.FAMILIES[0], 6))
+            write_game(tmp_path, "train", f"{family}-Mug-None-Desk-{number}", make_game(family, number))
+    write_game(tmp_path, "valid_unseen", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-9", make_game(alfworld.FAMILIES[0], 9))
+    unsolvable = {**make_game(alfworld.FAMILIES[0], 5), "solvable": False}
+    write_game(tmp_path, "train", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-5", unsolvable)
+    write_game(tmp_path, "train", f"{alfworld.FAMILIES[0]}-MugSliced-None-Desk-6", make_game(alfworld.FAMILIES[0], 6))
     return tmp_path
-
-
-def _write(root: Path, split: str, name: str, game: dict[str, Any]) -> None:
-    folder = root / "json_2.1.1" / split / name / "trial_1"
-    folder.mkdir(parents=True)
-    (folder / "game.tw-pddl").write_text(json.dumps({"solvable": True, **game}))
 
 
 def test_games_of_the_data_set_are_played_and_won(data_set: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALFWORLD_DATA", str(data_set))
-    env = build("look_at_obj_in_light", 1)
+    env = build("look_at_obj_in_light", 1, data_path=None)
     observation = env.reset()
-    assert not env.demo and NOTICE not in observation["obs_str"] + env.instruction_prompt
-    infos = play_expert(env)
-    assert infos[-1]["reward"] == 1.0 and infos[-1]["metrics"]["demo_game"] == 0.0
+    assert "Your task is to: " in observation["obs_str"] and play_expert(env)[-1]["reward"] == 1.0
 
 
 def test_the_seed_goes_through_the_solvable_games_of_the_split(data_set: Path) -> None:
     family = alfworld.FAMILIES[0]
-    drawn = {data.load_game(data_set, "train", (family,), seed)["pddl_problem"] for seed in range(9)}
-    assert drawn == {make_demo_game(family, number)["pddl_problem"] for number in range(2)}
-    held_out = data.load_game(data_set, "valid_unseen", alfworld.FAMILIES, 123)
-    assert held_out["pddl_problem"] == make_demo_game(family, 9)["pddl_problem"]
-    assert len(data.list_games(data_set, "train", alfworld.FAMILIES)) == 5
+    drawn = {load_game(data_set, "train", (family,), seed)["pddl_problem"] for seed in range(9)}
+    assert drawn == {make_game(family, number)["pddl_problem"] for number in range(2)}
+    held_out = load_game(data_set, "valid_unseen", alfworld.FAMILIES, 123)
+    assert held_out["pddl_problem"] == make_game(family, 9)["pddl_problem"]
+    assert len(list_games(data_set, "train", alfworld.FAMILIES)) == 5
 
 
 def test_a_damaged_game_is_named(data_set: Path) -> None:
     env = build(data_path=str(data_set), split="valid_unseen")
-    (path,) = data.list_games(data_set, "valid_unseen", (alfworld.FAMILIES[0],))
+    (path,) = list_games(data_set, "valid_unseen", (alfworld.FAMILIES[0],))
     path.write_text("{half")
     with pytest.raises(ConfigError, match=r"game\.tw-pddl cannot be read .*download it again"):
         env.reset()
 
 
-def test_a_named_data_set_without_games_is_refused_instead_of_playing_demos(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match=r"env.data_path: there is no json_2\.1\.1 in"):
+def test_a_data_set_without_games_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=rf"not in {tmp_path}, which has no folder json_2\.1\.1; set env.data_path"):
         build(data_path=str(tmp_path))
-    with pytest.raises(ConfigError, match="env.source: data found no data set"):
-        build(source="data")
-    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"ALFWORLD_DATA: there is no json_2\.1\.1"):
-        build()
-    assert build(source="demo").demo
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "named"))
+    with pytest.raises(ConfigError, match=f"not in {tmp_path / 'named'}, which"):
+        build(data_path=None)
     (tmp_path / "json_2.1.1").mkdir()
     with pytest.raises(ConfigError, match="no solvable game of pick_and_place_simple"):
-        build().reset()
+        build(data_path=str(tmp_path)).reset()
 
 
 @pytest.mark.parametrize(
@@ -279,7 +238,6 @@ def test_a_named_data_set_without_games_is_refused_instead_of_playing_demos(
         ("", {}, "there are all, pick_and_place_simple"),
         ("all", {"split": "test"}, "env.split must be one of"),
         ("all", {"vlm": True}, "ALFWorld has no pictures here"),
-        ("all", {"source": "demo", "data_path": "/x"}, "has no effect with env.source: demo"),
     ],
 )
 def test_unknown_tasks_and_impossible_options_are_refused(task: str, options: dict[str, Any], message: str) -> None:

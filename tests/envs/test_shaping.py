@@ -26,7 +26,7 @@ GAMES = [
 def build(name: str, task: str, seed: int, **options: Any) -> Any:
     if name == "alfworld":
         pytest.importorskip("fast_downward", reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test")
-    module = importlib.import_module(f"envs.{name}")
+    module = importlib.import_module("tests.fixtures.alfworld_rooms" if name == "alfworld" else f"envs.{name}")
     sample = SimpleNamespace(metadata={"task": task, "seed": seed})
     return module, module.build_env(sample, SimpleNamespace(env={"max_steps": 25, **options}))
 

@@ -19,7 +19,9 @@ CONFIGS = Path(__file__).parents[2] / "custom_configs"
     "name",
     ["nethack", "reasoning_gym", "recall", "sokoban", "textarena", "textworld", "alfworld", "balrog", "mixture"],
 )
-def test_every_task_of_the_config_can_be_built(name: str) -> None:
+def test_every_task_of_the_config_can_be_built(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json_2.1.1").mkdir()
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     config = load_settings(SimpleNamespace(custom_config_path=str(CONFIGS / f"{name}.yaml")))
     tasks = [*read_tasks(config), *read_tasks(config, config.eval)]
     assert tasks

@@ -39,7 +39,12 @@ class Noise:
         for first, fixed in ((0, _NEAR_ORIGIN), (_FAR_END, _NEAR_FAR_END), (_MIDDLE, _BETWEEN)):
             part = np.flatnonzero((cases >= first) & (cases < _PART_ENDS[first]))
             for offset, distance in _surround(delta[:, part], fixed, cases[part]):
-                terms.append(_find_near(part, corner[:, part] + offset, distance))
+                dx, dy, dz = distance
+                falloff = 2 - dx * dx - dy * dy - dz * dz
+                near = np.flatnonzero(falloff > 0)
+                i, j, k = (corner[:, part] + offset)[:, near].astype(np.int64) & 0xFF
+                falloff = falloff[near] * falloff[near]
+                terms.append(_Terms(part[near], i << 16 | j << 8 | k, distance[:, near], falloff * falloff))
         self._sort(terms, len(x))
 
     def _sort(self, terms: list[_Terms], points: int) -> None:
@@ -89,26 +94,13 @@ class _Terms(NamedTuple):
 
 
 def _surround(delta: np.ndarray, fixed: list[Vertex], cases: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the offsets and the distances of the lattice points shared by a part of the cell, then of the extra ones.
-
-    Both are (3, points); `delta` holds the points' distances from the cell's corner.
-    """
+    """Yield offsets and distances (3, points) of a part's shared lattice points, then of the extra ones."""
     for vertex in fixed:
         offset = np.array(vertex, dtype=np.float64)[:, None]
         yield offset, delta - offset - sum(vertex) * SQUISH_CONSTANT3
     for early, late, squish in zip(_EARLY, _LATE, _SQUISH, strict=True):
         offset, after = early[:, cases], late[:, cases]
         yield offset + after, delta - offset - squish[cases] - after
-
-
-def _find_near(points: np.ndarray, lattice: np.ndarray, delta: np.ndarray) -> _Terms:
-    """Return the terms of lattice points (3, points) that are near enough to count."""
-    dx, dy, dz = delta
-    falloff = 2 - dx * dx - dy * dy - dz * dz
-    near = np.flatnonzero(falloff > 0)
-    i, j, k = lattice[:, near].astype(np.int64) & 0xFF
-    falloff = falloff[near] * falloff[near]
-    return _Terms(points[near], i << 16 | j << 8 | k, delta[:, near], falloff * falloff)
 
 
 def _permutation(seed: int) -> np.ndarray:
@@ -148,14 +140,9 @@ def _classify_end(x: np.ndarray, y: np.ndarray, z: np.ndarray, corner: np.ndarra
     return np.where(with_corner, 8 + np.where(b_score > a_score, b, a), a | b)
 
 
-def _tabulate() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the extra lattice points' early and late offsets, (2, 3, cases), and their squish, (2, cases)."""
-    table = yaml.safe_load(Path(__file__).with_name("lattice.yaml").read_text(encoding="utf-8"))
-    early, late = np.zeros((2, 2, 3, _CASES))
-    for case, lists in table.items():
-        late[:, :, case] = lists[2:] or 0
-        early[:, :, case] = np.array(lists[:2]) - late[:, :, case]
-    return early, late, (early + late).sum(axis=1) * SQUISH_CONSTANT3
-
-
-_EARLY, _LATE, _SQUISH = _tabulate()
+# The extra lattice points' early and late offsets, (2, 3, cases), and their squish, (2, cases).
+_EARLY, _LATE = np.zeros((2, 2, 3, _CASES))
+for _case, _lists in yaml.safe_load(Path(__file__).with_name("lattice.yaml").read_text(encoding="utf-8")).items():
+    _LATE[:, :, _case] = _lists[2:] or 0
+    _EARLY[:, :, _case] = np.array(_lists[:2]) - _LATE[:, :, _case]
+_SQUISH = (_EARLY + _LATE).sum(axis=1) * SQUISH_CONSTANT3

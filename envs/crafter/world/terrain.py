@@ -4,7 +4,6 @@ Random numbers are drawn cell by cell in the original's order, x before y. The n
 original's time, is computed for all cells at once.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -55,14 +54,10 @@ def _prepare_noise() -> Noise:
 def generate(random: np.random.RandomState) -> tuple[np.ndarray, Creatures]:
     """Draw a world: (material of each cell, flat and x-major, uint8; creatures without the player)."""
     noise = _prepare_noise().sample(int(random.randint(0, 2**31 - 1)))
-    layers = dict(zip(_LAYERS, noise.reshape(len(_LAYERS), -1), strict=True))
-    land, tunnels = _shape_land(layers, random.random_sample)
-    return land, _scatter_creatures(land, tunnels, random.random_sample)
-
-
-def _shape_land(layers: dict[str, np.ndarray], uniform: Callable[[], float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return materials and the mask of tunnels."""
-    start, water, mountain = _elevation(layers)
+    layers, uniform = dict(zip(_LAYERS, noise.reshape(len(_LAYERS), -1), strict=True)), random.random_sample
+    start = 1 / (1 + np.exp(-(4 - _DISTANCE + 2 * layers["start"])))  # weight of the starting meadow
+    water = layers["water"] + 0.15 * layers["ripples"] + 0.1 - 2 * start
+    mountain = (layers["mountain"] + 0.3 * layers["crags"]) / 1.3 - (4 * start + 0.3 * water)
     land = np.full(SIZE * SIZE, _ID["grass"], np.uint8)
     wild = start <= 0.5
     tunnels, lots = _carve(layers, land, wild & (mountain > 0.15), mountain)
@@ -76,16 +71,17 @@ def _shape_land(layers: dict[str, np.ndarray], uniform: Callable[[], float]) -> 
             if uniform() > threshold:
                 land[cell] = material
                 break
-    return land, tunnels
-
-
-def _elevation(layers: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weights of the starting meadow, of water and of mountains for each cell."""
-    start = 4 - _DISTANCE + 2 * layers["start"]
-    start = 1 / (1 + np.exp(-start))
-    water = layers["water"] + 0.15 * layers["ripples"] + 0.1 - 2 * start
-    mountain = (layers["mountain"] + 0.3 * layers["crags"]) / 1.3 - (4 * start + 0.3 * water)
-    return start, water, mountain
+    cows = (land == _ID["grass"]) & (_DISTANCE > 3)
+    zombies = _IS_WALKABLE[land] & (_DISTANCE > 10)
+    skeletons = (land == _ID["path"]) & tunnels
+    creatures: Creatures = []
+    chances = ((cows.tolist(), COW, 0.985), (zombies.tolist(), ZOMBIE, 0.993), (skeletons.tolist(), SKELETON, 0.95))
+    for cell in np.flatnonzero(cows | zombies | skeletons).tolist():
+        # The first draw above its threshold decides.
+        kinds = (kind for mask, kind, threshold in chances if mask[cell] and uniform() > threshold)
+        if (kind := next(kinds, None)) is not None:
+            creatures.append((kind, *divmod(cell, SIZE)))
+    return land, creatures
 
 
 def _carve(
@@ -102,18 +98,3 @@ def _carve(
         for cell in np.flatnonzero(solid & mask).tolist():
             lots[cell] = (*lots.get(cell, ()), lot)
     return tunnel, lots
-
-
-def _scatter_creatures(land: np.ndarray, tunnels: np.ndarray, uniform: Callable[[], float]) -> Creatures:
-    cows = (land == _ID["grass"]) & (_DISTANCE > 3)
-    zombies = _IS_WALKABLE[land] & (_DISTANCE > 10)
-    skeletons = (land == _ID["path"]) & tunnels
-    cells = np.flatnonzero(cows | zombies | skeletons)
-    creatures: Creatures = []
-    chances = ((cows.tolist(), COW, 0.985), (zombies.tolist(), ZOMBIE, 0.993), (skeletons.tolist(), SKELETON, 0.95))
-    for cell in cells.tolist():
-        # The first draw above its threshold decides.
-        kinds = (kind for mask, kind, threshold in chances if mask[cell] and uniform() > threshold)
-        if (kind := next(kinds, None)) is not None:
-            creatures.append((kind, *divmod(cell, SIZE)))
-    return creatures

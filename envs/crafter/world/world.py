@@ -87,19 +87,15 @@ class Skeleton(Monster):
             if self.move((-dx, -dy)):
                 return
         if distance <= 5 and uniform() < 0.5:
-            self._shoot(self.toward(player))
+            dx, dy = self.toward(player)
+            x, y = self.x + dx, self.y + dy
+            if not self.cooldown and (dx or dy) and self.world.is_free(x * STRIDE + y, Arrow.walkable):
+                self.world.add(Arrow(self.world, x, y, (dx, dy)))
+                self.cooldown = 4
         elif distance <= 8 and uniform() < 0.3:
             self.move(self.toward(player, uniform() < 0.6))
         elif uniform() < 0.2:
             self.move_randomly()
-
-    def _shoot(self, direction: Direction) -> None:
-        if self.cooldown > 0 or direction == (0, 0):
-            return
-        x, y = self.x + direction[0], self.y + direction[1]
-        if self.world.is_free(x * STRIDE + y, Arrow.walkable):
-            self.world.add(Arrow(self.world, x, y, direction))
-            self.cooldown = 4
 
 
 class Arrow(Creature):
@@ -166,8 +162,13 @@ class World(Grid):
             if abs(being.x - player.x) + abs(being.y - player.y) < _ACTIVE_DISTANCE:
                 being.update()
         if self.steps % _BALANCE_EVERY == 0:
+            light = self.daylight
+            monsters = 3.5 - 3 * light
             for chunk in list(self.settled):
-                self._balance(chunk)
+                grass, paths = chunk.counts[_GRASS], chunk.counts[_PATH]
+                self._regulate(chunk, ZOMBIE, _GRASS, (6, 0), (0.3, 0.4), (0 if grass < 50 else monsters, monsters))
+                self._regulate(chunk, SKELETON, _PATH, (7, 7), (0.1, 0.1), (0 if paths < 6 else 1, 2))
+                self._regulate(chunk, COW, _GRASS, (5, 5), (0.01, 0.1), (0 if grass < 30 else 1, 1.5 + light))
         self.noise = None
         if self.daylight < 0.5:
             # Crafter renders one image per step, and BALROG another, which it shows.
@@ -180,13 +181,6 @@ class World(Grid):
             self.unlocked = frozenset(unlocked)
             reward += 1.0
         return reward
-
-    def _balance(self, chunk: Chunk) -> None:
-        light, grass = self.daylight, chunk.counts[_GRASS]
-        monsters = 3.5 - 3 * light
-        self._regulate(chunk, ZOMBIE, _GRASS, (6, 0), (0.3, 0.4), (0 if grass < 50 else monsters, monsters))
-        self._regulate(chunk, SKELETON, _PATH, (7, 7), (0.1, 0.1), (0 if chunk.counts[_PATH] < 6 else 1, 2))
-        self._regulate(chunk, COW, _GRASS, (5, 5), (0.01, 0.1), (0 if grass < 30 else 1, 1.5 + light))
 
     def _regulate(
         self,

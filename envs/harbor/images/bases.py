@@ -44,22 +44,6 @@ def unfinished(store: Path) -> Iterator[Path]:
         remove_tree(folder)
 
 
-def source_of(name: str, settings: HarborSettings) -> str:
-    """Where an image comes from, in skopeo's words.
-
-    Raises:
-        ConfigError: `base_sources` does not cover it.
-    """
-    full = full_name(name)
-    for pattern, source in settings.base_sources.items():
-        if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(full, pattern):
-            return source.replace("{image}", full)
-    raise ConfigError(
-        f"env.base_sources does not say where the image {name} comes from; add a pattern for it, such as "
-        f'"{name}": "docker://{{image}}" for its registry, or "oci:FOLDER:TAG" for a local OCI layout'
-    )
-
-
 def full_name(name: str) -> str:
     """An image's name with its registry and tag, as docker completes it. Beside a digest, a tag means nothing."""
     name = re.sub(r":[^/:@]+@", "@", name)
@@ -70,16 +54,22 @@ def full_name(name: str) -> str:
 
 
 def fetch_base(name: str, settings: HarborSettings, store: Path) -> Tree:
-    """The unpacked image `name`, from the store or from its source.
-
-    Raises:
-        ConfigError: its source is unknown, or cannot be read.
-        MissingDependencyError: skopeo or umoci is not installed.
-    """
+    """Return the unpacked image `name`, from the store or its source; raises ConfigError if it has none."""
     if name == "scratch":
         (store / "bases" / name).mkdir(parents=True, exist_ok=True)
         return Tree(store / "bases" / name, name, Image(variables={"PATH": PATH}))
-    source = source_of(name, settings)
+    full = full_name(name)
+    sources = [
+        source.replace("{image}", full)
+        for pattern, source in settings.base_sources.items()
+        if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(full, pattern)
+    ]
+    if not sources:
+        raise ConfigError(
+            f"env.base_sources does not say where the image {name} comes from; add a pattern for it, such as "
+            f'"{name}": "docker://{{image}}" for its registry, or "oci:FOLDER:TAG" for a local OCI layout'
+        )
+    source = sources[0]
     key = key_of(source, _stamp(source))
     at = store / "bases" / key
     if not at.is_dir():

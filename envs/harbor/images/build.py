@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import Copy, read_copy, with_setting
+from envs.harbor.dockerfile import Copy, Instruction, UnsupportedLine, fill_in, read_copy, with_setting
 from envs.harbor.images.bases import UNFINISHED, Tree, fetch_base, unfinished
 from envs.harbor.images.layers import apply_changes, inside, make_folder, put
 from envs.harbor.images.sandbox import run_in_image
 from envs.harbor.images.stages import IGNORED, read_arguments, read_dockerfile, run_command
-from envs.harbor.instructions import Instruction, UnsupportedLine, fill_in
 from envs.harbor.places import copy_sources, home_of, no_source, refuse_dockerignore
 from envs.harbor.settings import HarborSettings
 from envs.harbor.store import Recipe, digest_of, keep_image, key_of
@@ -40,10 +39,7 @@ class _Progress:
 
 
 def build_image(recipe: Recipe, settings: HarborSettings, say: Callable[[str], object] = print) -> None:
-    """Build the image of a task, unless the store has it, and write its record.
-
-    Args:
-        say: is told of each RUN that is executed.
+    """Build the image of a task, unless the store has it, and write its record; `say` is told of each RUN.
 
     Raises:
         UnsupportedLine: the Dockerfile has a line that cannot be executed.
@@ -183,10 +179,7 @@ class _Builder:
         return key, partial(_copy_into, step, copy, [*files, *texts], mode)
 
     def _sources(self, step: Instruction, pattern: str, other: Tree | None) -> list[tuple[str, Path]]:
-        """The files and folders that a source of COPY names, and their names; a link means what it leads to.
-
-        No link is followed out of the folder or image, so nothing of this machine is read or changed.
-        """
+        """Find the files that a source of COPY names, links followed, and never one outside of folder or image."""
         root = self.recipe.context if other is None else other.folder
         if other is None:
             refuse_dockerignore(step.line, root)

@@ -8,44 +8,24 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
-from envs.harbor.instructions import UnsupportedLine
+from envs.harbor.dockerfile import UnsupportedLine
+from envs.harbor.places import follow
 from envs.swe.sandbox.workspace import give_to_agent, remove_tree
 
-_MAX_LINKS = 40
-"""As many as Linux follows."""
+_OPAQUE = "user.overlay.opaque"
 
 
 def inside(tree: Path, path: str) -> Path:
-    """Where a path of an image lies, with links followed as the image's programs would follow them.
-
-    Raises:
-        UnsupportedLine: links lead in a circle.
-    """
-    current, waiting, followed = tree, list(reversed(PurePosixPath("/", path).parts[1:])), 0
-    while waiting:
-        part = waiting.pop()
-        if part == "..":
-            current = current.parent if current != tree else tree
-        elif not (current / part).is_symlink():
-            current /= part
-        else:
-            followed += 1
-            if followed > _MAX_LINKS:
-                raise UnsupportedLine(f"{path} leads through too many links")
-            link = PurePosixPath(os.readlink(current / part))
-            current = tree if link.is_absolute() else current
-            waiting += reversed(link.parts[1:] if link.is_absolute() else link.parts)
-    return current
+    """Find a path of an image, following links as the image's programs do; raises UnsupportedLine for a circle."""
+    found = follow(PurePosixPath("/", path), lambda inner: tree / str(inner).lstrip("/"))
+    if found is None:
+        raise UnsupportedLine(f"{path} leads through too many links")
+    return tree / str(found).lstrip("/")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of a tree, and those on its way.
-
-    Raises:
-        UnsupportedLine: there is a file in its place.
-    """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
+    """Make a folder of a tree, and those on its way; raises UnsupportedLine if there is a file in its place."""
+    for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         path.mkdir(mode=0o755)
         give_to_agent(path)
     if not folder.is_dir():
@@ -69,7 +49,9 @@ def apply_changes(changes: Path, tree: Path) -> None:
                 else:
                     put(Path(entry.path), target)
                 continue
-            if _is_opaque(entry.path) or target.is_symlink() or not target.is_dir():
+            # The folder of an upper layer that is opaque replaces the one below it.
+            opaque = _OPAQUE in os.listxattr(entry.path) and os.getxattr(entry.path, _OPAQUE) == b"y"
+            if opaque or target.is_symlink() or not target.is_dir():
                 _remove(target)
                 target.mkdir()
             apply_changes(Path(entry.path), target)
@@ -83,9 +65,3 @@ def _remove(path: Path) -> None:
         remove_tree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _is_opaque(folder: str) -> bool:
-    """Whether a folder of an upper layer replaces the one below it."""
-    name = "user.overlay.opaque"
-    return name in os.listxattr(folder) and os.getxattr(folder, name) == b"y"

@@ -24,11 +24,7 @@ _NETWORK_FILES = ("/etc/hosts", "/etc/resolv.conf")
 def run_in_image(
     tree: Path, work: Path, argv: Sequence[str], folder: str, variables: Mapping[str, str], limits: Limits
 ) -> Outcome:
-    """Run a command on an overlay over `tree`; what it changed is in `work / "upper"`.
-
-    Args:
-        work: an empty folder on a disk that overlays can write to.
-    """
+    """Run a command on an overlay over `tree`, with its changes in `work / "upper"`; `work` must be empty."""
     for name in ("upper", "work", "merged"):
         (work / name).mkdir()
         give_to_agent(work / name)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envs.errors import did_you_mean
-from envs.harbor.dockerfile import WITHOUT_EFFECT
-from envs.harbor.instructions import Instruction, UnsupportedLine, read_instructions
+from envs.harbor.dockerfile import WITHOUT_EFFECT, Instruction, UnsupportedLine, read_instructions
 
 IGNORED = (*WITHOUT_EFFECT, "ENTRYPOINT", "HEALTHCHECK", "VOLUME")
 """Instructions without a meaning here: no process outlives a command, and no port or volume leads outside."""
@@ -32,11 +31,7 @@ class Stage:
 
 
 def read_dockerfile(text: str, build_args: Mapping[str, str]) -> tuple[list[Stage], Mapping[str, str]]:
-    """Read a Dockerfile: its stages, and the values of `ARG` before the first `FROM`, with docker's own.
-
-    Raises:
-        UnsupportedLine: a line that cannot be executed; the text says why.
-    """
+    """Read stages and the values of `ARG` before the first `FROM`; raises UnsupportedLine, with the line."""
     machine = _MACHINES.get(platform.machine(), platform.machine())
     known = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
     arguments = {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in known.items()}
@@ -44,7 +39,10 @@ def read_dockerfile(text: str, build_args: Mapping[str, str]) -> tuple[list[Stag
     for step in read_instructions(text):
         _check(step)
         if step.name == "FROM":
-            stages.append(_stage(step, arguments))
+            words = step.words(arguments)
+            if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
+                raise UnsupportedLine(f"{step.line} is not FROM IMAGE or FROM IMAGE AS NAME")
+            stages.append(Stage(words[2].lower() if len(words) == 3 else "", words[0]))
         elif stages:
             stages[-1].steps.append(step)
         elif step.name == "ARG":
@@ -99,10 +97,3 @@ def _check(step: Instruction) -> None:
         raise UnsupportedLine(f"{step.line} needs a JSON list")
     if step.name == "RUN" and any(document.text.startswith("#!") for document in step.heredocs):
         raise UnsupportedLine(f"{step.line} has a heredoc for another interpreter, which is not supported")
-
-
-def _stage(step: Instruction, arguments: Mapping[str, str]) -> Stage:
-    words = step.words(arguments)
-    if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
-        raise UnsupportedLine(f"{step.line} is not FROM IMAGE or FROM IMAGE AS NAME")
-    return Stage(words[2].lower() if len(words) == 3 else "", words[0])

@@ -2,7 +2,7 @@
 
 The command sees `/testbed` (the tree), `/usr`, the Python that runs the tests, its own `/tmp`, `/proc` and `/dev`,
 but none of the trainer's other files, environment variables or processes. `places` shows parts of the tree elsewhere,
-and `root` takes system and Python from an exported image.
+and `root` takes system and Python from an image.
 """
 
 import functools
@@ -46,7 +46,7 @@ class Sandbox:
     folder: str = TESTBED
     """Where commands start."""
     root: Path | None = None
-    """Folder with an exported image; it takes the place of this machine's system and of `python`."""
+    """Folder with an image's files; they take the place of this machine's system and of `python`."""
 
     def run(
         self,
@@ -221,11 +221,7 @@ def python_in(places: Iterable[str], python: Path) -> tuple[Path, ...]:
 
 @functools.lru_cache(maxsize=1)
 def find_bwrap() -> str:
-    """Path of bubblewrap.
-
-    Raises:
-        MissingDependencyError: it, or a tool of util-linux that goes with it, is not installed.
-    """
+    """Path of bubblewrap; raises MissingDependencyError without it, or without a tool of util-linux."""
     for tool in ("bwrap", "prlimit", "setarch", "setpriv"):
         if shutil.which(tool) is None:
             package = "bubblewrap" if tool == "bwrap" else "util-linux"

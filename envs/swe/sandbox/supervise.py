@@ -38,8 +38,7 @@ class Limits:
     seconds: float = 60.0
     memory_mb: int = 2048
     address_mb: int | None = None
-    """Address space of each process; `memory_mb` by default. Some runtimes, such as Node.js, reserve far more than they
-    use."""
+    """Address space of each process; null for `memory_mb`. Node.js, for one, reserves far more than it uses."""
     processes: int = 128
     file_mb: int = 64
     tree_mb: int = 512
@@ -243,11 +242,7 @@ class Namespace:
             self._first = _open_first(info_read.fileno())
 
     def end(self) -> None:
-        """Kill what still runs, and return when nothing of the namespace is alive.
-
-        Raises:
-            EnvironmentFault: the kernel does not let go of it, as with a dead network disk.
-        """
+        """Kill what still runs, and return when nothing is alive; raises EnvironmentFault if that fails."""
         if self._first is None:
             self.process.kill()
         else:

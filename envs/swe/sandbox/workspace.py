@@ -31,15 +31,18 @@ PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
 _MAX_WAITING = 16
-"""Discarded folders that wait for their removal. With more, `discard` removes the next one itself, so the disk does not
-fill."""
+"""Discarded folders that wait for their removal; `discard` removes further ones itself."""
 
 
 class ProcessFolder:
     """A temporary folder that is removed when the process ends, or by the next process if this one is killed."""
 
     def __init__(self) -> None:
-        _remove_stale()
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):  # of processes that were killed
+            # In use, not complete yet, or another user's.
+            with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(folder)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
         self.path.chmod(0o711)  # the sandbox's user must pass
         self._lock, name = tempfile.mkstemp(prefix=PREFIX)
@@ -88,16 +91,6 @@ class ProcessFolder:
         remove_tree(self.path)
 
 
-def _remove_stale() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        try:
-            with open(folder / _LOCK) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(folder)
-        except OSError:  # in use, not complete yet, or another user's
-            continue
-
-
 _making = threading.Lock()
 _folders: dict[int, ProcessFolder] = {}
 
@@ -121,11 +114,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def run_program(*argv: str) -> None:
-    """Run a program of this machine without our environment variables.
-
-    Raises:
-        EnvironmentFault: it failed; the text is the last line that it printed.
-    """
+    """Run a program without our variables; raises EnvironmentFault, with its last line, if it fails."""
     with tempfile.TemporaryFile() as said:
         if _run(*argv, stderr=said):
             said.seek(max(0, said.seek(0, os.SEEK_END) - 1000))
@@ -143,11 +132,7 @@ def _run(*argv: str, stderr: Any = subprocess.DEVNULL) -> int:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:
-    """Open a regular file that untrusted code may have made; None for anything else, which is not waited for.
-
-    Raises:
-        OSError: it is missing or a link, or the system refuses.
-    """
+    """Open a regular file of untrusted code without waiting; None for others. Raises OSError as `os.open`."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -160,10 +145,7 @@ class ToolFailure(Exception):
 
 
 class Workspace:
-    """A tree that the agent may change: a copy of a pristine one, or what a function makes; `close` removes it.
-
-    If the process is killed first, the next one that makes a workspace removes it.
-    """
+    """A copy of a pristine tree, or what a function makes; `close`, or the next process, removes it."""
 
     def __init__(self, source: Path | Callable[[Path], None]) -> None:
         owner = process_folder()
@@ -180,11 +162,7 @@ class Workspace:
         self._finalizer()
 
     def locate(self, path: str) -> Path:
-        """The real place of `path`, relative or below /testbed.
-
-        Raises:
-            ToolFailure: it lies outside the repository, also by way of links.
-        """
+        """The real place of a path below /testbed; raises ToolFailure outside of it, also by way of links."""
         if len(path) > 4000:
             raise ToolFailure("the path is longer than any path can be")
         relative = PurePosixPath(path)
@@ -211,11 +189,7 @@ class Workspace:
         return sorted(name for name in names if name != ".git/")
 
     def read(self, path: str) -> str:
-        """Content of a text file.
-
-        Raises:
-            ToolFailure: missing, not a plain file, too long, or not text.
-        """
+        """Read a text file; raises ToolFailure if it is missing, too long, not plain or not text."""
         try:
             with _open(path, self.locate(path), "rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
@@ -228,11 +202,7 @@ class Workspace:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
 
     def write(self, path: str, text: str) -> None:
-        """Write a whole text file, making the folders on its way.
-
-        Raises:
-            ToolFailure: outside the repository, not a plain file, too long, or the system refuses.
-        """
+        """Write a text file and the folders on its way; raises ToolFailure where the agent may not."""
         data = text.encode("utf-8")
         if len(data) > MAX_FILE_BYTES:
             raise ToolFailure(f"the text is longer than {MAX_FILE_BYTES >> 20} MiB")

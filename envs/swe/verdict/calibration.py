@@ -8,7 +8,7 @@ import collections
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,7 @@ _RUNS = 5
 
 
 def load_plan(instance: Instance, pristine: Path, cache: Path, settings: JudgeSettings) -> Plan:
-    """The instance's plan from the cache; made with the reference solution when first asked for.
-
-    Raises:
-        ConfigError: the reference solution is missing or is not paid, or probes tell too little.
-    """
+    """Return the plan from the cache, or make it; raises ConfigError if the reference solution is not paid."""
     sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     key = json.dumps([instance.row(), str(pristine), str(settings.python), settings.test_args, sources])
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
@@ -86,21 +82,26 @@ class _Calibration:
         """The plan without probes."""
 
     def plan(self) -> Plan:
-        """Find the valid probes; takes up to 21 runs of tests.
-
-        Raises:
-            ConfigError: as `load_plan`.
-        """
+        """Find the valid probes in up to 21 runs of tests; raises as `load_plan`."""
         name, required = self.instance.instance_id, self.instance.required
         plain = run_tests(self.reference, required, self.settings)
         if why := why_not_green(self.instance, plain):
             raise ConfigError(f"{name}: the reference patch is not paid: {why}")
+        places, counts = dict[str, tuple[str, int]](), collections.Counter[str]()
+        for test in plain.collected:
+            function = test.split("[", 1)[0]
+            places[test] = function, counts[function]
+            counts[function] += 1
         with trees.scratch_tree() as tree:
             self.reference(tree)
-            self.bare = Plan((), _places(plain.collected), top_level_names(tree))
+            self.bare = Plan((), places, top_level_names(tree))
         expected, reached = self._own([test for test in required if plain.outcomes[test] == "passed"])
         weights = self._weigh(expected)
-        total = _total_bits(expected, weights)
+        # A probe that several tests run counts once, and so do the classes of all exceptions: one class can inherit
+        # from all that are expected.
+        by_number = {number: weight for (_, number), weight in weights.items()}
+        raising = {one.number for one in expected if one.operator == "raises"} & by_number.keys()
+        total = sum(by_number.values()) - EXCEPTION_BITS * max(len(raising) - 1, 0)
         decided = {test for test, _ in weights}
         if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
             why = f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
@@ -146,11 +147,15 @@ class _Calibration:
         run = self._play(self._unsolved, dict.fromkeys(one.test for one in expected), leaks=values)
         weights: dict[tuple[str, int], int] = {}
         for one in expected:
-            if not one.fits(run.reports):
-                seen = (report.get("seen", ()) for report in run.reports.get(one.key, []))
-                probe = run.probes[one.number]
-                if weight := _weight(one, probe, probe.literals.union(*seen)):
-                    weights[one.key] = weight
+            if one.fits(run.reports):
+                continue
+            probe = run.probes[one.number]
+            # `True` and `[]` stand everywhere: the longest answer counts that stands nowhere around the probe.
+            known = probe.literals.union(*(report.get("seen", ()) for report in run.reports.get(one.key, [])))
+            lengths = ((value, bits(one.operator, value)) for value in one.values)
+            apart = (n for value, n in lengths if n == 1 or one.operator == "raises" or loosely(value) not in known)
+            if weight := int(not probe.compares) if one.operator in TRUTHS else max(apart, default=0):
+                weights[one.key] = weight
         return weights
 
     def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
@@ -165,26 +170,6 @@ class _Calibration:
         return [one for one in expected if not one.fits(unsolved.reports)]
 
 
-def _places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
-    counts = collections.Counter[str]()
-    places: dict[str, tuple[str, int]] = {}
-    for test in tests:
-        function = test.split("[", 1)[0]
-        places[test] = function, counts[function]
-        counts[function] += 1
-    return places
-
-
-def _total_bits(expected: Iterable[Expected], weights: Mapping[tuple[str, int], int]) -> int:
-    """Bits of all decisive probes; one that several tests run counts once.
-
-    The classes of all exceptions count once together: one class can inherit from all that are expected.
-    """
-    by_number = {number: weight for (_, number), weight in weights.items()}
-    raising = {one.number for one in expected if one.operator == "raises"}
-    return sum(by_number.values()) - EXCEPTION_BITS * max(len(raising & by_number.keys()) - 1, 0)
-
-
 def _expectations(run: ProbeRun) -> Iterable[Expected]:
     for (test, number), reports in run.reports.items():
         probe = run.probes[number]
@@ -195,21 +180,8 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
             yield Expected(test, number, probe.operator, probe.exception, values)
 
 
-def _weight(expected: Expected, probe: Probe, known: Collection[str]) -> int:
-    """Bits of the longest answer that stands nowhere around the probe; `True` and `[]` stand everywhere."""
-    if expected.operator in TRUTHS:
-        return int(not probe.compares)
-    weights = ((value, bits(expected.operator, value)) for value in expected.values)
-    return max(
-        (n for value, n in weights if n == 1 or expected.operator == "raises" or loosely(value) not in known), default=0
-    )
-
-
 def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[Report]) -> Expected | None:
-    """What the reference reports, as an expectation; None where another solution may report something else.
-
-    That is so where random numbers were drawn: runs of the reference can agree by chance.
-    """
+    """What the reference reports, as an expectation; None where numbers were drawn: runs can agree by chance."""
     if any("value" not in report or report["drawn"] for report in reports):
         return None
     values = tuple(report["value"] for report in reports)

@@ -50,10 +50,7 @@ class Origin(IntEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """One comparison of an assertion. `expected` is None for "truthy" and "falsy".
-
-    Where both sides are computed by the package, nothing is claimed of either: the operator is "none".
-    """
+    """One comparison; `expected` is None for truths, and `operator` "none" if both sides are the package's."""
 
     operator: str
     observed: ast.expr | list[ast.stmt]
@@ -197,9 +194,9 @@ def _conditions(test: ast.expr, origins: Origins) -> Iterator[Claim]:
             for value in values:
                 yield from _conditions(value, origins)
         case ast.Compare(left=left, ops=ops, comparators=rights):
-            sides = [left, *rights]
-            for first, operator, second in zip(sides, ops, rights, strict=False):
-                yield from _pair(first, _comparison(operator), second, origins)
+            for first, operator, second in zip([left, *rights], ops, rights, strict=False):
+                written = ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))  # such as "a == b"
+                yield from _pair(first, written[2:-2], second, origins)
         case ast.Call() if _called(test) in RAISERS and test.args:
             yield from _raising_call(test)
         case _ if origins.of(test) > Origin.TEST:
@@ -244,11 +241,6 @@ def _exception(call: ast.Call) -> ast.expr | None:
     patterns: list[ast.expr] = [k.value for k in call.keywords if k.arg == "match"]
     patterns += call.args[1:2] if _called(call) == "assertRaisesRegex" else []
     return ast.Tuple([call.args[0], (*patterns, ast.Constant(None))[0]], ast.Load()) if call.args else None
-
-
-def _comparison(operator: ast.cmpop) -> str:
-    """The operator as Python writes it."""
-    return ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))[2:-2]
 
 
 def _negated(claim: Claim) -> Claim:

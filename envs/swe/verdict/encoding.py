@@ -60,7 +60,13 @@ def _encode(value, room, depth):
         return ["dict", [[_encode(k, room, depth + 1), _encode(v, room, depth + 1)] for k, v in pairs]]
     if isinstance(value, abc.Sequence):
         return ["list", parts(value)]
-    return _expectation(value)
+    # What tests compare with, and no result is.
+    kind = type(value)
+    if kind.__module__ in ("_pytest.python_api", "_pytest.approx") and kind.__name__.startswith("Approx"):
+        return ["approx", encode(value.expected), encode(value.rel), encode(value.abs)]
+    if hasattr(value, "pattern") and hasattr(value, "flags"):
+        return ["pattern", value.pattern, value.flags]
+    return ["opaque"]
 
 
 def _number(value):
@@ -74,16 +80,6 @@ def _number(value):
         return ["float", float(value).hex()]
     number = complex(value)
     return ["complex", number.real.hex(), number.imag.hex()]
-
-
-def _expectation(value):
-    """What tests compare with, and no result is."""
-    kind = type(value)
-    if kind.__module__ in ("_pytest.python_api", "_pytest.approx") and kind.__name__.startswith("Approx"):
-        return ["approx", encode(value.expected), encode(value.rel), encode(value.abs)]
-    if hasattr(value, "pattern") and hasattr(value, "flags"):
-        return ["pattern", value.pattern, value.flags]
-    return ["opaque"]
 
 
 def names_of(kind):

@@ -149,16 +149,10 @@ def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSett
     wrong, reason = _wrong_tests(instance, settings, plan, build)
     if reason:
         return Verdict(False, reason=reason)
-    if wrong:
-        return _unsolved(instance, pristine, tree, settings, plan, wrong)
-    run = run_tests(build, instance.required, settings)
-    return Verdict(False, reason=run.reason) if run.reason else _verdict(instance, run.green, run.outcomes)
-
-
-def _unsolved(
-    instance: Instance, pristine: Path, tree: Path, settings: JudgeSettings, plan: Plan, wrong: frozenset[str]
-) -> Verdict:
-    """What a tree with wrong probes gets right: readable tests run; a hidden one counts if all its probes are right."""
+    if not wrong:
+        run = run_tests(build, instance.required, settings)
+        return Verdict(False, reason=run.reason) if run.reason else _verdict(instance, run.green, run.outcomes)
+    # Of a tree with wrong probes, readable tests run; a hidden one counts if all its probes are right.
     readable = [test for test in instance.required if is_readable(test, instance, pristine)]
     green = {one.test for one in plan.expected}.difference(readable)
     run = TestRun()

@@ -33,8 +33,7 @@ class Instance(Settings):
     fail_to_pass: tuple[str, ...] = Field(alias=_TESTS[0])
     pass_to_pass: tuple[str, ...] = Field(alias=_TESTS[1])
     draw_arguments: bool = Field(default=True, alias="DRAW_ARGUMENTS")
-    """Our own column: judge tests that the agent can read with other arguments too, on which the reference solution
-    decides."""
+    """Our own column: judge readable tests with other arguments too, on which the reference solution decides."""
 
     def __hash__(self) -> int:
         return hash((self.instance_id, self.repo, self.base_commit))
@@ -50,11 +49,7 @@ class Instance(Settings):
 
 
 def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
-    """Build an instance from one row; columns that it does not know are left aside.
-
-    Raises:
-        ConfigError: a column is missing or of the wrong type, or no test would have to turn green.
-    """
+    """Build an instance from a row; unknown columns are left aside. Raises ConfigError for wrong ones."""
     name = row.get("instance_id")
     where = f"{where} ({name})" if isinstance(name, str) else where
     tests = {key: _read_tests(row.get(key), f"{where}: {key}") for key in _TESTS}
@@ -79,12 +74,7 @@ def _read_tests(value: Any, where: str) -> tuple[str, ...]:
 
 
 def load_instances(path: str | Path) -> Mapping[str, Instance]:
-    """Read all instances of a file, by id. A file is read again after it was edited.
-
-    Raises:
-        ConfigError: missing file, unknown ending, damaged content, or an id that occurs twice.
-        MissingDependencyError: parquet without pyarrow.
-    """
+    """Read a file's instances by id, again after an edit; raises ConfigError for missing or damaged ones."""
     path = Path(path).expanduser()
     try:
         return _load(path, path.stat().st_mtime_ns)

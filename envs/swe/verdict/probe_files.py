@@ -7,9 +7,10 @@ For the reference solution alone there is a second version, in which a probe als
 """
 
 import ast
+import contextlib
 import functools
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
@@ -96,9 +97,23 @@ def _make(
     if not with_expected:
         slice_tests(modules, [(function, origins) for function, origins, _ in functions], packages)
         for function, _, numbers in functions:
-            literals = _literals(function)
-            probes |= {number: replace(probes[number], literals=literals) for number in numbers}
-    names = _rename(modules.values())
+            found = set()
+            for node in ast.walk(function):
+                if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
+                    with contextlib.suppress(ValueError, TypeError):
+                        found.add(loosely(encode(ast.literal_eval(node))))
+            probes |= {number: replace(probes[number], literals=frozenset(found)) for number in numbers}
+    # Every test function gets a name that does not say what it tests.
+    nodes = [node for module in modules.values() for node in ast.walk(module)]
+    old = sorted({n.name for n in nodes if isinstance(n, Function) and n.name.startswith("test")})
+    names = {name: f"test_{number:04}" for number, name in enumerate(old)}
+    for node in nodes:
+        if isinstance(node, Function | ast.alias):
+            node.name = names.get(node.name, node.name)
+        elif isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+        elif isinstance(node, ast.Attribute):
+            node.attr = names.get(node.attr, node.attr)
     for module in modules.values():
         future = sum(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in module.body)
         module.body.insert(future, ast.ImportFrom("swe_probe", [ast.alias("probe")], 0))
@@ -200,32 +215,6 @@ def _is_unfit(node: ast.AST) -> bool:
 def _drop_docstring(node: ast.Module | ast.ClassDef | Function) -> None:
     if ast.get_docstring(node, clean=False) is not None:
         node.body[0] = ast.Pass()
-
-
-def _literals(function: Function) -> frozenset[str]:
-    found = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
-            try:
-                found.add(loosely(encode(ast.literal_eval(node))))
-            except (ValueError, TypeError):
-                continue
-    return frozenset(found)
-
-
-def _rename(modules: Collection[ast.Module]) -> Mapping[str, str]:
-    """Give every test function a name that does not say what it tests."""
-    functions = [n for module in modules for n in ast.walk(module) if isinstance(n, Function)]
-    old = sorted({function.name for function in functions if function.name.startswith("test")})
-    names = {name: f"test_{number:04}" for number, name in enumerate(old)}
-    for node in (node for module in modules for node in ast.walk(module)):
-        if isinstance(node, Function | ast.alias):
-            node.name = names.get(node.name, node.name)
-        elif isinstance(node, ast.Name):
-            node.id = names.get(node.id, node.id)
-        elif isinstance(node, ast.Attribute):
-            node.attr = names.get(node.attr, node.attr)
-    return names
 
 
 def draw_literals(function: Function, seed: int) -> None:

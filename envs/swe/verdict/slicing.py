@@ -9,6 +9,8 @@ from pathlib import Path
 
 from envs.swe.verdict.claims import Function, Origin, Origins, parametrized
 
+_CALLED = ("test", "pytest", "setup", "teardown", "__")
+
 
 def slice_tests(
     modules: Mapping[str, ast.Module], functions: list[tuple[Function, Origins]], packages: Collection[str]
@@ -30,7 +32,9 @@ def slice_tests(
             classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
             unused += [n for scope in classes for n in scope.body if _is_unused(n, origins, read, attributes)]
             for node in module.body:
-                if isinstance(node, Function) and _is_idle(node, read):
+                # pytest calls some functions by their name or their decorator.
+                called = isinstance(node, Function) and (node.decorator_list or node.name.startswith(_CALLED))
+                if isinstance(node, Function) and not called and node.name not in read:
                     unused.append(node)
                     gone.add(node.name)
                 elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_unused(node, origins, read, attributes):
@@ -40,7 +44,11 @@ def slice_tests(
             break
         for module in modules.values():
             _Remover(unused).visit(module)
-    _drop_imports(modules, gone)
+    stems = {Path(path).stem for path in modules}
+    for node in (node for module in modules.values() for node in ast.walk(module)):
+        # What was removed from another module of the tests is not imported; the import itself stays.
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] in stems:
+            node.names = [a for a in node.names if a.name not in gone] or [ast.alias("__name__", "_")]
     for function, _ in functions:
         _blank_columns(function)
 
@@ -59,21 +67,6 @@ def _is_unused(node: ast.AST, origins: Origins, names: Collection[str], attribut
         return False
     origin, calls = origins.of(node.value), any(isinstance(n, ast.Call) for n in ast.walk(node.value))
     return (origin is Origin.TEST and (not calls or origins.in_function)) or (origin is Origin.TOUCHED and not calls)
-
-
-def _is_idle(node: Function, names: Collection[str]) -> bool:
-    """Whether nothing calls a function any more; pytest calls some by their name or their decorator."""
-    own = ("test", "pytest", "setup", "teardown", "__")
-    return not (node.name in names or node.decorator_list or node.name.startswith(own))
-
-
-def _drop_imports(modules: Mapping[str, ast.Module], gone: Collection[str]) -> None:
-    """Do not import what was removed from another module of the tests; the import itself stays."""
-    stems = {Path(path).stem for path in modules}
-    for module in modules.values():
-        for node in ast.walk(module):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] in stems:
-                node.names = [a for a in node.names if a.name not in gone] or [ast.alias("__name__", "_")]
 
 
 def _blank_columns(function: Function) -> None:

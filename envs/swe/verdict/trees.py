@@ -47,17 +47,11 @@ class Change:
 
 def default_cache() -> Path:
     """Where pristine trees and fetched packages are kept unless `cache_dir` says otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "slime-verlog" / "swe"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slime-verlog", "swe")
 
 
 def git(*arguments: str, cwd: Path, extra: dict[str, str] | None = None, stdin: str | None = None) -> str:
-    """Run git on a tree that no agent has touched; hooks and the user's settings stay out.
-
-    Raises:
-        ConfigError: git refuses; the text holds its message.
-        MissingDependencyError: git is not installed.
-    """
+    """Run git without hooks and the user's settings; raises ConfigError, with git's message, if it refuses."""
     env = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": "/nonexistent",
@@ -86,11 +80,7 @@ def commit_all(tree: Path) -> str:
 
 
 def pristine_tree(repository: Path, commit: str, cache: Path) -> Path:
-    """The files of `commit` as a repository of one commit, from the cache or from the clone at `repository`.
-
-    Raises:
-        ConfigError: `repository` is no git repository, or does not hold the commit.
-    """
+    """Return a commit's files as a repository of one commit, from the cache or the clone; raises as `git`."""
     if not repository.is_dir():
         raise ConfigError(f"env.repos: {repository} is not a folder; clone the repository there first")
     key = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:8]
@@ -127,11 +117,7 @@ def building(target: Path) -> Iterator[Path | None]:
 
 
 def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
-    """Make a tree to run tests in: the pristine files without git's data, with the tests' patch.
-
-    Raises:
-        ConfigError: the patch does not apply.
-    """
+    """Make a tree with the pristine files and the tests' patch, without git's data; raises as `git`."""
     copy_tree(pristine, target)
     remove_tree(target / ".git")
     if test_patch.strip():
@@ -198,10 +184,7 @@ def is_readable(test: str, instance: Instance, pristine: Path) -> bool:
 
 
 def is_protected(path: str, instance: Instance) -> bool:
-    """Whether a file is judged as we have it, whatever the agent did to it: tests and what configures them.
-
-    A file below a folder of tests counts as a test, unless the reference solution itself changes it.
-    """
+    """Whether a file is judged as we have it: what configures tests, and tests that the reference leaves alone."""
     pure = PurePosixPath(path)
     ours = _test_files(instance)
     # A folder in the place of such a file would remove it as well.
@@ -257,11 +240,7 @@ def counted_changes(tree: Path, pristine: Path, instance: Instance, hidden: bool
 
 
 def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
-    """Make the tree that an agent with the reference solution would leave behind.
-
-    Raises:
-        ConfigError: the instance has no reference patch, or the patch does not apply.
-    """
+    """Make the tree that the reference solution leaves; raises ConfigError if its patch does not apply."""
     if not instance.patch.strip():
         raise ConfigError(f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated")
     remove_tree(tree)

@@ -61,11 +61,7 @@ def nearly(one: Any, two: Any, rel: float, absolute: float = 0.0) -> bool:
 
 
 def decode(encoded: Any) -> Any:
-    """The value that `encode` wrote, which is plain data.
-
-    Raises:
-        Unreadable: it did not write this.
-    """
+    """The value that `encode` wrote, which is plain data; raises Unreadable if it did not write this."""
     if encoded is None or isinstance(encoded, bool | str):
         return encoded
     try:
@@ -134,13 +130,16 @@ _TRUE, _FALSE = ("truthy", "contains"), ("falsy", "lacks")
 
 
 def fits(how: str, exception: str, report: Mapping[str, Any], expected: Any) -> bool:
-    """Whether a report is what the assertion accepts: `how` is its operator, `expected` the encoded expectation.
-
-    Raises:
-        Unreadable: the report holds what the encoder does not write.
-    """
+    """Whether a report is what the assertion accepts; `how` is its operator. Raises Unreadable as `decode`."""
     if how == "raises":
-        return "raised" in report and _is_expected(report, exception, expected)
+        # The exception must be of the reference's type, or of what the test calls by the same name.
+        kinds, pattern = expectation(expected)
+        wanted = set(re.findall(r"[\w.]+", exception))
+        wanted |= {kind[1] for kind in ([kinds] if kinds and kinds[0] == "type" else kinds)}
+        raised, message = report.get("raised"), report.get("message")
+        if not isinstance(raised, list) or wanted.isdisjoint(map(str, raised)):
+            return False
+        return pattern is None or (isinstance(message, str) and re.search(pattern, message[:MAX_MESSAGE]) is not None)
     if "value" not in report:
         return False
     value = decode(report["value"])
@@ -149,18 +148,6 @@ def fits(how: str, exception: str, report: Mapping[str, Any], expected: Any) -> 
     with contextlib.suppress(TypeError, ValueError, ArithmeticError, RecursionError):
         return bool(_OPERATORS[how](value, expectation(expected)))
     return False
-
-
-def _is_expected(report: Mapping[str, Any], exception: str, expected: Any) -> bool:
-    """Whether the exception is of an expected type: the reference's, or what the test calls by the same name."""
-    kinds, pattern = expectation(expected)
-    wanted = set(re.findall(r"[\w.]+", exception))
-    for kind in [kinds] if kinds and kinds[0] == "type" else kinds:
-        wanted.add(kind[1])
-    if not isinstance(report["raised"], list) or wanted.isdisjoint(map(str, report["raised"])):
-        return False
-    message = report.get("message")
-    return pattern is None or (isinstance(message, str) and re.search(pattern, message[:MAX_MESSAGE]) is not None)
 
 
 def bits(how: str, expected: Any) -> int:

@@ -51,19 +51,11 @@ class Connection:
         return self._closing.is_set() or self._holder.done()
 
     async def opened(self) -> Listing:
-        """Wait until the connection is open; the tools that the server listed then.
-
-        Raises:
-            EnvironmentFault: the server could not be started or reached, or did not answer in time.
-        """
+        """Wait for the connection; return the tools listed then. Raises EnvironmentFault if it failed."""
         return (await asyncio.shield(self._ready))[1]
 
     async def ask(self, send: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Send one request and return its result.
-
-        Raises:
-            ConnectionError: the connection ended. Everything that `send` raises is passed on.
-        """
+        """Send a request and return its result; raises ConnectionError if the connection ends."""
         session, _ = await asyncio.shield(self._ready)
         request = asyncio.ensure_future(send(session))
         try:
@@ -114,8 +106,7 @@ class Connection:
 
     def _refuse(self, what: str) -> None:
         if not self._ready.done():
-            said = self._stderr.last_line()
-            heard = f"; the last line of its stderr: {said}" if said else ""
+            heard = f"; the last line of its stderr: {said}" if (said := self._stderr.last_line()) else ""
             self._ready.set_exception(EnvironmentFault(f"{self._settings.label} {what}{heard}"))
             self._ready.exception()  # marks it as retrieved, because no call may be waiting
 

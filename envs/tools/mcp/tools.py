@@ -38,7 +38,6 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
         ConfigError: the command, `include` or `exclude` names something that does not exist.
         EnvironmentFault: the server cannot be started or reached, or its tools have changed.
         ToolError: the server gives a tool a name or a schema that models cannot use.
-        MissingDependencyError: the package mcp or jsonschema is not installed.
     """
     place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
     with _lock:
@@ -48,32 +47,25 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
             listing = server.offered()
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}") from error
-        server.specs = server.specs or tuple(_spec(server, tool, listing, timeout_s) for tool in listing.values())
+        server.specs = server.specs or tuple(
+            ToolSpec(
+                read_schema(tool, settings.label, settings.prefix),
+                functools.partial(server.call, name) if shared else EpisodeTool,
+                {} if shared else {"settings": settings, "known": listing, "tool": name},
+                timeout_s,
+                create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
+                deterministic=settings.deterministic,
+                source=settings.label,
+            )
+            for name, tool in listing.items()
+        )
         if not shared:
             server.close()
     return server.specs
 
 
-def _spec(server: McpServer, tool: Mapping[str, Any], listing: Mapping[str, Any], timeout_s: float | None) -> ToolSpec:
-    settings, name = server.settings, tool["name"]
-    own = settings.scope == "episode"
-    return ToolSpec(
-        read_schema(tool, settings.label, settings.prefix),
-        EpisodeTool if own else functools.partial(server.call, name),
-        {"settings": settings, "known": listing, "tool": name} if own else {},
-        timeout_s,
-        create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
-        deterministic=settings.deterministic,
-        source=settings.label,
-    )
-
-
 def read_schema(tool: Mapping[str, Any], label: str, prefix: str = "") -> Schema:
-    """Return a tool's schema in OpenAI's form from MCP's description, whose keys may be in its own form or in Python's.
-
-    Raises:
-        ToolError: the name or the schema cannot be used; the text begins with `label`.
-    """
+    """Return a tool's schema in OpenAI's form from MCP's; raises ToolError, with `label`, if it cannot be used."""
     name = tool["name"]
     described = {
         "name": prefix + name,
@@ -134,11 +126,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def mcp_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all connections of this process, in a thread that runs no tool's code.
-
-    Raises:
-        MissingDependencyError: the package mcp is not installed.
-    """
+    """Return the event loop of all connections of this process, in a thread that runs no tool's code."""
     global _loop
     for client in ("stdio", "streamable_http"):  # here, because it takes seconds
         import_extra(f"mcp.client.{client}", "an MCP tool", "mcp")
@@ -169,23 +157,14 @@ class McpServer:
         self._connection: Connection | None = None
 
     def offered(self) -> Listing:
-        """Return the tools on offer, as the server lists them now. Starts the server if necessary.
-
-        Raises:
-            ConfigError: the command does not exist, or `include` or `exclude` names a tool that the server lacks.
-            EnvironmentFault: the server cannot be started or reached, or a tool on offer is gone or has a new schema.
-        """
+        """Return the tools on offer, after starting the server; raises ConfigError or EnvironmentFault."""
         loop, words = mcp_loop(), self.settings.words
         if words and find_program(words[0]) is None:
             raise ConfigError(f"mcp.command: program {words[0]!r} was not found next to this Python or in PATH")
         return asyncio.run_coroutine_threadsafe(self._offered(), loop).result()
 
     async def call(self, name: str, /, **arguments: Any) -> ToolResult:
-        """Call a tool, on any event loop; the metric `restarts` counts how often that restarted the server.
-
-        Raises:
-            EnvironmentFault: the server is dead and could not be restarted, or its state is lost.
-        """
+        """Call a tool on any loop; counts restarts of the server. Raises EnvironmentFault if it is lost."""
         before = self.restarts
         asking = asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop())
         result = tool_result(await asyncio.wrap_future(asking))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from envs.agent import connections, session
+from envs.agent import server, session
 from envs.agent.request import Response, with_images
 from envs.agent.server import ModelServer
 from envs.agent.session import Session
@@ -136,7 +136,7 @@ def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(agent: Agent) ->
 
 
 def test_a_body_that_does_not_arrive_in_time_is_refused(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "BODY_S", 0.2)
+    monkeypatch.setattr(server, "BODY_S", 0.2)
     assert reply(agent.connect(agent.head(10) + b"x")) == (408, "the request did not arrive within 0.2 s")
     assert agent.session.unread == 0
 
@@ -193,8 +193,8 @@ def test_as_many_pixels_as_are_allowed_reach_the_prompt(agent: Agent) -> None:
 
 
 def test_connections_without_a_key_make_room_for_others(agent: Agent) -> None:
-    silent = [agent.connect() for _ in range(connections.MAX_UNKNOWN)]
-    until(lambda: len(agent.server._listener.connections) == connections.MAX_UNKNOWN)
+    silent = [agent.connect() for _ in range(server.MAX_UNKNOWN)]
+    until(lambda: len(agent.server._listener.connections) == server.MAX_UNKNOWN)
     half = agent.connect(b"POST /v1/messages HTTP/1.1\r\nHost: ")
     until(lambda: closed(silent[0]))
     agent.post(request())
@@ -215,19 +215,19 @@ def test_connections_that_are_opened_at_once_are_kept_until_the_server_has_time(
 
 def test_an_episode_has_a_limited_number_of_connections(agent: Agent) -> None:
     hello = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nx-api-key: {agent.key}\r\n\r\n".encode()
-    links = [agent.connect(hello) for _ in range(connections.MAX_CONNECTIONS)]
-    until(lambda: agent.session.connections == connections.MAX_CONNECTIONS)
+    links = [agent.connect(hello) for _ in range(server.MAX_CONNECTIONS)]
+    until(lambda: agent.session.connections == server.MAX_CONNECTIONS)
     late = agent.connect(hello)
     assert reply(late) == (429, "128 connections of this program are open already")
     until(lambda: closed(late))
     links[0].close()
-    until(lambda: agent.session.connections == connections.MAX_CONNECTIONS - 1)
+    until(lambda: agent.session.connections == server.MAX_CONNECTIONS - 1)
     agent.post(request())
     assert agent.next() is not None
 
 
 def test_connections_that_ask_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "IDLE_S", 0.2)
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
     agent = Agent()
     links = [
         agent.connect(),

@@ -7,7 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from envs.harbor import HarborEnv
+from envs.harbor import HarborEnv, HarborSettings
+from envs.harbor.dockerfile import PATH, Image
+from envs.harbor.store import keep_image
+from envs.harbor.task import recipe_of
 from envs.loading import build_env_from
 from tests.envs.swe.tiny_repository import needs_sandbox
 
@@ -51,9 +54,13 @@ def play(folder: Path, *commands: str, task: str = "answer", **options: Any) -> 
     return env, dict(info), observation["obs_str"]
 
 
-def start(folder: Path, task: str = "answer", **options: Any) -> HarborEnv:
-    """The environment, reset."""
+def start(folder: Path, task: str = "answer", rootfs: str | None = None, **options: Any) -> HarborEnv:
+    """The environment, reset; `rootfs` is the task's image, as if it had been built."""
     needs_sandbox()
+    if rootfs is not None:
+        options["images"] = str(Path(rootfs).parent)
+        settings = HarborSettings(images=options["images"])
+        keep_image(recipe_of(folder / task), settings, Path(rootfs), Image("/app", {"PATH": PATH}))
     env = build_env_from("envs.harbor", {"task": task, "seed": 0}, {"folders": [str(folder)], **options})
     env.reset()
     return env
@@ -68,7 +75,7 @@ def run(env: HarborEnv, command: str) -> str:
 
 
 def make_image(root: Path, *programs: str) -> Path:
-    """A folder as an exported image has it, with some of this machine's programs and the libraries they need."""
+    """A folder as an image has it, with some of this machine's programs and the libraries they need."""
     (root / "usr" / "bin").mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):
         (root / "usr" / name).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Episodes of Harbor tasks: time limits, rewards, commands that people type, and exported images."""
+"""Episodes of Harbor tasks: time limits, rewards, commands that people type, and images."""
 
 import json
 import os
@@ -102,20 +102,19 @@ def test_an_image_takes_the_place_of_this_machine(tmp_path: Path) -> None:
     image = make_image(tmp_path / "image", "bash", "cat", "ls", "mkdir")
     (image / "app" / "in.txt").write_text("from the image\n")
     (image / "opt" / "tool").mkdir(parents=True)
-    dockerfile = "FROM acme/anything\nENV A=set\nRUN <<END\napt-get install x\nEND\nWORKDIR /app/new\n"
-    make_task(tmp_path / "tasks", dockerfile=dockerfile, toml='[environment]\ndocker_image = "acme/answer:1"\n')
-    options = {"rootfs": str(tmp_path / "{task}"), "writable": ["/opt/tool"]}
-    with pytest.raises(ConfigError, match=r"env.rootfs: .*/answer is not a folder; set env.images"):
-        start(tmp_path / "tasks", **options)
-    image.rename(tmp_path / "answer")
-    env = start(tmp_path / "tasks", **options)
+    dockerfile = "FROM acme/anything\nRUN <<END\napt-get install x\nEND\n"
+    toml = '[environment]\ndocker_image = "acme/answer:1"\nworkdir = "/app/new"\nenv = {A = "set"}\n'
+    make_task(tmp_path / "tasks", dockerfile=dockerfile, toml=toml)
+    with pytest.raises(ConfigError, match=r"env.images .* has no image of the task as it is now; run: slime-verlog"):
+        start(tmp_path / "tasks", images=str(tmp_path))
+    env = start(tmp_path / "tasks", rootfs=str(image), writable=["/opt/tool"])
     shown = run(env, "cat ../in.txt; echo $A; pwd; type python3; ls /usr/bin; echo new > /opt/tool/x; echo > /etc/x")
     assert "from the image\nset\n/app/new\n" in shown and "bash\ncat\nls\nmkdir\n" in shown
     assert "python3: not found" in shown and "/etc/x: Read-only file system" in shown
     run(env, "echo 42 > ../answer.txt; echo changed > ../in.txt; cat /opt/tool/x")
     assert env.step(SUBMIT)[2]["reward"] == 1.0
-    assert (tmp_path / "answer" / "app" / "in.txt").read_text() == "from the image\n"
-    assert not (tmp_path / "answer" / "opt" / "tool" / "x").exists()
+    assert (image / "app" / "in.txt").read_text() == "from the image\n"
+    assert not (image / "opt" / "tool" / "x").exists()
 
 
 def command(*arguments: str) -> int:
@@ -160,7 +159,6 @@ def test_the_expert_of_every_example_is_paid_in_an_evaluation(tmp_path: Path) ->
             'env.folders=["/nowhere"]',
             "env.folders: /nowhere holds no folder with a task.toml; each task is a folder in it",
         ),
-        ("env.rootfs=/nowhere", "env.rootfs: /nowhere is not a folder; set env.images"),
         ("env.tset_command=true", "unknown key 'env.tset_command'; did you mean 'env.test_command'?"),
         ('tasks=["count-eror"]', "hold no task 'count-eror'; did you mean count-errors?"),
         ('env.writable=["www"]', "env.writable must list absolute folders other than /, got ['www']"),
@@ -187,7 +185,8 @@ def test_an_image_of_debian_runs_a_task_with_its_own_programs(tmp_path: Path) ->
     for path in (image, *image.parents[:3]):
         path.chmod(path.stat().st_mode | 0o055)
     test = f'[ "$(python3 /app/year.py)" = 2026 ] && [ -f /etc/debian_version ] && {PASS}'
-    make_task(tmp_path / "tasks", dockerfile=None, test=test, toml='[environment]\nworkdir = "/app"\n')
+    toml = '[environment]\nworkdir = "/app"\ndocker_image = "debian:12"\n'
+    make_task(tmp_path / "tasks", dockerfile=None, test=test, toml=toml)
     env = start(tmp_path / "tasks", rootfs=str(image))
     assert "not found" not in run(env, "python3 --version; which python3; ls /root; dpkg --version | head -1")
     run(env, "echo 'print(2000 + 26)' > year.py")

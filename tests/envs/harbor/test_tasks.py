@@ -78,7 +78,7 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(
     with pytest.raises(ConfigError) as raised:
         read(make_task(tmp_path, dockerfile=dockerfile))
     assert sentence in str(raised.value)
-    assert "export the task's image (docker export $(docker create IMAGE) | tar -x -C FOLDER)" in str(raised.value)
+    assert "; set env.images and run slime-verlog build-images" in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError, EnvironmentFault
-from envs.judge.cache import VerdictCache
-from envs.judge.client import JudgeClient
+from envs.judge.client import JudgeClient, VerdictCache
 from envs.loading import build_env_from
 from tests.envs.judge.test_judge import CRITERIA, GOOD, RUBRIC, build, play
 from tests.fixtures.chatml import chatml_tokenizer

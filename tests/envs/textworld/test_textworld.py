@@ -17,9 +17,8 @@ pytest.importorskip(
 
 from envs import textworld
 from envs.errors import ConfigError, MissingDependencyError
-from envs.textworld.games import build_game
+from envs.textworld.games import THEMES, build_game, make_recipe
 from envs.textworld.player import _clean
-from envs.textworld.recipes import THEMES, make_recipe
 
 TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "simple"]
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from envs.errors import ConfigError
+from envs.harbor.dockerfile import UnsupportedLine
 from envs.harbor.images.bases import fetch_base
 from envs.harbor.images.build import build_image
-from envs.harbor.instructions import UnsupportedLine
 from envs.harbor.settings import HarborSettings
 from envs.harbor.store import context_digest, find_image, record_of
 from envs.harbor.task import recipe_of

@@ -2,9 +2,9 @@
 
 import pytest
 
+from envs.harbor.dockerfile import Instruction, UnsupportedLine, fill_in, read_instructions
 from envs.harbor.images.bases import full_name
 from envs.harbor.images.stages import read_arguments, read_dockerfile, run_command
-from envs.harbor.instructions import Instruction, UnsupportedLine, fill_in, read_instructions
 
 SHELL = ("/bin/sh", "-c")
 
