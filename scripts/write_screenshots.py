@@ -1,0 +1,43 @@
+"""Writes the pictures of the run page in docs/images, from a finished run of the quickstart.
+
+python scripts/write_screenshots.py outputs/quickstart      needs Chromium, and runs from the repository's root
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from inspection.command import main
+from tests.fixtures.browser import chromium
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+TOKEN = ".turn-row.current .token:nth-child(3)"
+
+
+def write_screenshots(run: Path) -> None:
+    """Write the page of the run, and a picture of its overview and of a training episode that was rewarded."""
+    try:
+        main(["view", str(run), "--worlds", "40"])
+    except SystemExit as end:
+        if end.code:
+            raise
+    held_out = len((run / "episodes.jsonl").read_text(encoding="utf-8").splitlines())
+    lines = (run / "training.jsonl").read_text(encoding="utf-8").splitlines()
+    rewarded = [place for place, line in enumerate(lines, 1) if json.loads(line)["return"] > 0]
+    with chromium() as browser:
+        browser.resize(1320, 860)
+        for theme in ("light", "dark"):
+            browser.prefer(theme)
+            browser.open(run / "episodes.html")
+            browser.screenshot(IMAGES / f"run_{theme}.png")
+        browser.prefer("light")
+        browser.open(run / "episodes.html", f"#episode={held_out + rewarded[-1]}&turn=2")
+        browser.wait(f"document.querySelector('{TOKEN}') && true")
+        browser.click(TOKEN)
+        browser.screenshot(IMAGES / "credit.png")
+
+
+if __name__ == "__main__":
+    write_screenshots(Path(sys.argv[1]))
