@@ -86,6 +86,7 @@ class Transcript:
         """The whole record of the episode. Without its environment (`fault`), return and progression are 0."""
         progression = self._progression if fault is None else 0.0
         played = [turn for turn in self.turns if "summary" not in turn]
+        kept = [turn["summary"]["facts_kept"] for turn in self.turns if "facts_kept" in turn.get("summary", ())]
         return {
             "env_path": spec.env.env_path,
             "task": spec.env.metadata.get("task"),
@@ -100,7 +101,7 @@ class Transcript:
             "success": progression >= 1.0,
             "progression": progression,
             "valid_action_ratio": sum(turn["valid"] for turn in played) / max(len(played), 1),
-            "metrics": dict(self._metrics),
+            "metrics": {**self._metrics, **({"facts_kept": sum(kept) / len(kept)} if kept else {})},
             "tools": [dict(tool) for tool in self.tools],
             "messages": self.messages,
             "pictures": self.images,

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="outputs/evaluation", metavar="FOLDER", help="default: %(default)s")
     add = parser.add_argument_group("what is played").add_argument
     add("--episodes", type=int, metavar="N", help="episodes per task; default: the YAML's eval.episodes")
+    add("--baselines", action="store_true", help="also play random and expert, and add them to the table")
     add("--repeats", type=int, default=1, metavar="N", help="per seed; adds pass@k and pass^k; default: %(default)s")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key; may be repeated")
     add("--sweep", action="append", default=[], metavar="KEY=V1,V2", help="play once per value; may be repeated")

@@ -1,13 +1,15 @@
 """One call of `slime-verlog evaluate`: checks everything, plays what is missing, and writes the results.
 
 The run's folder has `run.json` with its configuration, and `episodes.jsonl`, to which episodes are appended. Invariant:
-the file holds at most one episode per setting, task and seed, all of one configuration and one player.
+the file holds at most one episode per setting, task, seed and repeat, all of one configuration and one player.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import io
 import json
 import math
 import os
@@ -17,13 +19,21 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from embedded.run.folder import differences, write_text
-from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
+from inspection.evaluate.players import (
+    SCRIPTED,
+    Kind,
+    MissingExpertError,
+    PlayerSpec,
+    check_experts,
+    read_player,
+)
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
 from inspection.evaluate.table import build_table
@@ -119,11 +129,14 @@ def evaluate(options: Namespace) -> int:
     if options.price and not all(0 <= dollars < math.inf for dollars in options.price):
         raise ConfigError(f"--price takes two numbers that are at least 0, got {options.price}")
     player = read_player(options)
-    if options.repeats > 1 and player.kind is Kind.SCRIPTED:
+    if player.kind is Kind.SCRIPTED and options.baselines:
+        raise ConfigError(f"--baselines adds to a model's table what {player.name} reaches: give a model as --player")
+    if player.kind is Kind.SCRIPTED and options.repeats > 1:
         raise ConfigError(f"--repeats {options.repeats}: the player {player.name} plays a seed the same way each time")
     config, points = read_sweep(options)
     if player.source == "expert":
         check_experts(points)
+    baselines = _play_baselines(options) if options.baselines else []
     wanted = [key for point in points for key in point.episodes]
     identity = {"player": player.identity(options), "config": without_speed(config)}
     with RunFolder(Path(options.out), player.name, identity) as folder:
@@ -139,6 +152,7 @@ def evaluate(options: Namespace) -> int:
         played = [folder.rows[key] for key in wanted if key in folder.rows]
         if played:
             table = build_table(folder.player, points, folder.rows, options.price)
+            table = replace(table, rows=[*table.rows, *baselines])
             formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown()}
             for suffix, text in formats.items():
                 write_text(folder.path / f"table.{suffix}", text)
@@ -146,6 +160,27 @@ def evaluate(options: Namespace) -> int:
             name = shlex.quote(str(folder.path))
             print(f"read the episodes:  slime-verlog view {name}\nsee what to change: slime-verlog report {name}")
         return _exit_code(options, len(wanted), played, stopped)
+
+
+def _play_baselines(options: Namespace) -> list[dict[str, Any]]:
+    """Play what is missing of `random` and `expert` in folders below `--out`; return the rows of their tables.
+
+    An environment without an expert has random play alone.
+    """
+    rows: list[dict[str, Any]] = []
+    for name in SCRIPTED:
+        folder = Path(options.out) / name
+        given = {**vars(options), "player": name, "out": str(folder), "baselines": False, "repeats": 1, "price": None}
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                code = evaluate(Namespace(**given))
+        except MissingExpertError as error:
+            print(f"note: {error}", file=sys.stderr)
+            continue
+        if code:
+            raise StoppedError(f"the baseline {name} was not played to its end (see above)")
+        rows += json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def _play(player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, folder: RunFolder) -> None:

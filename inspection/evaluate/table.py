@@ -93,6 +93,7 @@ class Table:
         Left out are the environment's numbers of a group, such as `achievement/place_stone`.
         """
         names = ["setting", "task"] if any(row["point"] for row in self.rows) else ["task"]
+        names += ["player"] if len({row["player"] for row in self.rows}) > 1 else []
         counts = [name for name in COUNTS if name != "context" or any(row["context"] for row in self.rows)]
         metrics = sorted({name for row in self.rows for name in row["metrics"] if "/" not in name})
         lines = [[*names, *counts, *COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]]

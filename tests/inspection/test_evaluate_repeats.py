@@ -67,6 +67,39 @@ def test_repeats_are_one_pair_per_seed(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"seeds that B won more often: {sum(not all(repeats) for repeats in by_seed(tmp_path / 'a'))}: " in text
 
 
-def test_a_scripted_player_is_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="--repeats 2: the player random plays a seed the same way each time"):
-        evaluate(*write_config(tmp_path), "--player", "random", "--repeats", "2")
+def test_baselines_stand_in_the_same_table_and_are_played_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
+    keys = {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto"], "eval": {"episodes": 3}, "max_turns": 20}
+    with ChatServer(lambda *_: "ACTION: turn left") as server:
+        for _ in range(2):
+            given = [*write_config(tmp_path, **keys), "--player", server.url, "--model", "m", "--baselines"]
+            assert evaluate(*given) == 0
+            assert [row["player"] for row in rows_of(tmp_path)] == ["m", "random", "expert"]
+    out, err = capsys.readouterr()
+    assert rows_of(tmp_path)[2]["success"]["mean"] == 1.0 and "expert" in out
+    assert err.count("3 of 3 episodes are already in") == 3
+
+
+def test_an_environment_without_an_expert_has_random_play_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(tmp_path, ["--baselines"], right=lambda number: True)
+    assert [row["player"] for row in rows_of(tmp_path)] == ["m", "random"]
+    assert "has no function expert_action" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--repeats", "2"], "--repeats 2: the player random plays a seed the same way each time"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--baselines"], "--baselines adds to a model's table what random reaches: give a model as --player"),
+        (["--price", "-1", "2"], "--price takes two numbers that are at least 0"),
+        (["--price", "nan", "2"], "--price takes two numbers that are at least 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        evaluate(*write_config(tmp_path), "--player", "random", *words)

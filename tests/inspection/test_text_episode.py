@@ -126,6 +126,7 @@ def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: 
     wrote = ["summary" in turn for turn in episode["story"]]
     assert [k for k, is_notes in enumerate(wrote) if is_notes] == [4, 9] and len(wrote) == 14
     assert episode["turns"] == 12 and episode["valid_action_ratio"] == 1.0 and episode["return"] == 2.0
+    assert episode["metrics"]["facts_kept"] == 1.0, "a column of evaluations"
     notes = episode["story"][4]
     assert notes["notes"] in ("red", "green", "blue", "yellow") and notes["executed_action"] == ""
     assert notes["summary"] == {"facts_kept": 1.0, "facts_kept_1": 1.0}
