@@ -13,6 +13,8 @@ from rollout.workers.trial_worker import Abilities
 LONG_OBSERVATION = 4000  # tokens above which an observation is called long
 CHARS_PER_TOKEN = 4  # estimate for English text, used without a tokenizer
 SLOW_STEP_S, SLOW_RESET_S = 0.5, 10.0
+MIN_LEFT = 0.1
+"""Share of the expert's rewards that should be left at the first turn after discounting."""
 GROWTH, GROWTH_TURNS = 2.0, 16
 """A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
 
@@ -47,6 +49,7 @@ def judge(
         yield _outcome(play)
     yield _ending(plays, abilities, settings)
     yield _reward(plays, abilities)
+    yield from _discount(plays, settings)
     yield _validity(plays, abilities)
     yield _growth(plays, settings)
     yield _size(replies, count_tokens)
@@ -86,6 +89,21 @@ def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
         detail = f"always {rewards[0]:g} in {players} play; training needs rewards that differ"
         return Finding("reward", Status.WARNING, detail)
     return Finding("reward", Status.OK, f"between {min(rewards):g} and {max(rewards):g} in {players} play")
+
+
+def _discount(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[Finding]:
+    """Whether the first turns can tell that they are paid: what is left of the expert's rewards at the first turn."""
+    gamma = settings.gamma_step
+    for play in plays:
+        paid = [max(float(info["reward"]), 0.0) for info in play.infos]
+        if play.player != "expert" or not play.done or not sum(paid):
+            continue
+        share = sum(gamma**turn * reward for turn, reward in enumerate(paid)) / sum(paid)
+        if share < MIN_LEFT:
+            better = 1 - 1 / len(paid)
+            advice = f"if early actions matter for it, set gamma_step to {better:.4g} (1 - 1 / turns) or more"
+            detail = f"with gamma_step {gamma:g}, the first turn sees {share:.1%} of what the expert earns later"
+            yield Finding("discount", Status.WARNING, f"{detail}; {advice}")
 
 
 def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:

@@ -150,6 +150,18 @@ def test_a_questionable_environment_is_named_by_the_check_that_finds_it(
     assert status == int(expected.startswith("error"))
 
 
+@pytest.mark.parametrize(("gamma", "is_far"), [(None, True), (0.9967, False)])
+def test_a_reward_beyond_the_discounts_reach_is_a_warning(
+    tmp_path: Path, gamma: float | None, is_far: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = GAME.replace("max_steps = 20", "max_steps = 900").replace("won, late = self.level", "won, late = self.steps")
+    keys = {} if gamma is None else {"gamma_step": gamma}
+    assert check(write(tmp_path, code.replace("== 3,", "== 300,"), **keys), "--json", "--max-turns", "400") == 0
+    found = {row["name"]: f"{row['status']}: {row['detail']}" for row in checks_of(capsys.readouterr().out)}
+    said = "warning: with gamma_step 0.99, the first turn sees 5.0% of what the expert earns later; if early actions "
+    assert found.get("discount", "").startswith(said + "matter for it, set gamma_step to 0.9967") == is_far
+
+
 def test_a_working_environment_has_no_warnings_and_shows_its_prompt_with_roles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
