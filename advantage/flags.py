@@ -107,8 +107,10 @@ def overrides_of(args: Any, role: str) -> Mapping[str, Any]:
         entries = [dict[str, Any](entry) for entry in content["megatron"]]
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"--megatron-config-path {path} must have a list of mappings under megatron") from error
-    entry = next((entry for entry in entries if entry.get("role") == role), {})
-    return entry.get("overrides") or entry.get("args") or {}
+    for entry in entries:
+        if entry.get("role") == role:
+            return entry.get("overrides") or entry.get("args") or {}
+    return {}
 
 
 def _check_roles(args: Any, flags: AdvantageFlags, settings: AdvantageSettings) -> None:

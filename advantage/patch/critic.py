@@ -21,7 +21,7 @@ from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 def _still(schedule: Any) -> Any:
     """Copy a learning-rate schedule that does not advance: only the last pass on a batch advances it."""
     still = copy.copy(schedule)
-    still.step = lambda increment: None
+    still.step = lambda increment=0: None
     return still
 
 
