@@ -103,10 +103,7 @@ def relayed(group: Group) -> Generator[None]:
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
-    """Find the turn or bootstrap state that follows each turn in its segment, or -1; all [T].
-
-    Raises TurnTableError, which names segment and turn, if a segment is not a valid part of an episode.
-    """
+    """Find what follows each turn in its segment, an index or -1; [T]. Raises TurnTableError for an invalid segment."""
     if not segment.numel():
         return segment.long()
     order = in_turn_order(segment, index)

@@ -70,9 +70,10 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         progress_of.of(args).measure(turns.columns, turns.local.lengths, *result)
     else:
         watch_warmup(args, rollout_data, *result)
-    took_ms = 1e3 * (time.perf_counter() - began)
-    own, ranks = len(turns.local.lengths), layout.data.size
-    logger.info("advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", own, took_ms, ranks)
+    own, took_ms = len(turns.local.lengths), 1e3 * (time.perf_counter() - began)
+    logger.info(
+        "advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", own, took_ms, layout.data.size
+    )
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,7 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 
 
 def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
-    """Check that the loss mask alone shows where turns begin, because the value loss has nothing else.
-
-    Raises TurnTableError, which names the sample, if turns are adjacent or have untrained tokens inside.
-    """
+    """Raise TurnTableError unless the loss mask, all that the value loss has, shows where turns begin."""
     sizes = whole_numbers(lengths)
     ends = sizes.cumsum(0)
     starts = (ends - sizes)[sizes > 0].to(packed.trained.device)

@@ -10,10 +10,7 @@ from slime_verlog import ConfigError, parse_yaml
 def with_assignments(
     config: Mapping[str, Any], assignments: Sequence[str], option: str, example: str = "memory.n=4"
 ) -> dict[str, Any]:
-    """Return a copy of `config` with keys such as `memory.n` set to JSON or YAML values.
-
-    Raises ConfigError for anything else than `KEY=VALUE`, whose text shows `option` and `example`.
-    """
+    """Set keys such as `memory.n` in a copy of `config`; a ConfigError about a malformed one shows the `example`."""
     changed = dict(config)
     for assignment in assignments:
         key, text = split_assignment(assignment, option, example)
