@@ -95,7 +95,7 @@ def test_an_async_tool_that_keeps_hanging_is_disabled_too(
     for number in range(execution_module.MAX_HUNG + 3):
         words = "did not end" if number < execution_module.MAX_HUNG else "out of order"
         with pytest.raises(ToolTimeout, match=words):
-            run_bounded("blocker", function, arguments, 0.05)
+            run_bounded("blocker", function, arguments, 0.25)
     # One loop for each call that blocks, and one that works.
     assert threading.active_count() <= before + execution_module.MAX_HUNG + 1
     assert run_bounded("later", toolbox.later, {"word": "hi"}, 60) == "HI", "other async tools go on"
