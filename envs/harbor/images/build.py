@@ -172,7 +172,7 @@ class _Builder:
         except (ConfigError, UnsupportedLine) as error:
             if source is None or self._number(source, number) is not None:
                 raise
-            raise type(error)(f"there is no stage {source!r}; taken as an image: {error}") from error
+            raise type(error)(f"no earlier stage is called {source!r}, so it was read as an image: {error}") from error
         content = other.key if other is not None else digest_of(path for _, path in files)
         mode = flags.get("chmod", "")
         key = key_of(step.name, content, named, texts, copy.target, copy.into, mode)
