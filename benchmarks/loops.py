@@ -23,7 +23,6 @@ from typing import Any
 from unittest import mock
 
 import aiohttp
-import orjson
 
 from benchmarks import parts
 from benchmarks.engine_server import Host
@@ -45,8 +44,6 @@ WORDS = (
 ENDS = (".\nACTION: left", ".\nACTION: right")
 MEAN_EPISODE = 16  # turns of an episode on average
 ANSWER_LIMIT = 1024
-BARE_REQUESTS = 2048
-"""Requests that a bare client repeats."""
 TRAINING_S = 1 / 45
 """Seconds of training per turn of a batch and engine: half of what one saturated engine needs to play a turn."""
 
@@ -315,7 +312,7 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
         finally:
             await close_runtimes()
 
-    bodies: deque[bytes] = deque(maxlen=BARE_REQUESTS)
+    bodies: deque[bytes] = deque(maxlen=parts.BARE_REQUESTS)
 
     def kept_body(*arguments: Any) -> bytes:
         bodies.append(write_body(*arguments))
@@ -326,27 +323,5 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     with engines, engines.sleeping():
         with mock.patch.object(engine, "request_body", kept_body), timed:
             row = asyncio.run(play(engines))
-        row["bare_cpu_ms_per_turn"] = asyncio.run(bare_client(engines.port, bodies, case.places))
+        row["bare_cpu_ms_per_turn"] = asyncio.run(parts.bare_client(engines.port, bodies, case.places))
         return row
-
-
-async def bare_client(port: int, bodies: Iterable[bytes], places: int) -> float:
-    """Send the bodies of `/generate` and parse the responses, with aiohttp and orjson alone; return CPU ms for each.
-
-    The first `places` responses, whose connections are opened, do not count. 0 without bodies: players sent them.
-    """
-    sent, url = iter(bodies), f"http://127.0.0.1:{port}/generate"
-    begun, answered = 0.0, 0
-
-    async def send() -> None:
-        nonlocal begun, answered
-        for body in sent:
-            async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
-                orjson.loads(await response.read())
-            answered += 1
-            if answered == places:
-                begun = time.process_time()
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=places)) as session:
-        await asyncio.gather(*(send() for _ in range(places)))
-        return 1e3 * (time.process_time() - begun) / (answered - places) if answered > places else 0.0

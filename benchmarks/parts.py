@@ -1,15 +1,19 @@
-"""What the CPU time of a turn is spent on: thread time inside the functions that do each part's work.
+"""What the CPU time of a turn is spent on, part by part, and what a bare client spends on the same requests.
 
 What is left of the process's CPU time is the event loop, the HTTP client and the loop that plays. Players are other
 processes, which are not timed; their parts are those of a run with one process.
 """
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
+
+import aiohttp
+import orjson
 
 from rollout import fixed_turn
 from rollout.play import engine
@@ -18,6 +22,8 @@ from rollout.players.wire import Link
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.workers.worker import EnvHost
 
+BARE_REQUESTS = 2048
+"""Requests that a bare client repeats."""
 SECONDS: Counter[str] = Counter()  # by part, since it was cleared
 PLACES: tuple[tuple[str, Any, str], ...] = (
     ("prompt", Episode, "_build_prompt"),
@@ -52,3 +58,25 @@ def timed() -> Iterator[None]:
         for part, owner, name in PLACES:
             patches.enter_context(mock.patch.object(owner, name, timer(part, getattr(owner, name))))
         yield
+
+
+async def bare_client(port: int, bodies: Iterable[bytes], places: int) -> float:
+    """Send the bodies of `/generate` and parse the responses, with aiohttp and orjson alone; return CPU ms for each.
+
+    The first `places` responses, whose connections are opened, do not count. 0 without bodies: players sent them.
+    """
+    sent, url = iter(bodies), f"http://127.0.0.1:{port}/generate"
+    begun, answered = 0.0, 0
+
+    async def send() -> None:
+        nonlocal begun, answered
+        for body in sent:
+            async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
+                orjson.loads(await response.read())
+            answered += 1
+            if answered == places:
+                begun = time.process_time()
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=places)) as session:
+        await asyncio.gather(*(send() for _ in range(places)))
+        return 1e3 * (time.process_time() - begun) / (answered - places) if answered > places else 0.0

@@ -1,5 +1,256 @@
-"""Adapter to any gymnasium environment whose observations can be put into text."""
+"""Adapter to any gymnasium environment whose observations can be put into text.
 
-from envs.gymnasium_text.env import SETTINGS, GymnasiumSettings, GymnasiumText, build_env
+In the YAML: `env: {id: MyGame-v0, kwargs: {...}}`, where `id` is a registered gymnasium id or the import path of
+a class or function (`my_package.my_module:MyEnv`, `my_env.py:MyEnv`). Actions must be Discrete or Text. The names of
+Discrete actions are read from the environment (`action_names` and other usual places) unless `env.actions` gives them;
+its mapping `action_aliases`, if there is one, holds other ways to write them.
+"""
 
-__all__ = ["SETTINGS", "GymnasiumSettings", "GymnasiumText", "build_env"]
+import enum
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from envs.base import make_image
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, did_you_mean
+from envs.loading import load_attribute
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame, text_parts
+from slime_verlog import Field
+
+_FREE_ANSWER = ANSWER_FORMAT.replace("one allowed action", "what you do")
+_ACTION_ATTRIBUTES = ("action_names", "language_action_space", "get_action_meanings", "actions")
+
+
+class GymnasiumSettings(GameSettings):
+    """Settings of the adapter: how to make the environment, read its observations and name its actions."""
+
+    id: str | None = None
+    """Registered gymnasium id, or import path of a class or function; null for the task's name."""
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the environment."""
+    task_kwarg: str | None = None
+    """Keyword argument that receives the task's name."""
+    text_key: str | None = None
+    """Entry of a dict observation that holds the text; null if there is only one text entry."""
+    describe: str | None = None
+    """Import path of a function from an observation to text, or to BALROG's two text parts. Without it, text is the
+    observation if that is text, else what `render` prints if the environment has `render_mode: ansi`, else the
+    observation's numbers."""
+    actions: Mapping[str, str] | tuple[str, ...] | None = None
+    """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
+    default_action: str | None = None
+    """Executed in place of an invalid response; null for the environment's own default action, else the first one."""
+    instruction: str | None = None
+    """Description of the game for the prompt."""
+    deterministic: bool = True
+    """Whether seed and actions determine the episode, which allows a replay after a crash."""
+
+
+class GymnasiumText(TextGame):
+    """One episode of a gymnasium environment; `env` is the wrapped one."""
+
+    template_path = Path(__file__).with_name("prompt.j2")
+    settings: GymnasiumSettings
+    settings_model = GymnasiumSettings
+
+    def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed, self.deterministic = task, seed, settings.deterministic
+        kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
+        if settings.vlm:
+            kwargs.setdefault("render_mode", "rgb_array")
+        self.env = _make(settings.id or task, kwargs, settings.max_steps)
+        prints_text = "ansi" in (self.env.metadata.get("render_modes") or ())
+        holds_text = _holds_text(self.env.observation_space)
+        if "render_mode" not in kwargs and not settings.describe and prints_text and not holds_text:
+            self.env.close()
+            self.env = _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
+        self._read = observation_reader(self.env, settings.describe, settings.text_key)
+        self.actions = _name_actions(self.env, settings)
+        self._by_words = {_words(name): name for name in self.actions}
+        self._aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
+        default = settings.default_action or _attribute(self.env, "default_action") or next(iter(self.actions), None)
+        if default is None:
+            raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
+        if default not in (self.actions or self.env.action_space):
+            wrong = f"does not fit the action space {self.env.action_space}"
+            wrong = f"is not one of the actions: {', '.join(self.actions)}" if self.actions else wrong
+            raise ConfigError(f"env.default_action {default!r} {wrong}")
+        self.default_action = default
+        self.answer_format = ANSWER_FORMAT if self.actions else _FREE_ANSWER
+        self.max_steps = settings.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
+        self._closed = False
+
+    def start(self) -> Frame:
+        observation, info = self.env.reset(seed=self.seed)
+        mission = observation.get("mission") if isinstance(observation, Mapping) else None
+        self.mission = str(mission or info.get("mission") or getattr(self.env.unwrapped, "mission", ""))
+        return self._frame(observation)
+
+    def play(self, action: str) -> Frame:
+        space = self.env.action_space
+        value = int(space.start) + [*self.actions].index(action) if isinstance(space, spaces.Discrete) else action
+        observation, paid, terminated, truncated, info = self.env.step(value)
+        reward = float(paid)
+        progression = info.get("progression", info.get("is_success", terminated and reward > 0))
+        return self._frame(observation, reward, bool(terminated), bool(truncated), float(progression))
+
+    def translate(self, candidate: str) -> str | None:
+        if self.actions:
+            return self._aliases.get(candidate) or self._by_words.get(_words(candidate))
+        return candidate if candidate in self.env.action_space else None
+
+    def prompt_variables(self) -> dict[str, Any]:
+        return {**super().prompt_variables(), "instruction": self.settings.instruction or "", "task": self.task}
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.env.close()
+
+    def _frame(self, observation: Any, *outcome: Any) -> Frame:
+        text = self._read(observation)
+        parts = text_parts(text)
+        if parts is None:
+            raise EnvironmentFault(f"{self.env} returned {text!r} as the text of an observation")
+        image = make_image(self.env.render()) if self.settings.vlm else None
+        return Frame(*parts, *outcome, image=image)
+
+
+SETTINGS = GymnasiumSettings
+build_env = GymnasiumText.from_sample
+
+
+def _make(name: str, kwargs: Mapping[str, Any], max_steps: int | None) -> gymnasium.Env:
+    """Make the environment; `max_steps` replaces the registered step limit."""
+    if _is_import_path(name):
+        env = load_attribute(name, "env.id")(**kwargs)
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(f"env.id: {name} made {env!r}, which is not a gymnasium environment")
+        return gymnasium.wrappers.TimeLimit(env, max_steps) if max_steps else env
+    try:
+        return gymnasium.make(name, max_episode_steps=max_steps, disable_env_checker=True, **kwargs)
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        raise MissingDependencyError(f"env.id: {name} needs a package that is not installed: {error}") from error
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"env.id: gymnasium cannot make {name!r}: {error}") from error
+
+
+def _is_import_path(name: str) -> bool:
+    """Tell `module:Class` and `module.Class` from gymnasium's `Name-v0` and `module:Name-v0`."""
+    _, colon, last = name.rpartition(":")
+    if name in gymnasium.registry or (colon and not last.isidentifier()):
+        return False
+    return bool(colon) or ("." in name and all(part.isidentifier() for part in name.split(".")))
+
+
+def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[str, str] | Sequence[str]:
+    """Return the names of the actions: of all, in order, for Discrete spaces; of the allowed ones for Text."""
+    space = env.action_space
+    if isinstance(space, spaces.Text):
+        return settings.actions or ()
+    if not isinstance(space, spaces.Discrete):
+        raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
+    names: Mapping[str, str] | Sequence[str] = settings.actions or [str(space.start + i) for i in range(space.n)]
+    for attribute in () if settings.actions else _ACTION_ATTRIBUTES:
+        # Lists, mappings, enums, or Atari's method.
+        found: Any = _attribute(env, attribute)
+        if attribute == "get_action_meanings" and callable(found):
+            found = found()
+        if isinstance(found, type) and issubclass(found, enum.Enum):
+            found = [_words(member.name) for member in sorted(found, key=lambda member: member.value)]
+        if not isinstance(found, Mapping | list | tuple) or len(found) != space.n:
+            continue
+        if all(isinstance(name, str) for name in found):
+            names = found
+            break
+    if len(names) != space.n:
+        raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
+    return names
+
+
+def _attribute(env: gymnasium.Env, name: str) -> Any:
+    """Return the attribute of the outermost wrapper that has it; None if there is none."""
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
+
+def _words(text: str) -> str:
+    return text.strip().lower().replace("_", " ")
+
+
+_COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLORED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
+
+
+def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:
+    """Return the function from observation to text; raises ConfigError for no text or a wrong `text_key`."""
+    space = env.observation_space
+    if describe:
+        return load_attribute(describe, "env.describe")
+    if isinstance(space, spaces.Text):
+        return lambda observation: observation
+    if text_key is not None or _holds_text(space):
+        key = _find_entry(env, text_key)
+        return lambda observation: observation[key]
+    if env.render_mode == "ansi":
+        return lambda _: name_colors(str(env.render()))
+    if not _holds_only_numbers(space):
+        raise ConfigError(
+            f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
+            "returns the text of an observation"
+        )
+    return lambda observation: describe_numbers(space, observation)
+
+
+def name_colors(text: str) -> str:
+    """Replace a terminal's colors, which often mark the player, by their names: `[red S]FFF`."""
+
+    def named(found: re.Match[str]) -> str:
+        codes = [int(code) for code in found[1].split(";") if code]
+        names = [_COLORS[code % 10] for code in codes if code // 10 in (3, 4, 9) and code % 10 < len(_COLORS)]
+        return f"[{' '.join([*names, found[2]])}]"
+
+    return re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", _COLORED.sub(named, text))
+
+
+def describe_numbers(space: gymnasium.Space, value: Any) -> str:
+    """Write the numbers of an observation: one line per entry of a Dict, and one line for the parts of a Tuple."""
+    if isinstance(space, spaces.Dict):
+        return "\n".join(f"{key}: {describe_numbers(part, value[key])}" for key, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return ", ".join(describe_numbers(part, item) for part, item in zip(space.spaces, value, strict=True))
+    if isinstance(space, spaces.Discrete):
+        return str(int(value))
+    return str(value.tolist())
+
+
+def _find_entry(env: gymnasium.Env, key: str | None) -> str:
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        raise ConfigError(f"env.text_key is set, but {env} observes {space}, which has no entries; remove it")
+    if key is None:
+        texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
+        key = "text" if "text" in space.spaces else texts[0] if len(texts) == 1 else None
+    if key is None:
+        raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
+    if key not in space.spaces:
+        hint = did_you_mean(key, space.spaces, f"they have {', '.join(space.spaces)}")
+        raise ConfigError(f"env.text_key: observations have no entry {key!r}; {hint}")
+    return key
+
+
+def _holds_text(space: gymnasium.Space) -> bool:
+    if isinstance(space, spaces.Dict):
+        return "text" in space.spaces or any(isinstance(part, spaces.Text) for part in space.spaces.values())
+    return isinstance(space, spaces.Text)
+
+
+def _holds_only_numbers(space: gymnasium.Space) -> bool:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, Mapping) else space.spaces
+        return all(map(_holds_only_numbers, parts))
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)

@@ -1,5 +1,100 @@
-"""The generated questions of reasoning-gym, each with its own verifier; a task is the name of a generator."""
+"""The generated questions of reasoning-gym: a task is the name of a generator, and the seed makes the question.
 
-from envs.reasoning_gym.env import DEFAULT_TASK, SETTINGS, ReasoningGym, ReasoningGymSettings, build_env
+The generator's own verifier scores the answer. Some give part of the reward for answers that are close.
+"""
 
-__all__ = ["DEFAULT_TASK", "SETTINGS", "ReasoningGym", "ReasoningGymSettings", "build_env"]
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from envs.errors import ConfigError, did_you_mean
+from envs.loading import import_extra
+from envs.randomness import OwnRandomness
+from envs.text_game import Frame, GameSettings, TextGame
+from slime_verlog import Field
+
+
+class ReasoningGymSettings(GameSettings):
+    """Settings of reasoning-gym's questions."""
+
+    no_pictures = "reasoning-gym's questions have no pictures"
+
+    level: int | None = Field(None, ge=0)
+    """Difficulty from the generator's own curriculum, from 0 up to its highest; null for the generator's defaults."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the generator, such as {min_animals: 5}, which win over `level`."""
+    answer_retries: int = Field(0, ge=0)
+    """How often a wrong answer may be corrected. The reward is the score of the last answer."""
+
+
+class ReasoningGym(TextGame):
+    """One question. `entry` is reasoning-gym's own record of it."""
+
+    settings: ReasoningGymSettings
+    settings_model = ReasoningGymSettings
+    template_path = Path(__file__).with_name("prompt.j2")
+    answer_format = (
+        "Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: your final answer, and nothing else"
+    )
+    default_action = "no answer"
+
+    def __init__(self, task: str, seed: int, settings: ReasoningGymSettings) -> None:
+        super().__init__(settings)
+        self.task, self.max_steps = task, settings.max_steps or settings.answer_retries + 1
+        self._random = OwnRandomness(seed)
+        library = import_extra("reasoning_gym", "reasoning-gym", "reasoning-gym").factory
+        with self._random.in_place():
+            self._dataset = _make(library, task, seed, settings)
+        self.entry: dict[str, Any] = {}
+        self._answers = 0
+
+    def start(self) -> Frame:
+        with self._random.in_place():
+            self.entry, self._answers = self._dataset[0], 0
+        return Frame(str(self.entry["question"]))
+
+    def translate(self, candidate: str) -> str | None:
+        return candidate or None
+
+    def play(self, action: str) -> Frame:
+        score, metrics = 0.0, {"verifier_failed": 0.0}
+        with self._random.in_place():
+            try:
+                score = float(self._dataset.score_answer(action, self.entry))
+            except Exception:  # several verifiers fail at an answer of another form, such as a word for a number
+                metrics["verifier_failed"] = 1.0
+        self._answers += 1
+        right = score >= 1.0
+        last = right or self._answers >= self.max_steps
+        text = "Your answer is right." if right else f"Your answer is not right. Its score is {score:.2f} of 1."
+        return Frame(text, "", score * last, last, progression=min(max(score, 0.0), 1.0), metrics=metrics)
+
+
+SETTINGS = ReasoningGymSettings
+DEFAULT_TASK = "leg_counting"
+build_env = ReasoningGym.from_sample
+
+
+def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSettings) -> Any:
+    """Make the generator of one question; raises ConfigError for an unknown one and refused options."""
+    if task not in library.DATASETS:
+        hint = did_you_mean(task, library.DATASETS, f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}", n=1)
+        raise ConfigError(f"reasoning-gym has no generator {task!r}; {hint}")
+    kind, config_kind = library.DATASETS[task]
+    known = [field.name for field in dataclasses.fields(config_kind)]
+    for name in settings.options:
+        if name not in known or name in ("seed", "size"):
+            raise ConfigError(f"env.options: {task} has no option {name!r}; it has {', '.join(known)}")
+    if settings.level is not None and task not in library.CURRICULA:
+        raise ConfigError(f"env.level: reasoning-gym has no levels for {task}; set env.options instead")
+    try:
+        config = config_kind()
+        if settings.level is not None:
+            curriculum = library.CURRICULA[task]()
+            curriculum.set_global_level(settings.level)
+            config = curriculum.generate_configuration()
+        return kind(config=dataclasses.replace(config, **settings.options, seed=seed, size=1))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"env.options: reasoning-gym's {task} refuses {dict(settings.options)}: {error}") from error

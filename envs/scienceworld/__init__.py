@@ -1,5 +1,273 @@
-"""ScienceWorld: 30 science tasks in a text world. The game runs in Java: one JVM per live episode."""
+"""The ScienceWorld episode: commands, observations, rewards and the scripted player.
 
-from envs.scienceworld.env import DEFAULT_TASK, SETTINGS, ScienceWorld, build_env, expert_action
+A command is valid if the game's parser understands it. Any other command changes nothing, and `look around` is played
+instead. The reward is the change of the game's score, which goes from 0 to 1 and drops to -1 when the task is failed.
+The simulator draws from a generator that a whole JVM shares, so episodes never share one at the same time.
+"""
 
-__all__ = ["DEFAULT_TASK", "SETTINGS", "ScienceWorld", "build_env", "expert_action"]
+import contextlib
+import functools
+import importlib.metadata
+import shutil
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+from envs.command_game import CommandGame, list_commands
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, did_you_mean
+from envs.loading import import_extra
+from envs.text_game import Frame, GameSettings
+from slime_verlog import Field
+
+_KEPT = 4
+"""Idle JVMs that a process keeps for later episodes."""
+
+_lock = threading.Lock()
+_idle: "list[World]" = []
+_running = 0
+_variations: dict[tuple[str, str], list[int]] = {}
+
+
+class Moment(NamedTuple):
+    """What the game answered to a command."""
+
+    text: str
+    score: float
+    """From 0 to 1, or negative if the task is failed."""
+    over: bool
+
+
+class World:
+    """One JVM with one simulator; raises EnvironmentFault if it does not start."""
+
+    def __init__(self) -> None:
+        library = load_library()
+        try:
+            # The limit is ours, and the simulator's own wrapper would list all valid commands after every step.
+            self._env: Any = library.ScienceWorldEnv("", envStepLimit=10**9)
+        except Exception as error:
+            raise EnvironmentFault(
+                f"ScienceWorld's Java process did not start ({type(error).__name__}: {error}); see what "
+                "`java -version` prints, and whether there is memory for one more Java process"
+            ) from error
+        self.broken = False
+
+    def load(self, task: str, variation: int, simplifications: str, gold: bool = False) -> str:
+        """Start the task's variation; return its description."""
+        try:
+            self._call(self._env.load, task, variation, simplifications, generateGoldPath=gold)
+        except ValueError as error:
+            raise ConfigError(f"env.simplifications: {error}") from error
+        return self._call(self._env.server.getTaskDescription).removeprefix("Task Description:").strip()
+
+    def send(self, command: str) -> Moment:
+        server = self._env.server
+        text = self._call(server.step, command)
+        return Moment(text.strip(), round(self._call(server.getScore), 2), bool(self._call(server.getCompleted)))
+
+    def look(self) -> str:
+        return self._call(self._env.server.freeActionLook).strip()
+
+    def inventory(self) -> str:
+        return self._call(self._env.server.freeActionInventory).strip()
+
+    def commands(self) -> list[str]:
+        """Return all commands that the game would accept now."""
+        return sorted(self._call(self._env.get_valid_action_object_combinations))
+
+    def gold(self) -> tuple[str, ...]:
+        """Return the game's own solution of what was loaded with `gold`."""
+        return tuple(self._call(self._env.get_gold_action_sequence))
+
+    def variations(self, task: str, split: str) -> list[int]:
+        """Return the variations of a task in a split, the same in every world; loads a task unless they are known."""
+        if (task, split) not in _variations:
+            self._call(self._env.load, task, 0, "")
+            _variations[task, split] = list(self._call(getattr(self._env, f"get_variations_{split}")))
+        return _variations[task, split]
+
+    def close(self) -> None:
+        """End the JVM, whatever state it is in."""
+        from py4j.protocol import Py4JError
+
+        process = self._env._gateway.java_process
+        with contextlib.suppress(OSError, Py4JError):  # of a JVM that is dead already
+            self._env.close()
+        process.kill()
+        process.wait()
+
+    def _call(self, method: Any, *arguments: Any, **named: Any) -> Any:
+        """Call Java; raises EnvironmentFault if the JVM does not answer, which is then not used again."""
+        try:
+            return method(*arguments, **named)
+        except ValueError:
+            raise
+        except Exception as error:
+            self.broken = True
+            raise EnvironmentFault(f"ScienceWorld's Java process failed: {type(error).__name__}: {error}") from error
+
+
+def lease(most: int) -> World:
+    """Return an idle world, or a new one; raises ConfigError if this process has `most` of them in use already."""
+    global _running
+    with _lock:
+        if _idle:
+            return _idle.pop()
+        if _running >= most:
+            raise ConfigError(
+                f"this process plays {_running} ScienceWorld episodes, each with a Java process, and env.most_jvms "
+                "allows no more; lower n_env, raise env_workers, or raise env.most_jvms if the memory suffices"
+            )
+        _running += 1
+    try:
+        return World()
+    except BaseException:
+        _ended()
+        raise
+
+
+def give_back(world: World) -> None:
+    """Keep the world for a later episode, or end its JVM if it is broken or enough are kept."""
+    with _lock:
+        if not world.broken and len(_idle) < _KEPT:
+            _idle.append(world)
+            return
+    _ended()
+    world.close()
+
+
+def _ended() -> None:
+    global _running
+    with _lock:
+        _running -= 1
+
+
+@functools.lru_cache(maxsize=256)
+def solution(task: str, variation: int, simplifications: str, most: int) -> tuple[str, ...]:
+    """Return the game's own solution, which a second world computes."""
+    world = lease(most)
+    try:
+        world.load(task, variation, simplifications, gold=True)
+        return world.gold()
+    finally:
+        give_back(world)
+
+
+@functools.cache
+def load_library() -> ModuleType:
+    """Import the package scienceworld; raises MissingDependencyError without it or without Java."""
+    library = import_extra("scienceworld", "ScienceWorld", "scienceworld")
+    if shutil.which("java") is None:
+        raise MissingDependencyError(
+            "ScienceWorld needs Java 8 or newer; install it on every node that runs environments, on Debian with: "
+            "apt-get install -y default-jre-headless"
+        )
+    return library
+
+
+_MAX_STEPS = 100
+_MAX_CHARACTERS = 200
+_UNKNOWN = "No known action matches"
+
+
+class ScienceWorldSettings(GameSettings):
+    """Settings of ScienceWorld."""
+
+    no_pictures = "ScienceWorld has no pictures"
+
+    split: Literal["train", "dev", "test"] = "train"
+    """Part of a task's variations to play; the seed chooses one of them."""
+    simplifications: str = ""
+    """ScienceWorld's own simplifications, joined by commas, such as `openDoors,teleportAction`; `easy` for most."""
+    admissible_commands: bool = False
+    """List the commands that the game would accept with every observation: hundreds, and about 0.1 s per turn."""
+    most_jvms: int = Field(16, ge=1)
+    """Java processes that one worker process may run at a time, one for each of its live episodes."""
+
+
+class ScienceWorld(CommandGame):
+    """One ScienceWorld episode; it holds a JVM from `reset` to `close`."""
+
+    settings: ScienceWorldSettings
+    settings_model = ScienceWorldSettings
+    template_path = Path(__file__).with_name("prompt.j2")
+    default_action = "look around"
+
+    def __init__(self, task: str, seed: int, settings: ScienceWorldSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed = task, seed
+        load_library()  # names what is missing
+        version = tuple(map(int, importlib.metadata.version("scienceworld").split(".")[:2]))
+        self.deterministic = version >= (1, 3)  # from then on, seed and commands decide an episode
+        known = load_library().constants.ID2TASK
+        self._name = known.get(task, task)  # a task is given by name or by number, such as 4-3
+        if self._name not in known.values():
+            hint = did_you_mean(task, known.values(), f"there is {', '.join(list(known.values())[:3])}, ...")
+            raise ConfigError(f"ScienceWorld has no task {task!r}; {hint}")
+        self.max_steps = settings.max_steps or _MAX_STEPS
+        self._world: World | None = None
+        self._variation = 0
+        self._score = 0.0
+        self._history: list[str] = []
+
+    def start(self) -> Frame:
+        if self._world is None:
+            self._world = lease(self.settings.most_jvms)
+        world = self._world
+        variations = world.variations(self._name, self.settings.split)
+        self._variation = variations[self.seed % len(variations)]
+        self.mission = world.load(self._name, self._variation, self.settings.simplifications)
+        self._score, self._history = 0.0, []
+        return self._frame(world.look())
+
+    def try_command(self, command: str) -> Frame | None:
+        moment = self._playing().send(command)
+        if moment.text.startswith(_UNKNOWN):
+            return None
+        self._history.append(command)
+        before, self._score = self._score, moment.score
+        return self._frame(moment.text, moment.score - before, moment.over or moment.score < 0)
+
+    def translate(self, candidate: str) -> str | None:
+        line = " ".join(candidate.strip().splitlines()[:1]).strip("\"'`*>. \t").removeprefix("[").removesuffix("]")
+        return line if line and len(line) <= _MAX_CHARACTERS and line.isascii() and line.isprintable() else None
+
+    def advice(self) -> str:
+        """Return the next command of ScienceWorld's own solution, or `look around` once play has left it."""
+        known = solution(self._name, self._variation, self.settings.simplifications, self.settings.most_jvms)
+        played = len(self._history)
+        return known[played] if tuple(self._history) == known[:played] and played < len(known) else self.default_action
+
+    def close(self) -> None:
+        self._running = False
+        if self._world is not None:
+            world, self._world = self._world, None
+            give_back(world)
+
+    def _playing(self) -> World:
+        assert self._world is not None  # `step` is refused before `reset`
+        return self._world
+
+    def _frame(self, text: str, reward: float = 0.0, over: bool = False) -> Frame:
+        world = self._playing()
+        surroundings = "" if text == (look := world.look()) else look
+        shown = [surroundings, world.inventory()]
+        if self.settings.admissible_commands and not over:
+            shown.append(list_commands(world.commands()))
+        late = len(self._history) >= self.max_steps and not over
+        return Frame(
+            long_term=text,
+            short_term="\n\n".join(filter(None, shown)),
+            reward=reward,
+            terminated=over,
+            truncated=late,
+            progression=min(max(self._score, 0.0), 1.0),
+            metrics={"score": self._score, "failed": float(self._score < 0)},
+        )
+
+
+SETTINGS = ScienceWorldSettings
+DEFAULT_TASK = "find-plant"
+build_env = ScienceWorld.from_sample
+expert_action = ScienceWorld.advice

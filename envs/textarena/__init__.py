@@ -1,5 +1,181 @@
-"""Adapter to TextArena: its single-player games, by their ids."""
+"""Adapter to TextArena: its single-player games, by their ids.
 
-from envs.textarena.env import DEFAULT_TASK, MAX_CHARACTERS, SETTINGS, TextArena, TextArenaSettings, build_env
+A response's move goes to the game as it is. Whether it is valid is for the game to say: an invalid one earns the format
+penalty, and the game ends after `invalid_moves_allowed` of them in a row.
+"""
 
-__all__ = ["DEFAULT_TASK", "MAX_CHARACTERS", "SETTINGS", "TextArena", "TextArenaSettings", "build_env"]
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError, did_you_mean
+from envs.loading import import_extra
+from envs.randomness import OwnRandomness
+from envs.text_game import Frame, GameSettings, TextGame
+from slime_verlog import Field
+
+MAX_CHARACTERS = 300
+"""Characters of a longer response are not passed to the game: its parsers are not made for them."""
+
+_MOVE_FORMAT = (
+    "Choose your next move. Answer in exactly this form:\n"
+    "THINK: your reasoning, step by step\n"
+    "ACTION: your move, in the form that the game asks for"
+)
+_CHOOSE = "choose a single-player game, such as GuessTheNumber-v0"
+_MAX_STEPS = 200
+
+
+class TextArenaSettings(GameSettings):
+    """Settings of TextArena's games."""
+
+    no_pictures = "TextArena's games have no pictures"
+
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the game's class, in place of those that its id stands for, such as {max_turns: 30}."""
+    invalid_moves_allowed: int | None = Field(None, ge=0)
+    """Invalid moves in a row after which another one ends the game; null for the game's own number, usually 1."""
+    max_steps: int | None = Field(None, ge=1)
+    """Turns after which an episode is truncated, invalid moves included; null for 200. Most games end earlier."""
+
+
+class TextArena(TextGame):
+    """One episode of a single-player game; `game` is TextArena's own object."""
+
+    settings: TextArenaSettings
+    settings_model = TextArenaSettings
+    template_path = Path(__file__).with_name("prompt.j2")
+    answer_format = _MOVE_FORMAT
+    default_action = "no move"
+
+    def __init__(self, task: str, seed: int, settings: TextArenaSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed = task, seed
+        self._library = import_extra("textarena", "TextArena", "textarena")
+        known = self._library.envs.registration.ENV_REGISTRY
+        self._id = task.removesuffix("-raw").removesuffix("-train")  # wrappers, which are not used here
+        if f"{self._id}-raw" not in known:
+            ids = [other for other in known if f"{other}-raw" in known]
+            hint = did_you_mean(self._id, ids, "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ...")
+            raise ConfigError(f"TextArena has no game {task!r}; {hint}")
+        self.max_steps = settings.max_steps or _MAX_STEPS
+        wrappers = known[self._id].default_wrappers or ()
+        # TextArena's own wrapper puts moves without brackets into them.
+        self._brackets = self._library.wrappers.ActionFormattingWrapper in wrappers
+        self._random = OwnRandomness(seed)
+        self.game: Any = None
+        self._board = self._rules = ""
+        self._steps = 0
+
+    def start(self) -> Frame:
+        self._random = OwnRandomness(self.seed)
+        with self._random.in_place(), _explained(self._id):
+            self.game = self._library.make(f"{self._id}-raw", **self.settings.kwargs)
+            self.game.reset(num_players=1, seed=self.seed)
+            if not isinstance(self.game.state, self._library.SinglePlayerState):
+                raise ConfigError(f"TextArena's {self._id} is for several players; {_CHOOSE}")
+        if self.settings.invalid_moves_allowed is not None:
+            self.game.state.error_allowance = self.settings.invalid_moves_allowed
+        self._board, self._steps = "", 0
+        kinds = self._library.ObservationType
+        messages = self.game.get_observation()[1]
+        self._rules = "\n\n".join(str(text).strip() for _, text, kind in messages if kind == kinds.PROMPT)
+        return self._frame(self._read(messages))
+
+    def play(self, action: str) -> Frame:
+        """Pass the move to the game."""
+        return self._send(action)[1]
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        if len(candidate) > MAX_CHARACTERS:
+            self._steps += 1
+            return None, self._frame(f"Your move has more than {MAX_CHARACTERS} characters. The game did not read it.")
+        valid, frame = self._send(candidate)
+        return (candidate if valid else None), frame
+
+    def prompt_variables(self) -> dict[str, Any]:
+        return {**super().prompt_variables(), "rules": self._rules, "task": self.task}
+
+    def close(self) -> None:
+        self.game, self._running = None, False
+
+    def _send(self, move: str) -> tuple[bool, Frame]:
+        """Play a move: whether the game took it as valid, and what it answered."""
+        if self._brackets and "[" not in move and "]" not in move:
+            move = f"[{move}]"
+        state, errors = self.game.state, self.game.state.error_count
+        with self._random.in_place():
+            self.game.step(move)
+        self._steps += 1
+        outcome = state.game_info[0] if state.done else {}
+        text, reason = self._read(self.game.get_observation()[1]), str(outcome.get("reason", ""))
+        valid = state.error_count <= errors and not outcome.get("invalid_move")
+        return valid, self._frame("\n".join(filter(None, (text, reason))))
+
+    def _read(self, messages: Sequence[tuple[int, str, Any]]) -> str:
+        """Return the game's messages without prompt, the player's moves and the board, which is kept in `_board`."""
+        kinds = self._library.ObservationType
+        for _, text, kind in messages:
+            if kind == kinds.GAME_BOARD:
+                self._board = str(text).strip("\n")
+        # Some games mix up the arguments of their messages, so that the kind is the player's own move.
+        read = (kinds.GAME_ACTION_DESCRIPTION, kinds.GAME_MESSAGE, kinds.GAME_ADMIN)
+        return "\n".join(str(text).strip() for _, text, kind in messages if kind in read)
+
+    def _frame(self, text: str) -> Frame:
+        state = self.game.state
+        # Some games mix up an outcome's reward and its reason.
+        paid = (state.rewards or {}).get(0) if state.done else None
+        reward = float(paid) if isinstance(paid, int | float) else 0.0
+        return Frame(
+            long_term=text if text or self._board else "The game begins.",
+            short_term=self._board,
+            reward=reward,
+            terminated=bool(state.done),
+            truncated=self._steps >= self.max_steps and not state.done,
+            progression=min(max(reward, 0.0), 1.0),
+        )
+
+
+SETTINGS = TextArenaSettings
+DEFAULT_TASK = "GuessTheNumber-v0"
+build_env = TextArena.from_sample
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Explain to the user why a game cannot be made: several players, missing word lists, a missing key or package."""
+    import nltk
+
+    download = nltk.download
+    nltk.download = lambda names, *_, **__: _check_data(name, names)  # games download on import, on every worker
+    try:
+        yield
+    except SlimeVerlogError:
+        raise
+    except AssertionError as error:
+        raise ConfigError(f"TextArena's {name} is for several players ({error}); {_CHOOSE}") from error
+    except LookupError as error:
+        raise MissingDependencyError(f"TextArena's {name} needs data that is not installed: {error}") from error
+    except (ImportError, OSError, SyntaxError, TypeError, ValueError) as error:
+        raise ConfigError(f"TextArena cannot make {name}: {type(error).__name__}: {error}") from error
+    finally:
+        nltk.download = download
+
+
+def _check_data(game: str, names: str | Sequence[str]) -> bool:
+    """Stand in for `nltk.download`: raise an error if the data is not installed."""
+    import nltk
+
+    for name in [names] if isinstance(names, str) else names:
+        for kind in ("corpora", "taggers", "tokenizers"):
+            with contextlib.suppress(LookupError):
+                nltk.data.find(f"{kind}/{name}")
+                break
+        else:
+            raise MissingDependencyError(
+                f"TextArena's {game} needs NLTK's data {name!r}, which is not downloaded during a run; "
+                f"install it on every node with: python -m nltk.downloader {name}"
+            )
+    return True

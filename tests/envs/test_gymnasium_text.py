@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.gymnasium_text import GymnasiumText
-from envs.gymnasium_text.env import describe_numbers, name_colors
+from envs.gymnasium_text import GymnasiumText, describe_numbers, name_colors
 from envs.loading import build_env_from
 
 WORLDS = "tests.envs.textworld.text_worlds"

@@ -180,7 +180,11 @@ def test_commands_that_fail_or_break_a_limit_are_named(
         ("FROM empty\nRUN ls\n", UnsupportedLine, r"\(RUN ls\) cannot run: the base image has no /bin/sh"),
         ("FROM empty\nWORKDIR /app\n", ConfigError, "the image has no /bin/bash, which commands are run with"),
         ("FROM tiny\nWORKDIR\n", UnsupportedLine, r"line 2 of environment/Dockerfile \(WORKDIR\) has no argument"),
-        ("FROM tiny\nCOPY --from=builder /x /x\n", ConfigError, "no earlier stage is called 'builder', so it was read as an image: env"),
+        (
+            "FROM tiny\nCOPY --from=builder /x /x\n",
+            ConfigError,
+            "no earlier stage is called 'builder', so it was read as an image: env",
+        ),
         ("FROM tiny\nCOPY missing /x\n", UnsupportedLine, "names no file of the folder environment"),
         ("FROM tiny\nCOPY ../../secret /x\n", UnsupportedLine, r"\(COPY ../../secret /x\) leaves the folder env"),
         ("FROM tiny\nCOPY --from=tiny /y /x\n", UnsupportedLine, "no stage 'tiny'; .* names no file of the image"),

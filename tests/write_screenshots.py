@@ -1,13 +1,11 @@
 """Writes the pictures of the run page in docs/images, from a finished run of the quickstart.
 
-python scripts/write_screenshots.py outputs/quickstart      needs Chromium, and runs from the repository's root
+python -m tests.write_screenshots outputs/quickstart      needs Chromium, and runs from the repository's root
 """
 
 import json
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from inspection.command import main
 from tests.fixtures.browser import chromium
