@@ -206,7 +206,8 @@ def main(argv: list[str] | None = None) -> None:
     plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
     for name in ("megatron", "matplotlib"):
         if find_spec(name) is None:
-            raise MissingDependencyError(f"a study needs {name}; install it: pip install 'slime-verlog[embedded]'")
+            how = "install it with: pip install 'slime-verlog[embedded]'"
+            raise MissingDependencyError(f"a study needs the package {name}; {how}")
     if given.dry_run:
         print(overview(plan))
         return

@@ -254,7 +254,8 @@ def test_every_variant_of_every_study_trains(name: str, small: dict[str, Any], t
         content["config"] = str(ROOT / given.config)
     warm = {**content["warm"], **small["warm"]}
     # A tokenizer fitted to two episodes makes long prompts, and its policy long answers.
-    content["flags"] = {"rollout_max_context_len": 1024, "rollout_max_response_len": 6, **content["flags"]}
+    longest = 40 if name == "recall" else 6  # notes need more than an action
+    content["flags"] = {"rollout_max_context_len": 1024, "rollout_max_response_len": longest, **content["flags"]}
     study = tiny({**small, **content}, updates=9, eval_interval=9, warm=warm)
     text = run_study(plan(study, tmp_path))
     for variant in study.variants:
