@@ -106,7 +106,8 @@ def find_model(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"--model '{name}' is not a folder, and the hub does not provide it: {reason}") from error
+        failed = f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason}"
+        raise ConfigError(f"{failed} Give the folder of a Hugging Face model") from error
 
 
 if __name__ == "__main__":
