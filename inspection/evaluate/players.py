@@ -166,17 +166,24 @@ def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages as an endpoint takes them.
 
     Images become `data:` URIs. An answer whose calls were run becomes one with `tool_calls`, under the ids of the
-    results that follow it.
+    results that follow it; the calls that an agent's program sends back keep theirs.
     """
     sent = [{**message, "content": _openai_content(message["content"])} for message in messages]
     for place, message in enumerate(sent):
         results = itertools.takewhile(lambda after: after["role"] == "tool", sent[place + 1 :])
-        ids = [result["tool_call_id"] for result in results]
-        if message["role"] == "assistant" and ids:
-            found = find_calls(message["content"], len(ids))
-            assert found.span is not None, "results follow an answer with calls"
+        ids, content = [result.get("tool_call_id", "") for result in results], message["content"]
+        if calls := message.get("tool_calls"):
+            texts = [json.dumps(call["function"]["arguments"]) for call in calls]
+            message["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": text}}
+                for call, text in zip(calls, texts, strict=True)
+            ]
+        elif message["role"] == "assistant" and ids and isinstance(content, str):
+            found = find_calls(content, len(ids))
+            if found.span is None or len(found.calls) != len(ids):
+                continue  # not the results of this answer's calls, which is the endpoint's to refuse
             functions = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in found.calls]
-            message["content"] = message["content"][: found.span[0]].rstrip()
+            message["content"] = content[: found.span[0]].rstrip()
             message["tool_calls"] = [
                 {"id": key, "type": "function", "function": function}
                 for key, function in zip(ids, functions, strict=True)
@@ -199,8 +206,9 @@ def parse_completion(completion: Any) -> str:
     """
     try:
         message = completion["choices"][0]["message"]
-        text = message["content"] or message.get("refusal") or ""
         functions = [call["function"] for call in message.get("tool_calls") or ()]
+        # Some endpoints leave out the content of an answer that only calls.
+        text = (message.get("content") if functions else message["content"]) or message.get("refusal") or ""
         calls = [f'{{"name": {json.dumps(f["name"])}, "arguments": {f["arguments"] or "{}"}}}' for f in functions]
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise EngineError(f"answer has no choices[0].message.content: {reprlib.repr(completion)}") from error

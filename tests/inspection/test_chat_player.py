@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from pydantic import TypeAdapter
 
+from inspection.evaluate.players import openai_messages, parse_completion
 from inspection.records import read_episodes
 from tests.fixtures.chat_server import KEY, ChatServer, completion, openai_error
 from tests.inspection.test_evaluate import evaluate, rows_of, write_config
@@ -183,3 +184,22 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
     assert episode["turns"] == 3 and episode["metrics"]["tool_calls"] == 2.0 and episode["stop"] == "terminated"
     assert episode["usage"] == {"answers": 3, "prompt_tokens": 27, "completion_tokens": 9}
     assert "answered 3 times, read 27 and wrote 9 tokens, which cost $0.00." in (tmp_path / "out/table.md").read_text()
+
+
+def test_the_calls_that_an_agents_program_sends_back_keep_their_ids() -> None:
+    """Their arguments become text; results without a call are left for the endpoint to refuse."""
+    function = {"name": "look", "arguments": {"at": "door"}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+    result = {"role": "tool", "content": "it is shut", "tool_call_id": "c1"}
+    sent, _ = openai_messages([asked, result])
+    assert sent["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
+    ]
+    assert asked["tool_calls"][0]["function"] == function
+    strange = [{"role": "assistant", "content": "hm"}, {"role": "tool", "content": "it is shut"}]
+    assert openai_messages(strange) == strange
+
+
+def test_an_answer_that_only_calls_needs_no_content() -> None:
+    message = {"role": "assistant", "tool_calls": [call("add", '{"a": 2}')]}
+    assert "add" in parse_completion({"choices": [{"message": message}]})
