@@ -79,13 +79,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_name(name: str) -> None:
-    """Refuse names that are no module's, or that would hide a module of Python's."""
+    """Refuse names that are no module's, or that would hide a module, or a class that the new one uses."""
+    import importlib.util
+
     from slime_verlog import ConfigError
 
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or name.startswith("_"):
         raise ConfigError(f"{name!r} cannot name an environment: use lower-case letters, digits and underscores")
     if name in sys.stdlib_module_names:
         raise ConfigError(f"{name}.py would hide a module of Python's; choose another name")
+    found = importlib.util.find_spec(name)
+    if found is not None and Path(found.origin or "").parent != Path.cwd():
+        raise ConfigError(f"{name}.py would hide an installed module; choose another name")
+    if name == "frame":
+        raise ConfigError("the class Frame would hide the one that every game returns; choose another name")
 
 
 def _read(key: str, said: str) -> object:

@@ -12,7 +12,7 @@ from inspection.command import main
 
 REPOSITORY = Path(__file__).parents[2]
 HOSTILE = [
-    *("--goal", 'it\'s "odd" {{ goal }} \\ {% raw %}', "--actions", 'say "hi"', "turn \\n", "{braces}", "#é"),
+    *("--goal", 'it\'s """odd""" {{ goal }} \\x {% raw %}', "--actions", 'say "hi"', "turn \\n", "{braces}", "#é"),
     *("--max-steps", "7"),
 ]
 
@@ -43,6 +43,8 @@ def test_existing_files_and_wrong_words_are_refused(tmp_path: Path, monkeypatch:
     for words, said in {
         ("lights",): "test_lights.py exists",
         ("random",): "would hide a module of Python's",
+        ("numpy",): "would hide an installed module",
+        ("frame",): "would hide the one that every game returns",
         ("two words",): "cannot name an environment",
         ("class",): "cannot name an environment",
         ("../up",): "cannot name an environment",
