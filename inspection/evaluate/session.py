@@ -177,6 +177,8 @@ def _play_baselines(options: Namespace) -> list[dict[str, Any]]:
         except MissingExpertError as error:
             print(f"note: {error}", file=sys.stderr)
             continue
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         if code:
             raise StoppedError(f"the baseline {name} was not played to its end (see above)")
         rows += json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
