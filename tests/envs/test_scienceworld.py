@@ -15,8 +15,8 @@ pytest.importorskip("scienceworld", reason="pip install -e '.[scienceworld]' ena
 if shutil.which("java") is None:
     pytest.skip("Java enables this test: apt-get install -y default-jre-headless", allow_module_level=True)
 
+import envs.scienceworld as jvms
 from envs.scienceworld import ScienceWorld, build_env, expert_action
-from envs.scienceworld import env as jvms
 from tests.envs.contract import fuzz
 
 
