@@ -147,7 +147,6 @@ def _size(replies: Sequence[EnvReply], count_tokens: CountTokens) -> Finding:
 
 
 def _speed(name: str, seconds: Sequence[float], slow_s: float) -> Finding:
-
     mean = sum(seconds) / len(seconds)
     detail = f"{_time(mean)} on average, at most {_time(max(seconds))}"
     if mean > slow_s:
