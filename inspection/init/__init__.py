@@ -89,7 +89,7 @@ def _check_name(name: str) -> None:
     if name in sys.stdlib_module_names:
         raise ConfigError(f"{name}.py would hide a module of Python's; choose another name")
     found = importlib.util.find_spec(name)
-    if found is not None and Path(found.origin or "").parent != Path.cwd():
+    if found is not None and found.origin is not None and Path(found.origin).parent != Path.cwd():
         raise ConfigError(f"{name}.py would hide an installed module; choose another name")
     if name == "frame":
         raise ConfigError("the class Frame would hide the one that every game returns; choose another name")
