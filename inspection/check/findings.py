@@ -87,6 +87,8 @@ def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
         return Finding("reward", Status.OK, f"always {rewards[0]:g} for random words")
     if len(set(rewards)) == 1 and len(rewards) > len(plays):
         detail = f"always {rewards[0]:g} in {players} play; training needs rewards that differ"
+        if not all(play.done for play in plays):
+            detail += "; no episode ended, so try a larger --max-turns first"
         return Finding("reward", Status.WARNING, detail)
     return Finding("reward", Status.OK, f"between {min(rewards):g} and {max(rewards):g} in {players} play")
 

@@ -128,7 +128,7 @@ class ChatPlayer:
         """`key_variable` names the environment variable with the key; without it, no key is sent."""
         key = os.environ.get(key_variable)
         self.used: dict[int, Counter[str]] = defaultdict(Counter)
-        """By the `id` of an episode's metadata: answers, and tokens as the endpoint counts them."""
+        """By the `id` of an episode's metadata: answers, empty ones, and tokens as the endpoint counts them."""
         self._client = client
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._key_variable = key_variable
@@ -153,7 +153,7 @@ class ChatPlayer:
         usage = completion.get("usage") or {}
         tokens = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
         self.used[id(session.spec.metadata)].update(
-            answers=1, **{name: n for name, n in tokens.items() if isinstance(n, int)}
+            answers=1, empty=int(not text.strip()), **{name: n for name, n in tokens.items() if isinstance(n, int)}
         )
         return text
 

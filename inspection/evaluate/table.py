@@ -192,8 +192,9 @@ def _caption(
     if used:
         read, wrote = used["prompt_tokens"], used["completion_tokens"]
         cost = f", which cost ${(read * price[0] + wrote * price[1]) / 1e6:,.2f}" if price else ""
-        answers = f"The endpoint answered {used['answers']:,} times"
-        sentences.append(f"{answers}, read {read:,} and wrote {wrote:,} tokens{cost}.")
+        tokens = f"read {read:,} and wrote {wrote:,} tokens{cost}" if read + wrote else "did not count its tokens"
+        empty = f" ({used['empty']:,} answers were empty)" if used["empty"] else ""
+        sentences.append(f"The endpoint answered {used['answers']:,} times{empty}, {tokens}.")
     if len(played) < len(wanted):
         sentences.append(f"Incomplete: {len(played)} of {len(wanted)} episodes were played.")
     return " ".join(sentences)

@@ -75,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
         print(path)
     yaml = f"{options.name}.yaml"
     print(f"\nnext:\n  slime-verlog check {yaml}\n  slime-verlog play {yaml}\n  slime-verlog train {yaml} --updates 20")
+    print(f"  python -m pytest test_{options.name}.py")
     return 0
 
 
@@ -85,7 +86,9 @@ def _check_name(name: str) -> None:
     from slime_verlog import ConfigError
 
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or name.startswith("_"):
-        raise ConfigError(f"{name!r} cannot name an environment: use lower-case letters, digits and underscores")
+        raise ConfigError(
+            f"{name!r} cannot name an environment: use lower-case letters, digits and underscores, no keyword"
+        )
     if name in sys.stdlib_module_names:
         raise ConfigError(f"{name}.py would hide a module of Python's; choose another name")
     found = importlib.util.find_spec(name)

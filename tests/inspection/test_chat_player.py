@@ -147,6 +147,7 @@ def test_an_answer_without_text_is_an_invalid_action_and_a_refusal_is_an_answer(
     with ChatServer(script) as server:
         assert evaluate(*options(server, tmp_path, eval={"episodes": 1})) == 0
     (episode,) = read_episodes(tmp_path / "out")
+    assert f"answered {episode['turns']} times (1 answers were empty)" in (tmp_path / "out/table.md").read_text()
     assert episode["story"][0]["response"] == "" and episode["valid_action_ratio"] == 0.0
     assert all(turn["response"] == "I cannot." for turn in episode["story"][1:])
 
@@ -182,7 +183,7 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
     assert "No tool was run" in server.requests[2]["messages"][-1]["content"] and len(sent) == 3
     (episode,) = read_episodes(tmp_path / "out")
     assert episode["turns"] == 3 and episode["metrics"]["tool_calls"] == 2.0 and episode["stop"] == "terminated"
-    assert episode["usage"] == {"answers": 3, "prompt_tokens": 27, "completion_tokens": 9}
+    assert episode["usage"] == {"answers": 3, "empty": 0, "prompt_tokens": 27, "completion_tokens": 9}
     assert "answered 3 times, read 27 and wrote 9 tokens, which cost $0.00." in (tmp_path / "out/table.md").read_text()
 
 
@@ -203,3 +204,13 @@ def test_the_calls_that_an_agents_program_sends_back_keep_their_ids() -> None:
 def test_an_answer_that_only_calls_needs_no_content() -> None:
     message = {"role": "assistant", "tool_calls": [call("add", '{"a": 2}')]}
     assert "add" in parse_completion({"choices": [{"message": message}]})
+
+
+def test_an_endpoint_that_counts_no_tokens_has_no_cost(tmp_path: Path) -> None:
+    def script(body: dict[str, Any], number: int) -> dict[str, Any]:
+        return {key: value for key, value in completion("closed-1", "ACTION: left").items() if key != "usage"}
+
+    with ChatServer(script) as server:
+        assert evaluate(*options(server, tmp_path, eval={"episodes": 1}), "--price", "2", "10") == 0
+    text = (tmp_path / "out/table.md").read_text()
+    assert "did not count its tokens" in text and "$" not in text
