@@ -9,7 +9,7 @@ import os
 import re
 import reprlib
 from argparse import Namespace
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,15 +120,13 @@ LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
 
 
 class ChatPlayer:
-    """A `Player` behind `/chat/completions`; sends images as `data:` URIs, tools and calls in the endpoint's form."""
+    """Asks `/chat/completions`; sends images as `data:` URIs, tools and calls in the endpoint's form."""
 
     def __init__(
         self, client: EngineClient, model: str, key_variable: str, temperature: float, max_tokens: int
     ) -> None:
         """`key_variable` names the environment variable with the key; without it, no key is sent."""
         key = os.environ.get(key_variable)
-        self.used: dict[int, Counter[str]] = defaultdict(Counter)
-        """By the `id` of an episode's metadata: answers, empty ones, and tokens as the endpoint counts them."""
         self._client = client
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._key_variable = key_variable
@@ -136,8 +134,11 @@ class ChatPlayer:
         self._max_tokens = max_tokens
         self._length_key = LENGTH_KEYS[0]
 
-    async def __call__(self, session: EnvSession, messages: Sequence[Message], index: int) -> str:
-        """Ask for the response, with its tool calls as text; raises EngineError if the endpoint fails."""
+    async def respond(self, used: Counter[str], session: EnvSession, messages: Sequence[Message], index: int) -> str:
+        """Ask for the response, with its tool calls as text; raises EngineError if the endpoint fails.
+
+        Adds to `used`: answers, empty ones, and tokens as the endpoint counts them.
+        """
         tools = list(session.reply.tools) if session.reply is not None else []
         body = {**self._body, "messages": openai_messages(messages), **({"tools": tools} if tools else {})}
         try:
@@ -152,7 +153,7 @@ class ChatPlayer:
                 raise
         usage = completion.get("usage") or {}
         tokens = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-        self.used[id(session.spec.metadata)].update(
+        used.update(
             answers=1, empty=int(not text.strip()), **{name: n for name, n in tokens.items() if isinstance(n, int)}
         )
         return text

@@ -8,8 +8,10 @@ import asyncio
 import itertools
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -92,23 +94,23 @@ async def open_player(
 
             yield play
             return
-        ask = scripted(player.name)
-        if player.kind is Kind.CHAT:
-            client = EngineClient(engine.address, point.settings.engine, use_proxy=True)
-            stack.push_async_callback(client.close)
-            await _probe(f"{engine.address}/models", use_proxy=True)
-            ask = ChatPlayer(client, player.name, options.api_key_env, options.temperature, engine.max_response_len)
-            stack.callback(_report_faults, client)
         pool = EnvPool(point.settings)
         stack.callback(pool.close)
+        if player.kind is Kind.SCRIPTED:
+            yield lambda spec: play_text_episode(pool, point.settings, spec, scripted(player.name))
+            return
+        client = EngineClient(engine.address, point.settings.engine, use_proxy=True)
+        stack.push_async_callback(client.close)
+        await _probe(f"{engine.address}/models", use_proxy=True)
+        chat = ChatPlayer(client, player.name, options.api_key_env, options.temperature, engine.max_response_len)
+        stack.callback(_report_faults, client)
 
-        async def play_messages(spec: EpisodeSpec) -> dict[str, Any]:
-            facts = await play_text_episode(pool, point.settings, spec, ask)
-            return facts | (
-                {"usage": dict(ask.used.pop(id(spec.env.metadata), {}))} if isinstance(ask, ChatPlayer) else {}
-            )
+        async def play_chat(spec: EpisodeSpec) -> dict[str, Any]:
+            used = Counter[str]()
+            facts = await play_text_episode(pool, point.settings, spec, partial(chat.respond, used))
+            return {**facts, "usage": dict(used)}
 
-        yield play_messages
+        yield play_chat
 
 
 def _report_faults(client: EngineClient) -> None:

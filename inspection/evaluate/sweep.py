@@ -42,11 +42,9 @@ class SweepPoint:
     def episodes(self) -> dict[Key, EpisodeSpec]:
         """The held-out episodes."""
         specs = held_out_episodes(self.settings, read_tasks(self.settings, self.settings.eval))
-        return {
+        return {  # the sampling depends on the episode's id
             (self.label, spec.name, spec.env.metadata["seed"], repeat): replace(
-                spec,
-                episode_id=spec.episode_id + repeat * len(specs),  # the sampling depends on it
-                env=replace(spec.env, metadata=dict(spec.env.metadata)),
+                spec, episode_id=spec.episode_id + repeat * len(specs)
             )
             for repeat in range(self.repeats)
             for spec in specs

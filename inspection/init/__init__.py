@@ -9,6 +9,8 @@ drawing.
 """
 
 import argparse
+import functools
+import json
 import keyword
 import math
 import sys
@@ -41,10 +43,7 @@ def run(options: argparse.Namespace) -> int:
     from slime_verlog import ConfigError
 
     _check_name(options.name)
-    for key, (question, default) in QUESTIONS.items():
-        if getattr(options, key) is None:
-            said = input(f"{question} [{default}] ").strip() if sys.stdin.isatty() else ""
-            setattr(options, key, _read(key, said or default))
+    _ask(options)
     goal, actions = options.goal.strip().rstrip("."), [" ".join(action.split()) for action in options.actions]
     if len(set(actions)) < len(actions) or len(actions) < 2 or not all(actions):
         raise ConfigError(f"an environment needs at least two different actions, got {actions}")
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         if path.exists():
             raise ConfigError(f"{path} exists; give another name, or run the command in another folder")
         jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-        jinja.filters["quoted"] = _quoted
+        jinja.filters["quoted"] = functools.partial(json.dumps, ensure_ascii=False)  # also a Python literal
         files[path] = jinja.from_string((folder / f"{template}.j2").read_text(encoding="utf-8")).render(
             name=options.name,
             title=options.name.title().replace("_", ""),
@@ -79,8 +78,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _ask(options: argparse.Namespace) -> None:
+    """Ask for the options that are not given, or take their defaults; answers are read as the options would be."""
+    parser = argparse.ArgumentParser(prog="slime-verlog init")
+    add_arguments(parser)
+    words = [options.name]
+    for key, (question, default) in QUESTIONS.items():
+        if getattr(options, key) is None:
+            said = (input(f"{question} [{default}] ").strip() if sys.stdin.isatty() else "") or default
+            match key:
+                case "actions":
+                    words += ["--actions", *(action.strip() for action in said.split(","))]
+                case "picture":
+                    words.append("--picture" if said.lower().startswith("y") else "--no-picture")
+                case _:
+                    words.append(f"--{key.replace('_', '-')}={said}")
+    parser.parse_args(words, options)
+
+
 def _check_name(name: str) -> None:
-    """Refuse names that are no module's, or that would hide a module, or a class that the new one uses."""
+    """Refuse names that Python cannot import, or that would hide another module or the class `Frame`."""
     import importlib.util
 
     from slime_verlog import ConfigError
@@ -96,30 +113,3 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"{name}.py would hide an installed module; choose another name")
     if name == "frame":
         raise ConfigError("the class Frame would hide the one that every game returns; choose another name")
-
-
-def _read(key: str, said: str) -> object:
-    """Convert an answer to what the option would have given."""
-    from slime_verlog import ConfigError
-
-    match key:
-        case "actions":
-            return said.split(",")
-        case "max_steps":
-            if not said.isdecimal():
-                raise ConfigError(f"the number of steps must be a whole number, got {said!r}")
-            return int(said)
-        case "reward" if said not in ("step", "end"):
-            raise ConfigError(f"the reward is paid with each step or at the end: answer step or end, not {said!r}")
-        case "picture":
-            if said.lower() not in ("yes", "y", "no", "n"):
-                raise ConfigError(f"answer yes or no, not {said!r}")
-            return said.lower().startswith("y")
-    return said
-
-
-def _quoted(text: str) -> str:
-    """Write a text as a Python literal."""
-    import json
-
-    return json.dumps(text, ensure_ascii=False)
