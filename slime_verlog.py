@@ -187,7 +187,7 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 def read_yaml(path: str, key: str) -> Any:
-    """Return the content of a YAML file; raises ConfigError, which names `key`, path and line, if it cannot."""
+    """Return the content of a YAML file; raises ConfigError, with `key`, path and line, if it cannot be read."""
     try:
         return parse_yaml(Path(path).expanduser().read_text(encoding="utf-8"), f"{key}: {path}")
     except OSError as error:

@@ -50,6 +50,9 @@ class TurnKind(enum.IntEnum):
     HELD_OUT = 2
     """Turns that value pretraining measures the critic on, and does not train on."""
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return type(self), (self.value,)  # Python before 3.11.4 pickles a call of `getattr`, which torch rejects
+
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:

@@ -54,7 +54,7 @@ def build_env_from(path: str, metadata: Mapping[str, Any], args: Any = None) -> 
 
 
 def call_build_env(path: str, sample: Any, args: Any) -> Any:
-    """Call the module's `build_env`; raises ConfigError for other arguments, and for what is no environment."""
+    """Call the module's `build_env`; raises ConfigError if it takes other arguments or returns no environment."""
     build_env = load_env_module(path).build_env
     _check_arguments(build_env, "build_env(sample, args)", sample, args)
     env = build_env(sample, args)

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     import torch
 
 
-class FinishReason(enum.StrEnum):
+class _Word(enum.StrEnum):
+    """A text that is pickled by its value. Python before 3.11.4 pickles a call of `getattr`, which torch rejects."""
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return type(self), (self.value,)
+
+
+class FinishReason(_Word):
     """Why the engine ended a response, as SGLang names it."""
 
     STOP = "stop"
@@ -22,7 +29,7 @@ class FinishReason(enum.StrEnum):
     """The engine stopped, usually to load new weights; the turn is sent again."""
 
 
-class StopReason(enum.StrEnum):
+class StopReason(_Word):
     """Why a segment of an episode ended; each is logged as `rollout/stop/<value>`."""
 
     TERMINATED = "terminated"
@@ -46,7 +53,7 @@ class StopReason(enum.StrEnum):
         return self not in (StopReason.CUT, StopReason.FAILED)
 
 
-class SampleKind(enum.StrEnum):
+class SampleKind(_Word):
     """The content of a training sample."""
 
     TURN = "turn"

@@ -69,7 +69,7 @@ class SamplingParams(Settings):
 
 
 def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
-    """Check the `sampling_params` of a request; raises ConfigError for what is wrong or not supported."""
+    """Check the `sampling_params` of a request; raises ConfigError if one is wrong or not supported."""
     if isinstance(mapping, Mapping):
         for name, neutral in NEUTRAL.items():
             value = mapping.get(name)

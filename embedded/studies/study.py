@@ -98,7 +98,7 @@ def study_names() -> list[str]:
 def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     """Load the study with this name, or in this YAML file; `overrides` replace fields of the file.
 
-    Raises ConfigError, which names the file, if there is no such study or it is rejected.
+    Raises ConfigError, with the file's name, if the study does not exist or is invalid.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if path.parent == FOLDER and name not in study_names():

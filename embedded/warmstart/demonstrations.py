@@ -73,7 +73,7 @@ def demonstrate(
     `needs_expert=False`, those without an expert get no others. An episode is cut after `most_turns`.
 
     Raises:
-        ConfigError: there is no expert, or prompts, history or seeds do not suit demonstrations.
+        ConfigError: no expert; prompts with images; `history: full`; or seeds that training or evaluation uses.
         EnvironmentFault: an environment raised.
     """
     if config.history != "window":

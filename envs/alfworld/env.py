@@ -114,7 +114,7 @@ expert_action = ALFWorld.advice
 
 
 def find_families(task: str) -> tuple[str, ...]:
-    """Return the families of `all`, of a family, or of the beginning of one; raises ConfigError for others."""
+    """Return the families of `all`, of a family, or of the beginning of one; raises ConfigError for an unknown name."""
     if task == "all":
         return FAMILIES
     matches = [family for family in FAMILIES if family.startswith(task)] if task else []
@@ -135,7 +135,7 @@ def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path,
 
 
 def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Read the seed's game, or the next solvable one; raises ConfigError for none or a damaged file."""
+    """Read the seed's game, or the next solvable one; raises ConfigError if none is solvable or the file is damaged."""
     games = list_games(root, split, families)
     for offset in range(len(games)):
         path = games[(seed + offset) % len(games)]

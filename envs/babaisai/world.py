@@ -24,7 +24,7 @@ PROPERTIES = ("you", "win", "lose", "stop", "push")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Piece:
-    """One piece, compared by identity. `label` is its name in observations, None for what is never listed."""
+    """One piece, compared by identity. `label` is its name in observations; None: never listed."""
 
     kind: Kind
     name: str
@@ -46,7 +46,7 @@ def thing(name: str, color: str | None = None) -> Piece:
 
 
 def text_block(word: str) -> Piece:
-    """Make the block that shows a thing's name, `is` or one of `PROPERTIES`; raises ValueError for others."""
+    """Make the block that shows a thing's name, `is` or one of `PROPERTIES`; raises ValueError for another word."""
     kinds: dict[str, Kind] = {**dict.fromkeys(THING_COLORS, "noun"), "is": "is"}
     kinds |= dict.fromkeys(PROPERTIES, "property")
     if word not in kinds:

@@ -78,7 +78,7 @@ def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) 
 
 
 def reach(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> str | None:
-    """Return the next action on the path to a goal cell, `Do` once it is in front; None if there is no path."""
+    """Return the next action towards a goal cell, or `Do` in front of it; None without a path."""
     way = find_way(world, is_goal, farthest)
     if way is None:
         return None

@@ -187,7 +187,7 @@ _COLORED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
 
 
 def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:
-    """Return the function from observation to text; raises ConfigError for no text or a wrong `text_key`."""
+    """Return the function from observation to text; raises ConfigError without text, or for a wrong `text_key`."""
     space = env.observation_space
     if describe:
         return load_attribute(describe, "env.describe")

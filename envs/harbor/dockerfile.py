@@ -190,7 +190,7 @@ class Image:
 
 
 def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence[str] = ()) -> Image:
-    """Read a Dockerfile that needs no build and only programs of this machine; raises UnsupportedLine for others."""
+    """Read a Dockerfile that needs no build and only programs of this machine; else raises UnsupportedLine."""
     image, stages = Image(variables={"PATH": PATH}), 0
     for step in read_instructions(text):
         if step.name == "FROM":

@@ -79,7 +79,7 @@ def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
 
 
 def select_folders(name: str, settings: HarborSettings) -> list[Path]:
-    """Find the task of this name; for `*`, all that `include` and `exclude` select. Raises ConfigError for none."""
+    """Find the task `name`, or for `*` all that `include` and `exclude` select; raises ConfigError if it is unknown."""
     folders = find_tasks(settings)
     if name != ANY:
         if name not in folders:

@@ -45,8 +45,8 @@ _MAX_LINKS = 40
 def follow(path: PurePosixPath, file_of: Callable[[PurePosixPath], Path]) -> PurePosixPath | None:
     """Find where a path of a sandbox or image leads, with links as programs in it follow them; None for a circle.
 
-    `file_of` returns where on this machine a path lies whose folder is no link. Raises OSError if the kernel does not
-    look at a path on the way, for example because it is too long.
+    `file_of` maps a path without links in its folders to this machine. Raises OSError if the kernel rejects a path on
+    the way, for example because it is too long.
     """
     current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
     while waiting:

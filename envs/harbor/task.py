@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a task's `task.toml`. Its methods raise `ConfigError`s that name task, table and key."""
+    """One table of a task's `task.toml`; its methods raise ConfigError with task, table and key."""
 
     task: str
     name: str
@@ -101,7 +101,7 @@ class Table:
 
 
 def check_keys(whole: Table) -> None:
-    """Raise ConfigError about the first key that asks for what is not here, or whose meaning is not known."""
+    """Raise ConfigError about the first key that is unknown or asks for something unsupported."""
     for name in _KEYS:
         table = whole.table(name) if name else whole
         for key, value in table.values.items():
@@ -269,7 +269,7 @@ def _recipe(folder: Path, environment: Table) -> Recipe:
 
 
 def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> tuple[Path | None, Image]:
-    """The image's files, if it has its own, and what the Dockerfile says."""
+    """The image's own files, if any, and the Dockerfile's settings."""
     recipe = _recipe(folder, environment)
     if settings.images is not None:
         return find_image(recipe, settings)

@@ -264,7 +264,7 @@ load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)
 
 @functools.lru_cache(maxsize=4)
 def served_tokenizer(url: str) -> str:
-    """Return the tokenizer's folder that an SGLang server reports; raises JudgeError for none."""
+    """Return the tokenizer's folder that an SGLang server reports; raises JudgeError if it reports none."""
     info = ask_server(f"{url}/get_model_info", 10.0)
     found = info.get("tokenizer_path") or info.get("model_path") if isinstance(info, dict) else None
     if not isinstance(found, str):

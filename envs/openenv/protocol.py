@@ -150,7 +150,7 @@ def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
 
 
 def server_address(url: str) -> tuple[str, str]:
-    """Return `(http://host[/path], ws://host[/path]/ws)` from a server's URL; raises ValueError for others."""
+    """Return `(http://host[/path], ws://host[/path]/ws)` from a server's URL; raises ValueError if it is not one."""
     parts = urlsplit(url.strip())
     schemes = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}
     if parts.scheme not in schemes or not parts.hostname or parts.query or parts.fragment:

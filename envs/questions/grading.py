@@ -30,7 +30,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def load_grader(name: str) -> Grade:
-    """Return `exact`, `math` or the function at an import path; raises ConfigError for none of these."""
+    """Return `exact`, `math` or the function at an import path; raises ConfigError for another value."""
     if name in GRADERS:
         if name == "math" and importlib.util.find_spec("math_verify") is None:
             raise MissingDependencyError(

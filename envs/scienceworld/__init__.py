@@ -98,7 +98,7 @@ class World:
         process.wait()
 
     def _call(self, method: Any, *arguments: Any, **named: Any) -> Any:
-        """Call Java; raises EnvironmentFault if the JVM does not answer, which is then not used again."""
+        """Call Java; if the JVM does not answer, raises EnvironmentFault and retires it."""
         try:
             return method(*arguments, **named)
         except ValueError:

@@ -105,7 +105,9 @@ def released_tree(package: Package, cache: Path) -> Path:
         if scratch is not None:
             archive = _fetch(package, cache / "archives")
             with tempfile.TemporaryDirectory(dir=target.parent) as folder, tarfile.open(archive) as tar:
-                tar.extractall(folder, filter="data")
+                # Python before 3.11.4 has no filters; the archive is pinned by its hash.
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                tar.extractall(folder)
                 os.rename(Path(folder) / package.label, scratch)
     return target
 

@@ -65,7 +65,7 @@ def make_tool(
     config: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
 ) -> ToolSpec:
-    """Make a tool from a function or a `Tool` class; raises ToolError for others, and for a bad schema."""
+    """Make a tool from a function or a `Tool` class; raises ToolError for another object or a bad schema."""
     if not callable(target):
         raise ToolError(f"a tool is a function or a subclass of envs.tools.Tool, got {target!r}")
     function = target

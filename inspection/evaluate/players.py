@@ -109,7 +109,7 @@ class MissingExpertError(ConfigError):
 
 
 def check_experts(points: Sequence[SweepPoint]) -> None:
-    """Raise MissingExpertError, which names the module, if an environment has no expert."""
+    """Raise MissingExpertError, with the module's name, if an environment has no expert."""
     for path in {spec.env.env_path for point in points for spec in point.episodes.values()}:
         if not hasattr(load_env_module(path), "expert_action"):
             raise MissingExpertError(f"{path} has no function expert_action(env), so there is no expert to play it")
@@ -200,7 +200,7 @@ def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[An
 
 
 def parse_completion(completion: Any) -> str:
-    """Return the text of a chat completion and its tool calls, empty without any; raises EngineError for another shape.
+    """Return the text of a chat completion, tool calls included; raises EngineError for another shape.
 
     Calls are written as Hermes and Qwen do, which environments read. Arguments stay as they are: whether they are JSON
     that fits the schema is the environment's to judge.

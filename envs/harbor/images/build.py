@@ -225,6 +225,8 @@ def _copy_into(
 
 
 def _unpack(step: Instruction, archive: Path, folder: Path) -> None:
+    if not hasattr(tarfile, "tar_filter"):
+        raise UnsupportedLine(f"{step.line} has an archive, and unpacking it safely needs Python 3.11.4 or later")
     folder.mkdir()
     try:
         with tarfile.open(archive) as opened:

@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-from sitecustomize import SHIPPED, is_agents, judgement
+from sitecustomize import SHIPPED, is_agents, judgement  # pyright: ignore[reportAttributeAccessIssue] - not Debian's
 
 _left = set()
 _main_pid = os.getpid()

@@ -221,7 +221,7 @@ def python_in(places: Iterable[str], python: Path) -> tuple[Path, ...]:
 
 @functools.lru_cache(maxsize=1)
 def find_bwrap() -> str:
-    """Path of bubblewrap; raises MissingDependencyError without it, or without a tool of util-linux."""
+    """Return bubblewrap's path; raises MissingDependencyError if it or a tool of util-linux is missing."""
     for tool in ("bwrap", "prlimit", "setarch", "setpriv"):
         if shutil.which(tool) is None:
             package = "bubblewrap" if tool == "bwrap" else "util-linux"

@@ -132,7 +132,7 @@ def _run(*argv: str, stderr: Any = subprocess.DEVNULL) -> int:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:
-    """Open a regular file of untrusted code without waiting; None for others. Raises OSError as `os.open`."""
+    """Open a regular file of untrusted code without blocking; None for another kind. Raises OSError as `os.open`."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
