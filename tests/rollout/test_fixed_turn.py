@@ -1,7 +1,6 @@
 """Fixed-turn batches: exact counts, no turn lost or doubled, cut episodes bootstrapped, faults bounded."""
 
 import asyncio
-import gc
 import itertools
 import random
 from argparse import Namespace
@@ -18,7 +17,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EncodingError, EngineError, FailureBudgetError
 from rollout.fixed_turn import collect_or_draw, generate_rollout
 from rollout.play.episode import Episode
-from rollout.play.runtime import close_runtimes, full_gc_deferred
+from rollout.play.runtime import close_runtimes
 from rollout.samples import convert_samples_to_train_data
 from rollout.turn import Generation, Prompt
 from tests.cases import some
@@ -333,22 +332,3 @@ async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_la
 def test_another_data_source_is_refused_with_the_flag_to_change(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data-source-path rollout.data_source.EpisodeSource"):
         generate_rollout(rollout_args(tmp_path), 0, object())  # type: ignore[arg-type]
-
-
-async def test_full_garbage_collections_are_deferred_to_the_end_of_a_batch_even_if_it_fails() -> None:
-    full: list[str] = []
-    watch = lambda phase, info: full.append(phase) if info["generation"] == 2 else None
-    thresholds = gc.get_threshold()
-    gc.set_threshold(10, 2, 2)
-    gc.callbacks.append(watch)
-    try:
-        with pytest.raises(EngineError):
-            async with full_gc_deferred():
-                kept = [[number] for number in range(100_000)]
-                during = len(full)
-                raise EngineError("no engine", "refused")
-        assert kept and not during and full
-        assert gc.get_threshold() == (10, 2, 2)
-    finally:
-        gc.callbacks.remove(watch)
-        gc.set_threshold(*thresholds)

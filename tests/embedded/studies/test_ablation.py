@@ -240,9 +240,8 @@ def test_a_run_whose_actor_never_trained_is_named(
     with pytest.raises(SystemExit) as caught:
         main([str(path), "--out", str(tmp_path / "out")])
     assert caught.value.code == 1
-    assert (
-        "Warning, v seed 0: the actor never trained: only the critic did, in all 1 updates" in capsys.readouterr().out
-    )
+    said = "Warning, v seed 0: the actor never trained: only the critic did, in all 1 updates"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -253,9 +252,9 @@ def test_every_variant_of_every_study_trains(name: str, small: dict[str, Any], t
     if given.config != Study.model_fields["config"].default:  # another game than BabyAI
         content["config"] = str(ROOT / given.config)
     warm = {**content["warm"], **small["warm"]}
-    # A tokenizer fitted to two episodes makes long prompts, and its policy long answers.
-    longest = 40 if name == "recall" else 6  # notes need more than an action
-    content["flags"] = {"rollout_max_context_len": 1024, "rollout_max_response_len": longest, **content["flags"]}
+    # A tokenizer fitted to two episodes makes long prompts, and its policy long answers. Notes need more room.
+    limits = {"rollout_max_context_len": 1024, "rollout_max_response_len": 40 if name == "recall" else 6}
+    content["flags"] = {**limits, **content["flags"]}
     study = tiny({**small, **content}, updates=9, eval_interval=9, warm=warm)
     text = run_study(plan(study, tmp_path))
     for variant in study.variants:

@@ -2,34 +2,22 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inspection.view.build import write_once
-from tests.fixtures.browser import Browser, chromium
+from tests.fixtures.browser import Browser
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 from tests.inspection.view.options import view_options
 
+pytestmark = pytest.mark.usefixtures("usual_window")
 CURRENT = ".turn-row.current"
 HOSTILE = (
     "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
     " ${1} {{2}} <!-- \x00\x1b[31mred\x1b[0m \u202eback\u202c \u200b 日本語 😀 é"
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(autouse=True)
-def usual_window(browser: Browser) -> None:
-    browser.resize(1400, 900)
-    browser.prefer("light")
 
 
 def write_page(folder: Path, episodes: list[dict[str, Any]], **options: Any) -> Path:
@@ -355,10 +343,3 @@ def test_a_long_list_has_only_the_rows_in_view(browser: Browser, tmp_path: Path)
     assert len(browser.texts(".row")) < 60
     browser.evaluate("document.querySelector('#list').scrollTop = 1e9")
     browser.wait("document.querySelector('#entry-1500') && true")
-
-
-def test_an_empty_run_says_so(browser: Browser, tmp_path: Path) -> None:
-    (tmp_path / "episodes.jsonl").touch()
-    write_once(view_options(tmp_path))
-    browser.open(tmp_path / "episodes.html")
-    assert "There are no episodes yet." in browser.text("#main") and browser.complaints == []

@@ -1,7 +1,6 @@
 """How a run trained, in headless Chromium: curves, alarms, settings, several runs, and the account of a token."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,13 @@ import pytest
 
 from embedded.run.ending import describe, win_rate
 from inspection.view.build import Book, write_once
-from tests.fixtures.browser import Browser, chromium
+from tests.fixtures.browser import Browser
 from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.inspection.view.options import view_options
 from tests.inspection.view.test_page import CURRENT, HOSTILE
 from tests.inspection.view.test_training import write_rows
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(autouse=True)
-def usual_window(browser: Browser) -> None:
-    browser.resize(1400, 1000)
-    browser.prefer("light")
+pytestmark = pytest.mark.usefixtures("usual_window")
 
 
 def collapsing(last: int = 30) -> list[dict[str, Any]]:
@@ -327,3 +316,10 @@ def test_a_followed_run_shows_each_new_update(browser: Browser, tmp_path: Path) 
     book.update()
     book.write(run / "episodes.html", follow=0.5)
     browser.wait("document.querySelector('.state')?.innerText.includes('20 updates')")
+
+
+def test_an_empty_run_says_so(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "episodes.jsonl").touch()
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html")
+    assert "There are no episodes yet." in browser.text("#main") and browser.complaints == []

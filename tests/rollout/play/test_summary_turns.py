@@ -1,36 +1,30 @@
-"""Notes in separate turns: when they are asked for, what prompts show, and that the environment never sees them."""
+"""Notes in separate turns, in every rollout: counted, trained and saved, and never seen by the environment."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from advantage.turn_table import decode_row
-from envs.base import make_observation
-from envs.loading import build_env_from
 from inspection.view.sources import read_run
 from rollout import continuous, fixed_turn
 from rollout.bridge.checks import check_generate
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import row_of
-from rollout.bridge.settings import MemorySettings, load_settings
+from rollout.bridge.settings import load_settings
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, FailureBudgetError
 from rollout.evaluate import play_episodes
 from rollout.fixed_turn import collect_or_draw
 from rollout.generate import generate
-from rollout.play.memory import SUMMARY_REQUEST, Conversation, build_memory
 from rollout.play.metrics import whole_episode_metrics
 from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.play.slots import check_slot
 from rollout.preflight import first_prompt_check
 from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
-from rollout.workers.reply import EnvReply
-from rollout.workers.worker import make_reply
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -51,103 +45,6 @@ def plays(body: dict[str, Any], number: int) -> str:
 
 def asked(prompt: str) -> bool:
     return ASKED in prompt
-
-
-def reply(step: int, facts: Sequence[str] = (), **more: Any) -> EnvReply:
-    message = {"role": "user", "content": f"step {step}"}
-    observation = make_observation(f"step {step}")
-    return EnvReply(observation, [message], "rules", "Answer.", "left", True, facts=facts, **more)
-
-
-def talk(steps: int, notes: Sequence[str], **config: Any) -> list[str]:
-    """All prompts as text while `steps` turns are played and these notes written."""
-    conversation = Conversation(build_memory(MemorySettings(kind="notes", **config)))
-    texts: list[str] = []
-    written = iter(notes)
-
-    def show(step: int, *, notes: bool = False) -> None:
-        messages = conversation.show(reply(step), notes=notes)
-        texts.append("\n".join(message["content"] for message in messages))
-
-    show(0)
-    for step in range(1, steps + 1):
-        conversation.answered(reply(step - 1).observation, f"ACTION: a{step - 1}", True, f"a{step - 1}")
-        show(step)
-        if conversation.wants_notes(0, fits=True):
-            texts.pop()
-            show(step, notes=True)
-            conversation.noted(next(written))
-            show(step)
-    return texts
-
-
-def test_prompts_show_the_task_the_notes_the_kept_turns_and_what_happened_since() -> None:
-    texts = talk(5, ["red key", "went left"], every=2, keep=1, max_tokens=9)
-    old = lambda *steps: "".join(f"\nObservation:\nstep {k}\nPrevious plan:\nACTION: a{k}" for k in steps)
-    now = lambda step, notes="": (
-        f"\nCurrent Observation:\nstep {step}\n\n" + (f"Your notes:\n{notes}\n\n" if notes else "")
-    )
-    request = SUMMARY_REQUEST.format(9)
-    assert texts == [
-        f"rules{now(0)}Answer.",
-        f"rules{old(0)}{now(1)}Answer.",
-        f"rules{old(0, 1)}{now(2)}{request}",
-        f"rules{old(1)}{now(2, 'red key')}Answer.",
-        f"rules{old(1, 2)}{now(3, 'red key')}Answer.",
-        f"rules{old(1, 2, 3)}{now(4, 'red key')}{request}",
-        f"rules{old(3)}{now(4, 'went left')}Answer.",
-        f"rules{old(3, 4)}{now(5, 'went left')}Answer.",
-    ]
-
-
-def test_the_page_on_memory_shows_the_prompt_that_asks_for_notes() -> None:
-    docs = Path(__file__).parents[3] / "docs"
-    env = build_env_from(str(docs / "examples" / "treasure.py"), {"task": "treasure", "seed": 2}, {})
-    conversation = Conversation(build_memory(MemorySettings(kind="notes", max_tokens=48)))
-    shown = env.reset()
-    observation, done, info = env.step("THINK: west.\nACTION: go west")
-    conversation.answered(shown, "go west", info["valid_action"], info["executed_action"])
-    conversation.noted("start is the beach, west first")
-    asks = conversation.show(make_reply(env, observation, done=done, info=info), notes=True)[-1]
-    assert f"```text\n[user]\n{asks['content']}\n```" in (docs / "memory.md").read_text(encoding="utf-8")
-
-
-def test_empty_notes_keep_the_old_ones_and_keep_0_shows_no_turn() -> None:
-    texts = talk(2, ["red key", " \n"], every=1, keep=0)
-    assert texts[-1] == "rules\nCurrent Observation:\nstep 2\n\nYour notes:\nred key\n\nAnswer."
-
-
-def test_notes_are_asked_for_before_a_prompt_beyond_the_budget_and_never_twice_in_a_row() -> None:
-    conversation = Conversation(build_memory(MemorySettings(kind="notes", every=9, budget=50)))
-    conversation.show(reply(0))
-    assert not conversation.wants_notes(51, fits=True), "nothing has happened yet"
-    conversation.answered(reply(0).observation, "x", True, "x")
-    assert [conversation.wants_notes(n, fits=True) for n in (50, 51)] == [False, True]
-    assert conversation.wants_notes(50, fits=False)
-    conversation.noted("x")
-    assert not conversation.wants_notes(51, fits=False)
-
-
-def test_whole_prompts_are_never_summarised() -> None:
-    conversation = Conversation(build_memory(MemorySettings(kind="notes", every=1)))
-    conversation.show(reply(0, whole_prompts=True))
-    conversation.answered(reply(0).observation, "x", True, "x")
-    assert not conversation.wants_notes(9999, fits=False)
-
-
-def test_facts_are_kept_by_age_in_rewrites() -> None:
-    conversation = Conversation(build_memory(MemorySettings(kind="notes", every=1)))
-    found = []
-    for step, notes in enumerate(["the Red key", "RED and blue", "blue", "blue", "", "none"]):
-        conversation.show(reply(step, facts=["red"] if step == 0 else ["red", "blue"]))
-        conversation.answered(reply(step).observation, "x", True, "x")
-        conversation.noted(notes)
-        found.append(conversation.facts_kept())
-    assert found[0] == {"facts_kept": 1.0, "facts_kept_1": 1.0}
-    assert found[1] == {"facts_kept": 1.0, "facts_kept_2_to_4": 1.0, "facts_kept_1": 1.0}
-    assert found[2] == {"facts_kept": 0.5, "facts_kept_2_to_4": 0.5}
-    assert found[4] == {"facts_kept": 0.5, "facts_kept_5_and_more": 0.0, "facts_kept_2_to_4": 1.0}
-    assert found[5] == {"facts_kept": 0.0, "facts_kept_5_and_more": 0.0}
 
 
 async def play(
