@@ -65,7 +65,7 @@ class Case:
     processes: int = 1
     """Processes that play (`rollout_processes`)."""
     parts: bool = False
-    """Time the parts of a turn (`benchmarks/parts.py`), which adds about 5 % to what it costs."""
+    """Time the parts of a turn (`benchmarks/parts.py`), which adds a few percent to what it costs."""
 
 
 def episode_length(seed: int) -> int:

@@ -24,7 +24,7 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 
 `--processes` counts the processes that play (`rollout_processes`). Each is charged its own core (see
 `benchmarks/engine_server.py` for how, and for what that cannot show). With `--parts`, the JSON file has what each part
-of a turn costs the rollout process (`benchmarks/parts.py`); that adds about 5 % to the cost.
+of a turn costs the rollout process (`benchmarks/parts.py`); that adds a few percent to the cost.
 """
 
 import argparse
