@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 8
 """Players that may die while the turns of one batch are played."""
-HANG_S = 120.0
+HANG_S = 300.0
 """Seconds without any answer after which a player counts as dead; its event loop answers at once, whatever it plays."""
 
 
@@ -51,11 +51,13 @@ class _Player:
         self._heard = 0.0
         self._watch: asyncio.Task[None] | None = None
 
-    async def connect(self, launched: Launched) -> None:
-        """Talk to the process that was launched, and end it when it hangs."""
+    async def start(self, launched: Launched, args: Any) -> tuple[str, int]:
+        """Start playing in the process that was launched, and end it when it hangs; return its node and process id."""
         self.launched = launched
         await launched.connect(self.link)
+        node, pid = await self.call("start", args)  # on a busy machine, its imports may take minutes
         self._watch = asyncio.create_task(self._end_if_hung())
+        return node, pid
 
     async def _end_if_hung(self) -> None:
         now = asyncio.get_running_loop().time
@@ -200,8 +202,7 @@ class PlayerProcesses:
         """Start a player; the one returned may have died already."""
         player = _Player(lambda report: self._take(place, report), lambda: self._died(place))
         try:
-            await player.connect(await launch(place.number))
-            node, place.pid = await player.call("start", self._args)
+            node, place.pid = await player.start(await launch(place.number), self._args)
             self._check_deaths(place)  # the run may have ended meanwhile
             logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)
         except _PlayerLostError:
