@@ -99,19 +99,34 @@ class CorpusIndex:
 
     def _read(self, use: Callable[[sqlite3.Connection], T]) -> T:
         """Use the index, after building it if it is missing, damaged or out of date."""
-        for _ in range(3):
-            source, seen = self._source(), self._version()
-            try:
-                if seen is not None:
-                    # `as_uri` escapes `#`, `?` and `%`.
-                    address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
-                    with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
-                        if connection.execute("SELECT name, size, edited_ns FROM source").fetchone() == source:
-                            return use(connection)
-            except sqlite3.DatabaseError as error:
-                logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
-            self._rebuild(seen)
-        raise ConfigError(f"config.index: {self.path} never fits {self.corpus}; does another corpus use it, too?")
+        source = self._source()
+        with contextlib.suppress(LookupError, sqlite3.DatabaseError):
+            return self._use(source, use)
+        try:
+            with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    return self._use(source, use)  # another process has just built it
+                except LookupError:
+                    self._build()
+                except sqlite3.DatabaseError as error:
+                    if self.path.exists():
+                        logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
+                    self._build()
+                return self._use(source, use)
+        except LookupError:
+            raise ConfigError(f"config.index: {self.corpus} changed while {self.path} was built; try again") from None
+        except (OSError, sqlite3.OperationalError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"config.index: {self.path} cannot be written: {reason}; name another file") from error
+
+    def _use(self, source: tuple[str, int, int], use: Callable[[sqlite3.Connection], T]) -> T:
+        """Use the index that is there; raises LookupError if it is of another corpus, or of an earlier version."""
+        address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"  # `as_uri` escapes `#`, `?` and `%`
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            if connection.execute("SELECT name, size, edited_ns FROM source").fetchone() != source:
+                raise LookupError
+            return use(connection)
 
     def _source(self) -> tuple[str, int, int]:
         """Return the corpus's name, size in bytes and modification time in ns."""
@@ -120,25 +135,6 @@ class CorpusIndex:
         except OSError as error:
             raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
         return self.corpus.name, found.st_size, found.st_mtime_ns
-
-    def _version(self) -> tuple[int, int, int] | None:
-        """Identifies the present index file; None if there is none."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
-
-    def _rebuild(self, seen: tuple[int, int, int] | None) -> None:
-        """Replace the version `seen` of the index, unless another process has just done so."""
-        try:
-            with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if self._version() == seen:
-                    self._build()
-        except (OSError, sqlite3.OperationalError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"config.index: {self.path} cannot be written: {reason}; name another file") from error
 
     def _build(self) -> None:
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
