@@ -85,7 +85,7 @@ def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Colu
         values = measure(played, legal, rejections)
         verdicts = {item.key: _judge(item, values[item.key], played) for item in MEASURES}
         answers = {question: _answer(question, played, values, verdicts) for question in QUESTIONS}
-        cautions = _cautions(played, values)
+        cautions = _cautions(played)
         columns.append(Column(label, run, setting, played, rejections, values, verdicts, answers, cautions))
     return columns
 
@@ -126,7 +126,7 @@ def _ends(played: Played) -> str:
     return ", ".join(f"{count / len(played.episodes):.0%} {name}" for name, count in ends.most_common(4))
 
 
-def _cautions(played: Played, values: Mapping[str, Value]) -> list[str]:
+def _cautions(played: Played) -> list[str]:
     found = []
     if (n := len(played.episodes)) < _FEW_EPISODES:
         nothing = "standard errors, shares of episodes, success and the spread of returns mean nothing yet"
@@ -138,9 +138,6 @@ def _cautions(played: Played, values: Mapping[str, Value]) -> list[str]:
         found.append(f"The player is '{played.player}': it gives no reasons, so reasoning is not judged.")
     elif not played.reasoned:
         found.append("The answers hold no reasoning, so its diversity is not measured.")
-    information = values["state_information"]
-    if played.turns and information.number is None:
-        found.append(f"The link of observation and action is not measured: {information.note}.")
     return found
 
 

@@ -8,7 +8,7 @@ from inspection.report import information
 from inspection.report.invalid import NO_LINE, Rejections
 from inspection.report.measures import Value
 from inspection.report.played import Played
-from inspection.report.reading import Episode, Turn
+from inspection.report.reading import Episode
 
 _DISTINCT_OF = 1000
 _MIN_PER_TASK = 20
@@ -27,7 +27,6 @@ def measure(played: Played, actions: Sequence[str], rejections: Rejections) -> d
 def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
     sample = played.sample()
     thought = [turn for turn in sample if turn.parts.reasoning]
-    valid = [turn for turn in sample if turn.valid]
     reasonings = [turn.parts.reasoning for turn in thought]
     overlap = information.mean_overlap(reasonings, [turn.state for turn in thought])
     compared = thought[:: max(len(thought) // _DISTINCT_OF, 1)][:_DISTINCT_OF]
@@ -43,27 +42,12 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
         "distinct_reasoning": Value(distinct, f"of {len(compared)} answers" if compared else few),
         "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
         "observation_retrieval": pointing,
-        "state_information": _information(played, valid),
         "effective_actions": Value(2 ** information.entropy(played.actions) if played.actions else None),
         "same_state_variety": _variety(played),
         "unused_actions": Value(len(unused) / len(actions), ", ".join(unused[:8]) + " ..." * (len(unused) > 8))
         if actions
         else Value(None, _FREE_TEXT),
     }
-
-
-def _information(played: Played, valid: Sequence[Turn]) -> Value:
-    common = sum(n for _, n in played.actions.most_common(information.MAX_ACTIONS - 1))
-    if common < 0.5 * played.actions.total():
-        return Value(None, _FREE_TEXT)
-    found = information.state_information([t.observation for t in valid], [t.executed for t in valid])
-    if len(valid) < information.MIN_TURNS:
-        return Value(None, f"there are fewer than {information.MIN_TURNS} valid answers")
-    if found is None:
-        return Value(None, "the observations do not differ in text")
-    if found.is_noisy:
-        return Value(None, f"{len(valid)} valid answers are too few to tell it from chance")
-    return Value(found.share, f"{found.bits:.2f} of {found.entropy:.2f} bits; shuffled {found.baseline:.2f}")
 
 
 def _variety(played: Played) -> Value:

@@ -148,11 +148,6 @@ def test_episodes_of_an_engine_say_why_answers_ended(tmp_path: Path) -> None:
     assert number(column, "reasoning_words") == 4
 
 
-def test_free_text_actions_are_not_compared_with_the_observation(tmp_path: Path) -> None:
-    write(tmp_path, [make_turn(f"question {k}", f"THINK: so\nACTION: {k}", f"answer {k}") for k in range(150)])
-    assert numbers(tmp_path)["numbers"]["state_information"]["note"] == "actions are free text"
-
-
 def test_episodes_without_any_progress_are_an_alarm(tmp_path: Path) -> None:
     for seed in range(20):
         write(tmp_path, [make_turn(f"{seed}", "go")], seed=seed, **{"return": -0.1 * (seed % 2)})

@@ -1,6 +1,8 @@
 """Alarms of a run: raised once, with what to try; and what is warned of before training begins."""
 
+import csv
 import math
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +18,23 @@ from embedded.warmstart.imitation import Imitation, statistics_of
 from slime_verlog import read_settings
 
 METRICS = Path(__file__).parents[3] / "docs" / "metrics.md"
+RESULTS = METRICS.parent / "results"
 HEALTHY = {"train/actor_trains": 1.0, "turn/valid_action_ratio": 0.98, "actor/ref_kl": 0.2}
 
 
 def test_a_metric_that_stays_outside_its_range_is_reported_once_with_what_to_try() -> None:
     alarms, said = Alarms(), []
     for update in range(40):
-        said.append(alarms.watch(update, {**HEALTHY, "actor/ref_kl": 0.95, "turn/valid_action_ratio": 0.79}))
+        said.append(alarms.watch(update, {**HEALTHY, "actor/ref_kl": 2.95, "turn/valid_action_ratio": 0.79}))
     assert [len(sentences) for sentences in said] == [0] * (PATIENCE - 1) + [2] + [0] * (40 - PATIENCE)
     valid, kl = said[PATIENCE - 1]
     assert "(turn/valid_action_ratio) is 0.79 after 4 updates" in valid and "healthy is 0.95 to 1: read the" in valid
-    assert "(actor/ref_kl) is 0.95" in kl and "lower the learning rate (--set-flag lr=1e-4)" in kl
+    assert "(actor/ref_kl) is 2.95" in kl and "lower the learning rate (--set-flag lr=1e-4)" in kl
     assert set(alarms.raised) == {"turn/valid_action_ratio", "actor/ref_kl"}
 
 
 def test_a_single_bad_batch_a_frozen_actor_and_missing_metrics_raise_nothing() -> None:
-    alarms, bad = Alarms(), {**HEALTHY, "actor/ref_kl": 0.95}
+    alarms, bad = Alarms(), {**HEALTHY, "actor/ref_kl": 2.95}
     for update in range(3 * PATIENCE):
         assert not alarms.watch(update, bad if update % PATIENCE else HEALTHY)
         assert not alarms.watch(update, {**bad, "train/actor_trains": 0.0})
@@ -128,3 +131,21 @@ def test_the_next_step_begins_with_the_alarms() -> None:
         {**summary, "actor_updates": 60, "win_rate_after": {"mean": 0.0}}
     )
     assert next_step({**summary, "alarms": {"actor/ref_kl": "KL is 0.95"}}).endswith("KL is 0.95")
+
+
+def test_the_bound_of_the_kl_tells_recorded_runs_that_fell_from_good_ones() -> None:
+    bound = next(limit.highest for limit in LIMITS if limit.metric == "actor/ref_kl")
+    counts: Counter[tuple[bool, bool]] = Counter()
+    for path in [*RESULTS.glob("*/raw.csv"), RESULTS / "quickstart" / "runs.csv"]:
+        runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                runs[row["variant"], row["seed"]].append(row)
+        for rows in runs.values():
+            kl = [float(row["actor/ref_kl"]) for row in rows if row.get("actor/ref_kl")]
+            if len(kl) >= PATIENCE and any(kl):
+                score = next(name for name in ("win_rate", "eval/success") if name in rows[0])
+                scores = [float(row[score]) for row in rows if row[score]]
+                above = any(min(kl[k : k + PATIENCE]) > bound for k in range(len(kl) - PATIENCE + 1))
+                counts[above, scores[-1] < max(scores) - 0.15] += 1
+    assert counts == {(True, True): 6, (True, False): 4, (False, True): 1, (False, False): 139}
