@@ -15,7 +15,7 @@ from tests.fixtures.warm_python import run_python
 from tests.scripts.conftest import recorded_flags
 from tests.test_docs import DOCUMENTS, REPOSITORY
 
-BLOCK = re.compile(r'^```bash(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^ *```bash(?: title="([^"]*)")?\n(.*?)^ *```', re.MULTILINE | re.DOTALL)
 NEEDS = re.compile(r"needs (a GPU|GPUs|a model|a run|slime|the network|root|hours|a checkout on the cluster).*|.*\.sh")
 EXAMPLES = REPOSITORY / "docs" / "examples"
 
