@@ -1,15 +1,19 @@
 """The documentation site: it builds without warnings, and its links lead to the lines that the pages name."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from tests.scripts.conftest import REPO
 
 pytest.importorskip("mkdocs", reason="needs pip install -e '.[docs]'")
+
+REPOSITORY_URL = "https://github.com/somebody/slime-verlog"
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=REPO,
+        env={**os.environ, "REPOSITORY_URL": REPOSITORY_URL},
         capture_output=True,
         text=True,
     )
@@ -40,10 +45,39 @@ def test_every_function_of_a_page_links_to_its_line(site: Path) -> None:
     assert links > 150
 
 
+def test_every_link_within_the_site_leads_to_a_file_and_an_anchor(site: Path) -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
+    anchors = {page: set(re.findall(r'\sid="?([^"\s>]+)', html)) for page, html in pages.items()}
+    dead, links = [], 0
+    for page, html in pages.items():
+        tags = " ".join(re.findall(r"<\w[^>]*\s(?:href|src|srcset)=[^>]*>", html))
+        for link in set(re.findall(r'\s(?:href|src|srcset)="?([^"\s>]+)', tags)):
+            if re.match(r"\w+:|//", link):
+                continue
+            path, _, anchor = unquote(link).partition("#")
+            target = (page.parent / path).resolve() if path else page
+            links += 1
+            if not target.is_file() or anchor not in {"", *anchors.get(target, ())}:
+                dead.append(f"{page.relative_to(site)}: {link}")
+    assert not dead, dead
+    assert links > 1000
+
+
+def test_the_header_links_to_the_repository_and_asks_its_host_nothing(site: Path) -> None:
+    html = (site / "index.html").read_text(encoding="utf-8")
+    assert f'href="{REPOSITORY_URL}"' in html and 'data-md-component="source"' not in html
+
+
+def test_the_animation_is_small_and_loads_and_runs_nothing(site: Path) -> None:
+    text = (site / "images" / "episode.svg").read_text(encoding="utf-8")
+    assert 10_000 < len(text) < 200_000 and "prefers-reduced-motion: reduce" in text
+    assert not re.search(r"<script|href=|url\(|<foreignObject|\son\w+=", text)
+
+
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
-    for name in ("index", "tutorial", "reference/api"):
+    for name in ("index", "tutorial", "reference/api", "run_page"):
         html = (site / f"{name}.html").read_text(encoding="utf-8")
-        assert not re.findall(r'(?:src|<link rel="(?:stylesheet|preload)" href)="(https?://[^"]*)"', html)
+        assert not re.findall(r'(?:src|srcset|<link rel="(?:stylesheet|preload)" href)="(https?://[^"]*)"', html)
 
 
 def test_examples_are_shown_and_shipped(site: Path) -> None:
