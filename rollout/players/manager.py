@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 8
 """Players that may die while the turns of one batch are played."""
+HANG_S = 120.0
+"""Seconds without any answer after which a player counts as dead; its event loop answers at once, whatever it plays."""
 
 
 class _PlayerLostError(Exception):
@@ -46,6 +48,24 @@ class _Player:
         self._report, self._died = report, died
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._heard = 0.0
+        self._watch: asyncio.Task[None] | None = None
+
+    async def connect(self, launched: Launched) -> None:
+        """Talk to the process that was launched, and end it when it hangs."""
+        self.launched = launched
+        await launched.connect(self.link)
+        self._watch = asyncio.create_task(self._end_if_hung())
+
+    async def _end_if_hung(self) -> None:
+        now = asyncio.get_running_loop().time
+        while not self.lost:
+            asked = now()
+            self.link.send((next(self._numbers), "ping", ()))
+            await asyncio.sleep(HANG_S)
+            if self._heard < asked and not self.lost:
+                logger.warning("a rollout process has answered nothing for %g s and is ended", HANG_S)
+                self.link.abort()
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Run a method of `rollout.players.process.Player`; raises what it raises, or _PlayerLostError."""
@@ -63,6 +83,7 @@ class _Player:
             self._calls.pop(number, None)
 
     def _receive(self, answers: list[Any], report: Report | None) -> None:
+        self._heard = asyncio.get_running_loop().time()
         if report is not None:
             self._report(report)
         for number, ok, value in answers:
@@ -82,6 +103,8 @@ class _Player:
     def end(self) -> None:
         """End the process."""
         self.lost = True
+        if self._watch is not None:
+            self._watch.cancel()
         self.link.abort()
         if self.launched is not None:
             self.launched.end()
@@ -177,8 +200,7 @@ class PlayerProcesses:
         """Start a player; the one returned may have died already."""
         player = _Player(lambda report: self._take(place, report), lambda: self._died(place))
         try:
-            player.launched = await launch(place.number)
-            await player.launched.connect(player.link)
+            await player.connect(await launch(place.number))
             node, place.pid = await player.call("start", self._args)
             self._check_deaths(place)  # the run may have ended meanwhile
             logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)

@@ -126,6 +126,9 @@ class Player:
         gc.freeze()
         return socket.gethostname(), os.getpid()
 
+    async def ping(self) -> None:
+        """Show that the event loop runs."""
+
     async def open(self, key: int, spec: EpisodeSpec, replay: Replay) -> Progress:
         """Start the episode, or replay what was played of it."""
         await self.close(key)  # what is left of it if the manager gave up waiting
