@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the project with everything that its tests use, then runs ruff, and the type checker beside the tests, which
-# build the documentation. Arguments go to pytest:
+# Installs the project with everything that its tests use, then runs ruff and codespell, and the type checker beside the
+# tests, which build the documentation. Arguments go to pytest:
 #   bash scripts/run_tests.sh                 the default suite, several test files at a time
 #   bash scripts/run_tests.sh -m slow         the slow tests, one at a time
 #   bash scripts/run_tests.sh tests/advantage one folder
@@ -21,6 +21,7 @@ default=(-m "not slow" --timeout 300 --numprocesses "$workers" --dist loadfile -
 case " $* " in *" -m "*) selection=() ;; *) selection=("${default[@]}") ;; esac
 "$VENV/bin/python" -m ruff check .
 "$VENV/bin/python" -m ruff format --check .
+"$VENV/bin/python" -m codespell_lib
 # The type checker keeps one core busy for a while, so it runs beside the tests. Its complaints come last.
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT

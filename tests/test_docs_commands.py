@@ -15,7 +15,7 @@ from tests.fixtures.warm_python import run_python
 from tests.scripts.conftest import recorded_flags
 from tests.test_docs import DOCUMENTS, REPOSITORY
 
-BLOCK = re.compile(r'^```bash(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^ *```bash(?: title="([^"]*)")?\n(.*?)^ *```', re.MULTILINE | re.DOTALL)
 NEEDS = re.compile(r"needs (a GPU|GPUs|a model|a run|slime|the network|root|hours|a checkout on the cluster).*|.*\.sh")
 EXAMPLES = REPOSITORY / "docs" / "examples"
 
@@ -133,6 +133,17 @@ def test_the_tutorial_runs(folder: Path, line: str) -> None:
     part = line.split()[1]
     done = run(folder, line, *SHORTER.get(part, ()))
     assert done.returncode == 0, done.stderr
+
+
+def test_the_mistake_that_the_tutorial_suggests_is_reported(folder: Path, tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (mistake,) = re.findall(r"To see such a message, write `(\w+=\d+)` once", text)
+    name = mistake.partition("=")[0]
+    shutil.copy(folder / "treasure.yaml", tmp_path)
+    wrong = re.sub(rf"{name}=[\d.]+", mistake, (folder / "treasure.py").read_text(encoding="utf-8"))
+    (tmp_path / "treasure.py").write_text(wrong, encoding="utf-8")
+    done = run(tmp_path, "slime-verlog check treasure.yaml")
+    assert done.returncode == 1 and re.search(rf"{name}'] must be .*got 100", done.stdout), done.stdout
 
 
 PACKAGES = {"custom_configs/agent.yaml": "openai"}
