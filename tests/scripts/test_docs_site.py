@@ -121,7 +121,9 @@ def test_the_search_works_without_a_server(site: Path, browser: Browser) -> None
     show(browser, site / "reference" / "commands.html")
     browser.click(".md-search__input")
     browser.type("dual discount")
-    first = browser.wait("document.querySelector('.md-search-result__link')?.href")
+    # The page's script may start to listen after the last letter, so the key is let go until there is a result.
+    released = "document.querySelector('.md-search__input').dispatchEvent(new Event('keyup'))"
+    first = browser.wait(f"{released} && document.querySelector('.md-search-result__link')?.href")
     assert first.startswith(site.as_uri()) and not browser.complaints
 
 
