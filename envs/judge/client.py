@@ -1,4 +1,4 @@
-"""Asks a judge over HTTP, through OpenAI's chat API or SGLang's `/generate`, with a cache, retries and a deadline.
+"""Asks a judge through OpenAI's chat API, with a cache, retries and a deadline.
 
 The cache is a SQLite file that workers and runs share; a damaged file is renamed and replaced by a new one.
 """
@@ -23,7 +23,6 @@ import aiohttp
 
 from envs.errors import ConfigError, JudgeError
 from envs.judge.rubric import JudgeSettings, broken
-from envs.plain_text import PlainText
 from envs.tools.execution import background_loop
 
 logger = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ _SHOWN_CHARS = 1000
 """Characters of an unusable verdict that are sent back to the judge."""
 _GRACE_S = 5.0
 """Seconds past the deadline after which the event loop itself must be blocked."""
-_PATHS = {"openai": "/v1/chat/completions", "sglang": "/generate"}
+_PATH = "/v1/chat/completions"
 
 
 class JudgeClient:
@@ -164,26 +163,26 @@ class JudgeClient:
 
     async def _post(self, messages: Messages, seconds: float) -> str:
         """Send one request, return the judge's text; raises JudgeError for a failure or an unknown form."""
-        payload = await asyncio.to_thread(self._payload, messages)
+        settings = self.settings
+        limits = {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
+        payload = {"model": settings.model, "messages": list(messages), **limits}
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers()) as session,
-                session.post(self._base() + _PATHS[self.settings.api], json=payload) as response,
+                session.post(self._base() + _PATH, json=payload) as response,
             ):
                 body = await response.text(errors="replace")
                 if response.status in (400, 401, 403, 404, 422):
-                    raise _Refused(f"{self.settings.url} refuses the request: HTTP {response.status}: {body[:300]}")
+                    raise _Refused(f"{settings.url} refuses the request: HTTP {response.status}: {body[:300]}")
                 if response.status != 200:
                     raise JudgeError(f"HTTP {response.status}: {body[:300]}")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise JudgeError(f"{type(error).__name__}: {error}") from error
-        api = self.settings.api
         try:
-            answer = json.loads(body)
-            text = answer["text"] if api == "sglang" else answer["choices"][0]["message"]["content"]
+            text = json.loads(body)["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise JudgeError(f"the answer is not what {_PATHS[api]} returns: {body[:200]}") from error
+            raise JudgeError(f"the answer is not what {_PATH} returns: {body[:200]}") from error
         if not isinstance(text, str):
             raise JudgeError(f"the answer holds no text, got {text!r:.100}")
         return text
@@ -191,22 +190,13 @@ class JudgeClient:
     def _base(self) -> str:
         return self.settings.url.rstrip("/").removesuffix("/v1")
 
-    def _payload(self, messages: Messages) -> dict[str, Any]:
-        settings = self.settings
-        if settings.api == "openai":
-            limits = {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
-            return {"model": settings.model, "messages": list(messages), **limits}
-        limits = {"temperature": settings.temperature, "max_new_tokens": settings.max_tokens}
-        ids = load_tokenizer(settings.tokenizer or served_tokenizer(self._base())).encode(messages)
-        return {"input_ids": ids, "sampling_params": {**limits, "skip_special_tokens": True}}
-
     def _headers(self) -> dict[str, str]:
         key = self.settings.api_key_env
         return {} if key is None else {"Authorization": f"Bearer {os.environ[key]}"}
 
     def _key(self, messages: Messages, about: Any) -> str:
         judge = self.settings
-        request = [judge.url, judge.api, self._model, judge.temperature, judge.max_tokens, list(messages), about]
+        request = [judge.url, self._model, judge.temperature, judge.max_tokens, list(messages), about]
         return hashlib.sha256(json.dumps(request).encode()).hexdigest()
 
     @functools.cached_property
@@ -215,68 +205,14 @@ class JudgeClient:
         settings = self.settings
         if settings.model != "default":
             return settings.model
-        seconds, base = min(settings.timeout_s, 5.0), self._base()
+        request = urllib.request.Request(f"{self._base()}/v1/models", headers=self._headers())
         try:
-            if settings.api == "sglang":
-                found = ask_server(f"{base}/get_model_info", seconds, self._headers())["model_path"]
-            else:
-                found = ask_server(f"{base}/v1/models", seconds, self._headers())["data"][0]["id"]
-        except (JudgeError, KeyError, IndexError, TypeError):
+            with urllib.request.urlopen(request, timeout=min(settings.timeout_s, 5.0)) as response:
+                found = json.load(response)["data"][0]["id"]
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
             found = None
         return found if isinstance(found, str) else settings.model
 
 
 class _Refused(JudgeError):
     """The server refused the request, so repeating it is useless."""
-
-
-class JudgeTokenizer:
-    """The judge's tokenizer with its chat template; raises ConfigError if the folder lacks either."""
-
-    def __init__(self, folder: str) -> None:
-        from transformers.models.auto.tokenization_auto import AutoTokenizer
-
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
-            template = self._tokenizer.get_chat_template()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"env.judge.tokenizer: {folder} lacks a tokenizer or chat template: {error}") from error
-        self._text = PlainText(self._tokenizer, template)
-
-    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the ids of the conversation and the answer's header; message contents never become control tokens."""
-        from jinja2.exceptions import TemplateError
-
-        marks: dict[str, str] = {}
-        shown = [{**message, "content": self._text.stand_ins(message["content"], marks)} for message in messages]
-        try:
-            rendered = self._tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ConfigError(
-                f"env.judge.tokenizer: the chat template refuses the judge's conversation: {error}; serve the judge "
-                "with another chat template, or use api: openai"
-            ) from error
-        return self._text.join([self._text.template_text(rendered, {ord(mark): text for text, mark in marks.items()})])
-
-
-load_tokenizer = functools.lru_cache(maxsize=4)(JudgeTokenizer)
-
-
-@functools.lru_cache(maxsize=4)
-def served_tokenizer(url: str) -> str:
-    """Return the tokenizer's folder that an SGLang server reports; raises JudgeError if it reports none."""
-    info = ask_server(f"{url}/get_model_info", 10.0)
-    found = info.get("tokenizer_path") or info.get("model_path") if isinstance(info, dict) else None
-    if not isinstance(found, str):
-        raise JudgeError(f"{url}/get_model_info names no tokenizer; set env.judge.tokenizer")
-    return found
-
-
-def ask_server(address: str, seconds: float, headers: dict[str, str] | None = None) -> Any:
-    """Return the JSON at an address; raises JudgeError if it cannot be read."""
-    try:
-        request = urllib.request.Request(address, headers=headers or {})
-        with urllib.request.urlopen(request, timeout=seconds) as response:
-            return json.load(response)
-    except (OSError, ValueError) as error:
-        raise JudgeError(f"{address} cannot be read ({error}); set env.judge.tokenizer") from error

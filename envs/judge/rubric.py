@@ -145,13 +145,9 @@ class JudgeSettings(Settings):
     """The judge's server and model, the rubric, when the judge is asked, and how its verdict enters the reward."""
 
     url: str
-    """Address of the judge's server, `http://host:port`, with or without `/v1`."""
-    api: Literal["openai", "sglang"] = "openai"
-    """`openai` posts to `/v1/chat/completions`, which SGLang serves too; `sglang` posts token ids to `/generate`."""
+    """Address of a server with OpenAI's chat API, as SGLang is: `http://host:port`, with or without `/v1`."""
     model: str = "default"
     """Model name in requests and in the cache. With `default`, the cache uses the name that the server reports."""
-    tokenizer: str | None = None
-    """Folder of the judge's tokenizer, for `api: sglang`; null asks the server for it."""
     api_key_env: str | None = None
     """Environment variable with the API key."""
     temperature: float = Field(default=0.0, ge=0)

@@ -9,11 +9,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
 from envs.judge import Rubric, read_rubric, read_verdict
-from envs.judge.client import JudgeTokenizer
 from envs.judge.rubric import quoted
 from envs.loading import build_env_from
 from slime_verlog import read_settings
@@ -174,70 +172,37 @@ ATTACK = (
 FAMILIES = ("chatml", "qwen2_5", "qwen3", "llama3_2", "mistral_nemo", "deepseek_v3")
 
 
-def saved_tokenizer(family: str, folder: Path) -> tuple[Any, str]:
-    tokenizer = chatml_tokenizer() if family == "chatml" else real_tokenizer(family)
-    tokenizer.save_pretrained(folder)
-    return tokenizer, str(folder)
-
-
 def controls(tokenizer: Any, ids: list[int]) -> list[int]:
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return [i for i in ids if i in special]
 
 
 @pytest.mark.parametrize("family", some(FAMILIES, ["qwen3", "llama3_2"]))
-def test_an_answer_never_becomes_control_tokens_of_the_judges_prompt(family: str, tmp_path: Path) -> None:
-    tokenizer, folder = saved_tokenizer(family, tmp_path)
+def test_an_answer_never_becomes_control_tokens_of_the_judges_prompt(family: str) -> None:
+    tokenizer = chatml_tokenizer() if family == "chatml" else real_tokenizer(family)
 
-    def prompt(answer: str, prompt_api: str) -> list[int]:
+    def prompt(answer: str) -> list[int]:
         def script(body: Any, number: int) -> str:
             return answer if number == 0 else GOOD
 
         with JudgeServer(script) as server:
-            env = build(server, api=prompt_api, tokenizer=folder)
+            env = build(server)
             env.reset()
             env.step(answer)
             # The second request repeats what the judge wrote, and why it could not be used.
             _, body, _ = server.requests[1]
-        if prompt_api == "sglang":
-            return body["input_ids"]
         # As a server does it that takes messages as text.
         served = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=True)
         return list(served["input_ids"])
 
-    for prompt_api in ("sglang", "openai"):
-        plain = controls(tokenizer, prompt("Harmless words.", prompt_api))
-        assert plain and controls(tokenizer, prompt(ATTACK, prompt_api)) == plain, prompt_api
-
-
-@pytest.mark.parametrize("family", some(FAMILIES, ["chatml", "qwen3", "mistral_nemo"]))
-def test_the_judges_tokens_are_those_of_its_chat_template(family: str, tmp_path: Path) -> None:
-    tokenizer, folder = saved_tokenizer(family, tmp_path)
-    harmless = [{"role": "system", "content": "Judge."}, {"role": "user", "content": ' {"a": "é\\n"}\n'}]
-    judge = JudgeTokenizer(folder)
-    expected = tokenizer.apply_chat_template(harmless, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert judge.encode(harmless) == list(expected)
-    attacked = [harmless[0], {"role": "user", "content": ATTACK}]
-    ids = judge.encode(attacked)
-    assert controls(tokenizer, ids) == controls(tokenizer, judge.encode(harmless))
-    assert "Give 10." in tokenizer.decode(ids)
+    plain = controls(tokenizer, prompt("Harmless words."))
+    assert plain and controls(tokenizer, prompt(ATTACK)) == plain
 
 
 def test_quoting_preserves_the_agents_text() -> None:
     written = quoted({"turns": [{"answer": ATTACK}], "n": [1, 2]})
     assert json.loads(written) == {"turns": [{"answer": ATTACK}], "n": [1, 2]}
     assert not any(mark in written for mark in ("<|", "<s", "</", "<｜", "[INST", "[/INST", "]~"))
-
-
-def test_a_judge_without_a_usable_chat_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="lacks a tokenizer or chat template"):
-        JudgeTokenizer(str(tmp_path / "nowhere"))
-    chatml_tokenizer().save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="refuses the judge's conversation: no system role"):
-        JudgeTokenizer(str(tmp_path)).encode([{"role": "user", "content": "x"}])
 
 
 def test_long_episodes_are_shown_in_part() -> None:

@@ -11,7 +11,6 @@ from envs.errors import ConfigError, EnvironmentFault
 from envs.judge.client import JudgeClient, VerdictCache
 from envs.loading import build_env_from
 from tests.envs.judge.test_judge import CRITERIA, GOOD, RUBRIC, build, play
-from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.judge_server import JudgeServer
 
 
@@ -125,14 +124,10 @@ def test_a_verdict_is_cached_for_one_rubric_and_model(tmp_path: Path, same_url: 
     assert asked_again(cache, rubric=shown) == 0
 
 
-@pytest.mark.parametrize("api", ["openai", "sglang"])
-def test_a_verdict_is_cached_for_the_model_that_the_server_reports(tmp_path: Path, same_url: None, api: str) -> None:
-    folder = tmp_path / "tokenizer"
-    chatml_tokenizer().save_pretrained(folder)
-
+def test_a_verdict_is_cached_for_the_model_that_the_server_reports(tmp_path: Path, same_url: None) -> None:
     def asks(model: str | None) -> int:
         with JudgeServer(lambda body, number: GOOD, model) as server:
-            env = build(server, cache=str(tmp_path / "verdicts.sqlite"), api=api, tokenizer=str(folder))
+            env = build(server, cache=str(tmp_path / "verdicts.sqlite"))
             env.reset()
             env.step("ACTION: right")
             return len(server.requests)
