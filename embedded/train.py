@@ -71,7 +71,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
 
         evaluate_if_due(args.start_rollout_id)
         left = range(args.start_rollout_id, flags.num_rollout)
-        for rollout_id in tqdm(left, desc="training", unit="update", dynamic_ncols=True):
+        for rollout_id in tqdm(left, desc="training", unit="update", dynamic_ncols=True, disable=None):
             began = _clocks(engine)
             output = generate(args, rollout_id, source)
             played = time.perf_counter()

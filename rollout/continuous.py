@@ -12,6 +12,7 @@ from rollout.play.batch import Batch
 from rollout.play.metrics import batch_metrics, warn_of_bottleneck
 from rollout.play.runtime import full_gc_deferred, get_runtime
 from rollout.play.stream import Stream
+from slime_verlog import BAR_S
 
 
 def generate_rollout(
@@ -36,7 +37,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         runtime.stream = Stream(runtime, source.slots, turns, source.clock, faults)
     stream = runtime.stream
     played = min(stream.pending, turns)
-    with tqdm(total=turns, initial=played, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
+    bar = {"desc": f"rollout {rollout_id}", "unit": "turn", "leave": False, "mininterval": BAR_S}
+    with tqdm(total=turns, initial=played, **bar) as progress:
         stream.on_turn = progress.update
         async with full_gc_deferred():
             batch = await stream.next_batch(rollout_id)

@@ -20,6 +20,7 @@ from rollout.samples import evaluation_sample, turn_facts
 from rollout.spec import EpisodeSpec
 from rollout.transcript import Transcript
 from rollout.turn import Generation, StopReason, Turn
+from slime_verlog import BAR_S
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
 async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once: int) -> list[EpisodeResult]:
     """The episodes' results in the order of `specs`."""
     places = asyncio.Semaphore(at_once)
-    with tqdm(total=len(specs), desc="evaluation", unit="episode", leave=False) as progress:
+    with tqdm(total=len(specs), desc="evaluation", unit="episode", leave=False, mininterval=BAR_S) as progress:
 
         async def one(spec: EpisodeSpec) -> EpisodeResult:
             async with places:

@@ -22,6 +22,7 @@ from rollout.play.player import Slot, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
 from rollout.samples import build_samples, fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
+from slime_verlog import BAR_S
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     per_env = runtime.settings.turn_quota == "per_env"
     batch = Batch(left=[turns // len(slots)] * len(slots) if per_env else [turns])
     measured = measure(runtime)
-    with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False) as progress:
+    with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False, mininterval=BAR_S) as progress:
         async with full_gc_deferred():
             played = await _gather(_play(runtime, slot, batch, progress.update) for slot in order)
     by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}

@@ -81,7 +81,7 @@ def demonstrate(
     _check_seeds(config)
     tasks, rng = read_tasks(config), random.Random(seed)
     turns: list[Demonstration] = []
-    for k in tqdm(range(episodes), desc="demonstrations", unit="episode", leave=False):
+    for k in tqdm(range(episodes), desc="demonstrations", unit="episode", leave=False, disable=None):
         number = DEMONSTRATION_SEEDS[(seed * _SEEDS_EACH + k) % len(DEMONSTRATION_SEEDS)]
         spec = make_episode(config, pick_task(tasks, seed, k), k, number)
         expert = find_expert(spec.env.env_path)

@@ -180,7 +180,7 @@ def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) 
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
     total, mean = epochs * per_epoch, math.nan
     optimizer = build_optimizer(model, OPTIMIZER, settings.lr, total)
-    with tqdm(total=total, desc="warm start", unit="step", leave=False) as progress:
+    with tqdm(total=total, desc="warm start", unit="step", leave=False, disable=None) as progress:
         for _ in range(epochs):
             rng.shuffle(order)
             losses = []

@@ -40,7 +40,7 @@ from inspection.evaluate.table import build_table
 from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
-from slime_verlog import INTERRUPTED, ConfigError, SlimeVerlogError
+from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 
 MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
@@ -227,8 +227,7 @@ class _Progress:
         self._folder, self._allowed = folder, allowed
         known = [folder.rows[key] for key in wanted if key in folder.rows]
         self.played, self.won, self.failed = len(known), sum(row["success"] for row in known), 0
-        pause = 0.2 if sys.stderr.isatty() else 30.0
-        self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=pause)
+        self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=BAR_S)
 
     def add(self, episode: Mapping[str, Any], setting: str) -> None:
         """Keep an episode; raises StoppedError if the first ones all failed."""

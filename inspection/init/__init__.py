@@ -13,6 +13,7 @@ import functools
 import json
 import keyword
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -45,8 +46,10 @@ def run(options: argparse.Namespace) -> int:
     _check_name(options.name)
     _ask(options)
     goal, actions = options.goal.strip().rstrip("."), [" ".join(action.split()) for action in options.actions]
-    if len(set(actions)) < len(actions) or len(actions) < 2 or not all(actions):
-        raise ConfigError(f"an environment needs at least two different actions, got {actions}")
+    if len({action.lower() for action in actions}) < len(actions) or len(actions) < 2 or not all(actions):
+        raise ConfigError(f"an environment needs at least two actions that differ in more than case, got {actions}")
+    if marked := [action for action in actions if re.search(r"action:|</?[a-z]", action, re.IGNORECASE)]:
+        raise ConfigError(f"responses are read by `ACTION:` and by tags, so {marked[0]!r} cannot name an action")
     if not goal or not goal.isprintable() or not all(action.isprintable() for action in actions):
         raise ConfigError("goal and actions must be printable text on one line")
     if options.max_steps < 2:

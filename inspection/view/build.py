@@ -60,7 +60,7 @@ class Book:
         name = names_of(self._runs)[number] if len(self._runs) > PAIR else None
         left = None if most is None else max(0, most - known)
         episodes = itertools.islice(_read(source, self._options, known), left)
-        for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, dynamic_ncols=True):
+        for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, disable=None):
             world = self._worlds.draw(episode)
             self._packer.add(episode, 0 if name else number, world, name)
             self._counts[number, source] += 1

@@ -48,8 +48,11 @@ def test_existing_files_and_wrong_words_are_refused(tmp_path: Path, monkeypatch:
         ("two words",): "cannot name an environment",
         ("class",): "cannot name an environment",
         ("../up",): "cannot name an environment",
-        ("one", "--actions", "a"): "at least two different actions",
-        ("one", "--actions", "a", " a "): "at least two different actions",
+        ("one", "--actions", "a"): "at least two actions",
+        ("one", "--actions", "a", " a "): "at least two actions",
+        ("one", "--actions", "Up", "up"): "differ in more than case",
+        ("one", "--actions", "ACTION: up", "down"): "'ACTION: up' cannot name an action",
+        ("one", "--actions", "up", "</think>"): "'</think>' cannot name an action",
         ("one", "--goal", "a\nb"): "printable text on one line",
         ("one", "--max-steps", "1"): "must be at least 2, got 1",
     }.items():
