@@ -251,13 +251,15 @@ class _Run:
         train(args, report, report.evaluations.keys(), record)
 
     def _imitate(self, settings: RolloutSettings, warm: WarmStart) -> dict[str, int]:
-        """Make the policy that PPO starts from, unless it is there already; returns the limits on lengths."""
-        from embedded.arguments import EmbeddedFlags
+        """Make the policy that PPO starts from, unless it is there; returns limits on lengths, raised if not given."""
+        from embedded.arguments import EmbeddedFlags, build_args
         from embedded.warmstart.imitation import IMITATION_FILE, make_policy, read_imitation
+        from rollout.bridge.flags import RolloutFlags
 
         new = not (self.policy / IMITATION_FILE).exists()
         if new:
-            make_policy(settings, self.policy, warm, self.ppo.flags["rollout_seed"])
+            flags = RolloutFlags.read(build_args({}, **{"rollout_max_context_len": None, **self.ppo.flags}))
+            make_policy(settings, self.policy, warm, flags.rollout_seed, flags)
         imitation, defaults = read_imitation(self.policy), EmbeddedFlags(hf_checkpoint="")
         lengths = imitation.lengths(defaults)
         free = {name: value for name, value in lengths.items() if name not in self.ppo.flags}

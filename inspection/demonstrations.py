@@ -20,6 +20,7 @@ from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.errors import MissingDependencyError
 from inspection.target import check_free
 from rollout.bridge.settings import load_settings
+from rollout.play.memory import asks_for_notes
 from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, command
 
@@ -48,6 +49,7 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
     shown = [{**message, "step_loss_mask": int(message["role"] != "assistant")} for message in shown]
     answer = {"role": "assistant", "content": turn.response, "step_loss_mask": 1}
     metadata = {"task": turn.task, "seed": turn.seed, "turn": turn.turn, "progression": float(turn.progression)}
+    metadata["notes"] = asks_for_notes(turn.messages)
     return {"messages": [*shown, answer], "metadata": metadata}
 
 

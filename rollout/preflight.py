@@ -55,20 +55,19 @@ def check(args: Any) -> list[str]:
         check_flags(args, load_settings(args))
         return []
     source = EpisodeSource(args)  # checks the flags
-    return try_each_task(source.settings, first_prompt_check(source.settings, args.hf_checkpoint))
+    return try_each_task(source.settings, first_prompt_check(source.settings, RolloutFlags.read(args)))
 
 
-def first_prompt_check(settings: RolloutSettings, checkpoint: str) -> Callable[[EpisodeSpec, EnvReply], None] | None:
-    """Return a check that a task's first prompt is within `memory.budget`; None if the memory has no budget."""
-    if settings.memory.kind != "notes":
+def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable[[EpisodeSpec, EnvReply], None] | None:
+    """Return a check that a task's first prompt fits into the context and `memory.budget`; None without notes."""
+    if config.memory.kind not in ("inline_notes", "notes"):
         return None
-    encoder = encoders_of(checkpoint, settings)()
+    encoder = encoders_of(flags.hf_checkpoint, config)()
 
     def look(episode: EpisodeSpec, reply: EnvReply) -> None:
-        if reply.whole_prompts:  # the memory does not apply
-            return
-        prompt = encoder.prompt(Conversation(build_memory(settings.memory)).show(reply))
-        settings.memory.check_first_prompt(episode.name, len(prompt.token_ids))
+        if not reply.whole_prompts:  # otherwise the memory does not apply
+            prompt = encoder.prompt(Conversation(build_memory(config.memory)).show(reply))
+            flags.check_first_prompt(episode.name, len(prompt.token_ids), config.memory)
 
     return look
 

@@ -21,6 +21,7 @@ from embedded.trainer.weights import megatron_to_hf
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy
 from embedded.warmstart.tokenizer import fixed_phrases, train_tokenizer
+from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
 from slime_verlog import ConfigError, Field, Settings
@@ -98,11 +99,13 @@ def read_imitation(folder: str | Path) -> Imitation:
     return Imitation(**json.loads((Path(folder) / IMITATION_FILE).read_text(encoding="utf-8")))
 
 
-def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int) -> Imitation:
+def make_policy(
+    config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int, flags: RolloutFlags | None = None
+) -> Imitation:
     """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder.
 
     With `settings.model`, start from that folder's model and tokenizer, which are not changed. Raises ConfigError if
-    there is nothing to imitate, answers are rejected, or the model is not supported.
+    there is nothing to imitate, answers are rejected, the model is not supported, or a first prompt does not fit.
     """
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
@@ -113,6 +116,11 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     new = settings.model is None
     tokenizer = train_tokenizer(texts, phrases, 1024) if new else AutoTokenizer.from_pretrained(settings.model)
     data = encode(tokenizer, turns, initialize())
+    responses = data["response_lengths"]
+    prompts = [total - response for total, response in zip(data["total_lengths"], responses, strict=True)]
+    for turn, tokens in zip(turns, prompts, strict=True):
+        if turn.turn == 0:
+            (flags or RolloutFlags()).check_first_prompt(turn.task, tokens, config.memory)
     context = max(settings.size.context, _round_up(1.5 * max(data["total_lengths"]) + 64, 1024))
     size = settings.size.model_copy(update={"context": context})
     model = build_policy(tokenizer, size, seed) if given is None else given
@@ -122,8 +130,6 @@ def make_policy(config: RolloutSettings, folder: str | Path, settings: WarmStart
     step = max(1, math.ceil(sum(data["total_lengths"]) / settings.epoch_tokens))
     loss = imitate(actor, {key: values[::step] for key, values in data.items()}, settings, seed)
     write_policy(folder, megatron_to_hf(actor.state_dict(), model.config), Path(folder))
-    responses = data["response_lengths"]
-    prompts = [total - response for total, response in zip(data["total_lengths"], responses, strict=True)]
     imitation = Imitation(loss, max(prompts), max(responses), **statistics_of(turns))
     (Path(folder) / IMITATION_FILE).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
     return imitation

@@ -52,6 +52,7 @@ def judge(
     yield from _discount(plays, settings)
     yield _validity(plays, abilities)
     yield _growth(plays, settings)
+    yield from _budget(plays[0], settings, count_tokens)
     yield _size(replies, count_tokens)
     yield _speed("reset", [reply.seconds for reply in replies if reply.info is None], SLOW_RESET_S)
     yield _speed("step", [reply.seconds for reply in replies if reply.info is not None], SLOW_STEP_S)
@@ -129,6 +130,15 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
     if len(chars) >= GROWTH_TURNS and late > GROWTH * early:
         return Finding("prompt", Status.WARNING, f"grows during the episode: {detail}; a late turn may not fit")
     return Finding("prompt", Status.OK, detail)
+
+
+def _budget(play: Playthrough, settings: RolloutSettings, count_tokens: CountTokens) -> Iterator[Finding]:
+    """Whether `memory.budget` leaves room for the first prompt."""
+    text, most = "\n".join(map(text_of, play.first_prompt)), settings.memory.budget
+    tokens = count_tokens(text) if count_tokens else len(text) // CHARS_PER_TOKEN
+    if settings.memory.kind == "notes" and tokens > most and not play.replies[0].whole_prompts:
+        about, status = ("", Status.ERROR) if count_tokens else ("about ", Status.WARNING)
+        yield Finding("memory", status, f"memory.budget: {most} is below the first prompt: {about}{tokens} tokens")
 
 
 def _size(replies: Sequence[EnvReply], count_tokens: CountTokens) -> Finding:

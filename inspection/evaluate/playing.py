@@ -185,7 +185,7 @@ async def _play(
             # The environment does not get notes.
             messages = list(conversation.show(session.reply, notes=True))
             response = await player(session, messages, index)
-            conversation.noted(response)
+            conversation.noted(conversation.cut_notes(response))
             notes = {"notes": conversation.notes, "summary": conversation.facts_kept()}
             known = {**(session.reply.info or {}), **UNMOVED, **notes}
             transcript.add(messages, images_of(messages), response, known)

@@ -54,7 +54,7 @@ def _schema(pyarrow: Any) -> Any:
             **dict.fromkeys(("task", "setting", "player"), text),
             **dict.fromkeys(("seed", "turn", "turns"), integer),
             **dict.fromkeys(("return", "progression"), number),
-            "success": pyarrow.bool_(),
+            **dict.fromkeys(("success", "notes"), pyarrow.bool_()),
         }
     )
     return pyarrow.schema({"messages": pyarrow.list_(message), "tools": text, "metadata": metadata})
@@ -110,7 +110,8 @@ def _replacing(path: Path) -> Iterator[Path]:
 def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
 
-    With `valid_only`, invalid responses are not trained on. Raises ConfigError if a message has images.
+    `metadata.notes` says whether the row is a turn in which the model wrote its notes. With `valid_only`, invalid
+    responses are not trained on. Raises ConfigError if a message has images.
     """
     messages, turns = split_prompts(episode)
     first, seed, success = 0, episode.get("seed"), episode.get("success")
@@ -137,7 +138,7 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
             yield {
                 "messages": row,
                 "tools": json.dumps(episode.get("tools") or []),
-                "metadata": {**about, "turn": first, "turns": len(chain)},
+                "metadata": {**about, "turn": first, "turns": len(chain), "notes": "summary" in chain[0]},
             }
         first += len(chain)
 

@@ -66,7 +66,7 @@ class Game:
         """Take one step; None if the prompt asked for notes. Raises EnvironmentFault if the environment broke."""
         if self._writes_notes:
             self.turns.append(Turn(text, None, digest(self.reply)))
-            self.conversation.noted(text)
+            self.conversation.noted(self.conversation.cut_notes(text))
             self._show(may_ask=False)
             return None
         shown = self.reply.observation

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 import yaml
 
+from rollout.bridge.settings import MemorySettings
+from rollout.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFlags:
@@ -107,6 +110,19 @@ class RolloutFlags:
             return False
         context = self.rollout_max_context_len
         return context is None or prompt_tokens + (most or self.rollout_max_response_len) <= context
+
+    def check_first_prompt(self, task: str, tokens: int, memory: MemorySettings | None) -> None:
+        """Raise ConfigError if a task's first prompt does not fit into the context, or not into `memory.budget`."""
+        first = f"the first prompt of task {task!r} has {tokens} tokens"
+        if not self.fits(tokens):
+            raise ConfigError(
+                f"{first}; with --rollout-max-response-len {self.rollout_max_response_len} it does not fit: raise "
+                "--rollout-max-context-len (and --rollout-max-prompt-len)"
+            )
+        if memory is not None and memory.kind == "notes" and tokens > memory.budget:
+            raise ConfigError(
+                f"{first}, above memory.budget: {memory.budget}, so notes would be asked for after every turn; raise it"
+            )
 
     def sampling_params(self, *, evaluation: bool = False) -> dict[str, Any]:
         """SGLang's sampling parameters, as in slime's own rollout; `eval_*` flags take precedence in an evaluation."""

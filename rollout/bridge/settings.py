@@ -19,7 +19,7 @@ class MemorySettings(Settings):
     notes that the model wrote last as a line of a response. `notes`: the turns since the model last wrote its notes,
     which it does in a separate turn, and those notes. Or the import path of a factory."""
     n: int = Field(default=1, ge=0)
-    """Past turns that `window`, `actions_only` and `inline_notes` show."""
+    """Past turns that `window`, `actions_only` and `inline_notes` show; `notes` refuses it and has `keep`."""
     period: int = Field(default=16, ge=1)
     """Turns after which `periodic_clear` empties the memory."""
     notes_chars: int = Field(default=400, ge=1, le=4096)
@@ -33,13 +33,11 @@ class MemorySettings(Settings):
     max_tokens: int = Field(default=128, ge=1)
     """`notes`: the longest notes, in tokens; longer ones are cut."""
 
-    def check_first_prompt(self, task: str, tokens: int) -> None:
-        """Raise ConfigError if `budget` is below a task's first prompt, so that notes could not help."""
-        if self.kind == "notes" and tokens > self.budget:
-            raise ConfigError(
-                f"the first prompt of task {task!r} has {tokens} tokens, more than memory.budget: {self.budget}, so "
-                "notes would be asked for after every turn; raise memory.budget"
-            )
+    @model_validator(mode="after")
+    def _no_window_beside_notes(self) -> Self:
+        if self.kind == "notes" and "n" in self.model_fields_set:
+            raise ConfigError(f"memory.n: {self.n} does nothing with memory.kind: notes; remove it or set memory.keep")
+        return self
 
 
 class EngineSettings(Settings):

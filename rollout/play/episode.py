@@ -79,14 +79,8 @@ class Episode:
 
     def _first_prompt(self) -> Prompt:
         prompt = self._build_prompt(None)
-        if not self.runtime.fits(prompt):
-            raise ConfigError(
-                f"the first prompt of task {self.spec.name!r} has {len(prompt.token_ids)} tokens; with "
-                f"--rollout-max-response-len {self.runtime.flags.rollout_max_response_len} it does not fit: raise "
-                "--rollout-max-context-len (and --rollout-max-prompt-len)"
-            )
-        if not self.reply.whole_prompts:
-            self.runtime.settings.memory.check_first_prompt(self.spec.name, len(prompt.token_ids))
+        memory = None if self.reply.whole_prompts else self.runtime.settings.memory
+        self.runtime.flags.check_first_prompt(self.spec.name, len(prompt.token_ids), memory)
         self.encoder.check(self.conversation.messages, prompt.token_ids)
         return prompt
 
@@ -248,8 +242,9 @@ class Episode:
             return turn
         try:
             self.prompt = await self._next_prompt(turn.generation)
-            fits = self.runtime.fits(self.prompt)
-            wants_notes = self.conversation.wants_notes(len(self.prompt.token_ids), fits)
+            tokens = len(self.prompt.token_ids)
+            fits = self.runtime.flags.fits(tokens)
+            wants_notes = self.conversation.wants_notes(tokens, fits)
             if wants_notes and not at_limit and self.stop is None:
                 fits = await self._ask_for_notes() or fits
         except EncodingError as error:
@@ -297,7 +292,7 @@ class Episode:
         """
         wanted = not stop.is_end
         if stop.is_end and turns[-1].truncated and self.runtime.settings.bootstrap_on_time_limit:
-            wanted = self.has_next_prompt and self.runtime.fits(self.prompt)
+            wanted = self.has_next_prompt and self.runtime.flags.fits(len(self.prompt.token_ids))
         bootstrap = self.prompt if wanted else None
         return Segment(self.spec.name, tuple(turns), bootstrap, stop, self.total_reward, self.steps)
 

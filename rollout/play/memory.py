@@ -253,6 +253,10 @@ class Conversation:
         else:
             self.past.append(Exchange(shown, answer, valid, executed_action))
 
+    def cut_notes(self, response: str) -> str:
+        """Return the notes of a player without a tokenizer, cut after about `memory.max_tokens` tokens."""
+        return response[: (self.notes_tokens or 0) * CHARS_PER_TOKEN]
+
     def noted(self, response: str) -> None:
         """Replace the notes by a response that was asked for them, unless it is empty, and forget older turns."""
         assert isinstance(self._memory, SummaryMemory)

@@ -27,7 +27,7 @@ from rollout.play.memory import Memory, build_memory
 from rollout.play.metrics import count_retries
 from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import Prompt, Turn
+from rollout.turn import Turn
 from rollout.workers.pool import EnvPool
 from rollout.workers.utilization import ProcessUsage
 
@@ -158,10 +158,6 @@ class Runtime:
             if len(self._with_tools) > MAX_TOOL_SETS:
                 self._with_tools.pop(next(iter(self._with_tools)))
         return encoder
-
-    def fits(self, prompt: Prompt) -> bool:
-        """Whether the prompt leaves room in the context for a response of full length."""
-        return self.flags.fits(len(prompt.token_ids))
 
     async def close(self) -> None:
         """Close the stream, the parked episodes, the players, the workers and the connections."""

@@ -1,6 +1,7 @@
 """`slime-verlog check`: broken environments end in a sentence, and questionable ones in a warning."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,19 @@ def test_with_a_tokenizer_the_prompt_is_shown_as_rendered_with_its_tokens(
     shown = capsys.readouterr().out
     assert "<|im_start|>system\nClimb to step 3.<|im_end|>\n<|im_start|>user\nCurrent Observation:" in shown
     assert " tokens) ---" in shown and "(about" not in shown
+
+
+def test_a_budget_below_the_first_prompt_is_an_error_with_a_tokenizer_and_a_warning_with_an_estimate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chatml_tokenizer().save_pretrained(tmp_path / "model")
+    words = ("--tokenizer", tmp_path / "model", "--no-prompt")
+    assert check(write(tmp_path, memory={"kind": "notes", "budget": 9}), *words) == 1
+    assert re.search(r"error +memory +memory.budget: 9 is below the first prompt: \d+ tokens", capsys.readouterr().out)
+    assert check(tmp_path / "stairs.yaml", "--no-prompt") == 0
+    assert re.search(r"warning +memory .* is below the first prompt: about \d+ tokens", capsys.readouterr().out)
+    assert check(write(tmp_path, memory={"kind": "notes"}), *words) == 0
+    assert "memory.budget" not in capsys.readouterr().out
 
 
 def test_an_environment_alone_is_checked_with_its_default_task(

@@ -55,7 +55,7 @@ def test_every_environment_with_a_scripted_player_gives_valid_rows(
         roles = [message["role"] for message in row["messages"]]
         assert roles[0] == "system" and roles[-2:] == ["user", "assistant"]
         assert find_action(row["messages"][-1]["content"])[0]
-        assert {"task", "seed", "turn", "progression"} == set(row["metadata"])
+        assert {"task", "seed", "turn", "progression", "notes"} == set(row["metadata"])
 
 
 def test_only_the_experts_answer_is_trained_on(tmp_path: Path) -> None:

@@ -85,6 +85,12 @@ def test_a_person_is_asked_for_notes_which_are_no_move(play: Any) -> None:
     assert "Write your notes now" in undone and "floor 1" not in undone
 
 
+def test_notes_of_a_person_are_cut_like_the_models(play: Any) -> None:
+    keys = {"memory": {"kind": "notes", "every": 1, "keep": 0, "max_tokens": 2}}
+    _, _, later = play("up", "abcdefghijk", **keys).split("> ")[:3]
+    assert "Your notes:\nabcdefgh\n" in later, "a token is estimated as four characters"
+
+
 def test_the_end_of_an_episode_is_announced_and_undo_goes_back(play: Any) -> None:
     shown = play("up", "up", "up", "up", "/undo 2", "/undo", "/undo", "/undo")
     assert "3 turns, return 1" in shown and "the episode is over (terminated): progression 1" in shown

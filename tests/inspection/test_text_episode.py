@@ -10,6 +10,7 @@ import pytest
 
 from inspection.evaluate.playing import play_text_episode, scripted
 from inspection.export.atif import trajectory_of
+from inspection.export.writing import rows_of, write_parquet
 from inspection.records import append_episode, read_episodes
 from inspection.report.reading import read_run
 from inspection.view.page import Packer
@@ -135,6 +136,12 @@ def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: 
 
     agent = [step for step in trajectory_of(episode, lambda key, uri: "")["steps"] if step["source"] == "agent"]
     assert [("summary" in step["extra"]) for step in agent] == wrote
+    rows = list(rows_of(episode))
+    assert [row["metadata"]["notes"] for row in rows] == wrote
+    assert rows[4]["messages"][-1]["content"] == notes["notes"]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_parquet(rows, tmp_path / "rows.parquet")
+    assert [row["metadata"]["notes"] for row in parquet.read_table(tmp_path / "rows.parquet").to_pylist()] == wrote
     append_episode(tmp_path / "episodes.jsonl", episode, "expert")
     (read,) = read_run(tmp_path)
     assert len(read.turns) == read.valid == 12

@@ -253,12 +253,34 @@ def test_a_failed_held_out_episode_is_named_and_fails_the_command(
     assert "the game broke" in text
 
 
+@pytest.mark.parametrize(
+    ("memory", "flags", "sentence"),
+    [
+        ({"every": 0}, (), "memory.every must be at least 1, got 0"),
+        ({"n": 1}, (), "memory.n: 1 does nothing with memory.kind: notes; remove it or set memory.keep"),
+        ({"max_tokens": 41}, (), "memory.max_tokens: 41 is longer than any response may be .* 40.: lower it or raise"),
+        ({"budget": 1}, (), r"the first prompt of task 'recall' has \d+ tokens, above memory.budget: 1, "),
+        ({}, ("--set-flag", "rollout_max_context_len=45"), r"has \d+ tokens; with .* 40 it does not fit: raise "),
+    ],
+)
+def test_notes_that_cannot_work_are_refused_before_imitation(
+    tmp_path: Path, memory: dict[str, Any], flags: tuple[str, ...], sentence: str
+) -> None:
+    keys = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 8, "ask_every": 4}, "tasks": ["recall"]}
+    config = write(tmp_path, **keys, memory={"kind": "notes", "max_tokens": 8, **memory})
+    with pytest.raises(SystemExit, match=f"^error: .*{sentence}"):
+        train(config, tmp_path / "out", "--updates", "2", *flags)
+    assert not (tmp_path / "out" / "policy_before").exists()
+
+
 def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env = {"max_steps": 8, "ask_every": 4}
-    recall = {"rollout_interaction_env_path": "envs.recall", "env": env, "tasks": ["recall"]}
-    out, config = tmp_path / "out", write(tmp_path, **recall, memory={"kind": "notes", "budget": 1, "max_tokens": 8})
+    env = {"length_of": "tests.fixtures.counting_env.always_long", "raise_at": 1}
+    env["raise_seeds"] = [*range(40), *range(1_000_000_000, 1_000_000_003)]
+    limits = {"max_turns": 6, "max_env_retries_per_turn": 0, "max_episode_failures_per_batch": 0}
+    path = "tests.fixtures.counting_env"
+    out, config = tmp_path / "out", write(tmp_path, rollout_interaction_env_path=path, env=env, **limits)
     with pytest.raises(SystemExit, match="error: ") as caught:
         train(config, out, "--updates", "2")
     assert "after 0 updates: 3 of 3 held-out episodes failed and count as 0\n" in capsys.readouterr().out

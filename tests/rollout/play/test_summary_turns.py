@@ -258,6 +258,7 @@ def test_a_slot_has_one_digest_more_than_responses_that_reached_the_environment(
     ("memory", "sentence"),
     [
         ({**NOTES, "every": 0}, "memory.every must be at least 1, got 0"),
+        ({**NOTES, "n": 2}, "memory.n: 2 does nothing with memory.kind: notes; remove it or set memory.keep"),
         ({**NOTES, "max_tokens": 33}, "memory.max_tokens: 33 is longer than any response may be"),
     ],
 )
@@ -291,17 +292,34 @@ def test_history_full_is_refused_with_notes(tmp_path: Path) -> None:
 
 
 async def test_a_budget_below_the_tasks_own_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FailureBudgetError, match=r"has \d+ tokens, more than memory.budget: 9, so notes would be"):
+    with pytest.raises(FailureBudgetError, match=r"has \d+ tokens, above memory.budget: 9, so notes would be"):
         await play(tmp_path, 0, 1, memory={**NOTES, "budget": 9})
 
 
-def test_preflight_refuses_a_budget_below_the_first_prompt_of_any_task(tmp_path: Path) -> None:
-    for budget, memory in ((9, "notes"), (2000, "notes"), (9, "window")):
-        args = rollout_args(tmp_path, memory={**NOTES, "budget": budget, "kind": memory})
-        settings = load_settings(args)
-        look = first_prompt_check(settings, args.hf_checkpoint)
-        if (budget, memory) == (9, "notes"):
-            with pytest.raises(ConfigError, match=r"the first prompt of task 'count' has \d+ tokens, more than memory"):
-                try_each_task(settings, look)
-        else:
+@pytest.mark.parametrize(
+    ("kind", "budget", "context", "sentence"),
+    [
+        ("notes", 9, None, r"the first prompt of task 'count' has \d+ tokens, above memory.budget: 9, .* raise it"),
+        (
+            "notes",
+            2000,
+            40,
+            r"has \d+ tokens; with --rollout-max-response-len 32 it does not fit: raise --rollout-max-c",
+        ),
+        ("inline_notes", 9, 40, r"has \d+ tokens; with --rollout-max-response-len 32 it does not fit"),
+        ("notes", 2000, None, None),
+        ("inline_notes", 9, None, None),
+        ("window", 9, None, None),
+    ],
+)
+def test_preflight_refuses_a_budget_or_context_below_the_first_prompt_of_a_task(
+    tmp_path: Path, kind: str, budget: int, context: int | None, sentence: str | None
+) -> None:
+    args = rollout_args(tmp_path, memory={**NOTES, "budget": budget, "kind": kind}, rollout_max_context_len=context)
+    settings = load_settings(args)
+    look = first_prompt_check(settings, RolloutFlags.read(args))
+    if sentence is None:
+        try_each_task(settings, look)
+    else:
+        with pytest.raises(ConfigError, match=sentence):
             try_each_task(settings, look)
