@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("verifiers_episode.py")
 
 
 class VerifiersSettings(AgentSettings):
-    """The YAML's `env:` mapping for environments of verifiers: these keys and those of `envs.agent`."""
+    """The YAML's `env:` mapping for environments of verifiers."""
 
     id: str
     """The environment: an installed package, a module in `workdir`, or a taskset that comes with verifiers."""

@@ -33,8 +33,7 @@ def play_taskset(name: str, args: dict[str, Any], examples: int | None, seed: in
     """Play a task of a taskset (verifiers from 0.4); the score is the mean reward of the agents that are trained."""
     import verifiers.v1 as vf
 
-    config = {**args, "taskset": {"id": name, **args.get("taskset", {})}}
-    env = vf.load_environment(vf.resolve_env_config(config))
+    env = vf.load_environment(vf.resolve_env_config({**args, "taskset": {"id": name, **args.get("taskset", {})}}))
     if examples is None and not env.taskset.bounded:
         sys.exit(f"the taskset {name} is endless; set env.examples")
     count = examples or sum(1 for _ in env.taskset)

@@ -23,7 +23,9 @@ LOCAL = {"agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
 def needs(module: str) -> None:
     """Skip where the Python for verifiers lacks a module."""
     if subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True).returncode:
-        pytest.skip(f"{PYTHON} has no {module}; set VERIFIERS_PYTHON to a Python with verifiers, as docs/agents.md says")
+        pytest.skip(
+            f"{PYTHON} has no {module}; set VERIFIERS_PYTHON to a Python with verifiers, as docs/agents.md says"
+        )
 
 
 def build(name: str = "number-games", seed: int = 0, **options: Any) -> AgentEnv:
@@ -103,7 +105,9 @@ def test_the_bundled_adapter_of_reasoning_gym_is_played() -> None:
 def test_a_taskset_is_played_with_its_tools(tmp_path: Path) -> None:
     """verifiers starts a chat program with uv, which installs its packages from the network the first time."""
     needs("verifiers.v1, uv")
-    home = {"HOME": str(tmp_path)} | {name: os.environ[name] for name in ("SSL_CERT_FILE",) if name in os.environ}
-    env = build("sums-v1", seed=19, args={**LOCAL, "taskset": {"size": 16}}, variables=home)
+    home = {"HOME": str(tmp_path), "PYTHONPATH": "{folder}"} | {
+        name: os.environ[name] for name in ("SSL_CERT_FILE",) if name in os.environ
+    }
+    env = build("sums-v1", seed=19, args={**LOCAL, "taskset": {"size": 16}}, variables=variables, pass_env=passed)
     prompts, reward = play(env, call("calc_add", a=3, b=4), "It is 7.")
     assert prompts == ["What is 3 + 4?", "7"] and reward == 1.0
