@@ -1,5 +1,6 @@
 """Environments of verifiers play in verifiers' own Python: the one in VERIFIERS_PYTHON, else the one of the tests."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ PYTHON = os.environ.get("VERIFIERS_PYTHON", sys.executable)
 LOCAL = {"agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}
 
 
+@functools.cache
 def needs(module: str) -> None:
     """Skip where the Python for verifiers lacks a module."""
     if subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True).returncode:
@@ -105,9 +107,8 @@ def test_the_bundled_adapter_of_reasoning_gym_is_played() -> None:
 def test_a_taskset_is_played_with_its_tools(tmp_path: Path) -> None:
     """verifiers starts a chat program with uv, which installs its packages from the network the first time."""
     needs("verifiers.v1, uv")
-    home = {"HOME": str(tmp_path), "PYTHONPATH": "{folder}"} | {
-        name: os.environ[name] for name in ("SSL_CERT_FILE",) if name in os.environ
-    }
+    variables = {"HOME": str(tmp_path), "PYTHONPATH": "{folder}"}
+    passed = [name for name in ("SSL_CERT_FILE",) if name in os.environ]
     env = build("sums-v1", seed=19, args={**LOCAL, "taskset": {"size": 16}}, variables=variables, pass_env=passed)
     prompts, reward = play(env, call("calc_add", a=3, b=4), "It is 7.")
     assert prompts == ["What is 3 + 4?", "7"] and reward == 1.0
