@@ -29,8 +29,8 @@ WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "megatron": "megatron-core"}
 """Import names that differ from the distribution's name by more than an underscore."""
 
-BRINGS_ITSELF = {"slime", "miles", "balrog", "fast_downward"}
-"""Imported if installed, never installed by us: the frameworks, BALROG, and the planner of textworld[pddl]."""
+BRINGS_ITSELF = {"slime", "miles", "balrog", "fast_downward", "verifiers"}
+"""Imported if installed, never installed by us: the frameworks, BALROG, textworld[pddl]'s planner, and verifiers."""
 
 INDIRECT = {
     "basedpyright": "a command",
