@@ -15,13 +15,12 @@ BY_THE_MODEL = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolCal
 
 def play_environment(name: str, args: dict[str, Any], split: str, examples: int | None, seed: int) -> float:
     """Play a row of what a module's `load_environment` returns (verifiers before 0.4)."""
-    import verifiers as vf
-    from verifiers.types import ClientConfig
-
-    env = vf.load_environment(name, **args)
+    verifiers: Any = importlib.import_module("verifiers")
+    env = verifiers.load_environment(name, **args)
     rows = env.get_dataset() if split == "train" else env.get_eval_dataset()
     row = rows[seed % min(len(rows), examples or len(rows))]
-    client = ClientConfig(api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"])
+    config = importlib.import_module("verifiers.types").ClientConfig
+    client = config(api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"])
     output = asyncio.run(env.run_rollout(row, client, os.environ["AGENT_MODEL"], {}))
     error = output.get("error")
     if error and error["error"] not in BY_THE_MODEL:
