@@ -21,7 +21,7 @@ def collapsing(last: int = 30) -> list[dict[str, Any]]:
     """A run whose KL leaves its range in update 16, and whose held-out success falls after update 10."""
     rows = [
         {"update": k, "turns": 64.0 * k, "seconds": 3.0 * k, "turn/reward": 0.01 * k, "train/actor_trains": 1.0}
-        | {"actor/ref_kl": 0.1 if k < 16 else 0.9, "actor/entropy": 0.2 if k < 16 else 1.4, "rollout/turns": 64.0}
+        | {"actor/ref_kl": 0.1 if k < 16 else 2.9, "actor/entropy": 0.2 if k < 16 else 1.4, "rollout/turns": 64.0}
         | {"rollout/engine_busy_share": 0.97, "rollout/engine_concurrency": 8.0, "rollout/env_busy_share": 0.2}
         | {"perf/rollout_s": 1.0, "perf/train_s": 3.0}
         for k in range(1, last + 1)

@@ -54,9 +54,9 @@ def test_a_half_written_row_waits_and_a_broken_one_is_named(tmp_path: Path) -> N
 
 
 def test_alarms_are_found_again_from_the_rows(tmp_path: Path) -> None:
-    rows = [{"update": k, "actor/ref_kl": 0.1 * k, "train/actor_trains": 1.0} for k in range(1, 15)]
+    rows = [{"update": k, "actor/ref_kl": 0.4 * k, "train/actor_trains": 1.0} for k in range(1, 15)]
     (alarm,) = training(write_rows(tmp_path, rows))["alarms"]
-    assert (alarm["metric"], alarm["update"]) == ("actor/ref_kl", 10) and "healthy is 0.5 or less" in alarm["sentence"]
+    assert (alarm["metric"], alarm["update"]) == ("actor/ref_kl", 10) and "healthy is 2 or less" in alarm["sentence"]
 
 
 def test_alarms_of_missing_rows_come_from_the_summary(tmp_path: Path) -> None:
