@@ -34,7 +34,7 @@ class MissingDependencyError(SlimeVerlogError, ImportError):
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
-BAR_S = 0.2 if sys.stderr.isatty() else 30.0
+BAR_S = 0.2 if sys.stderr and sys.stderr.isatty() else 30.0
 """Seconds between two states of a progress bar; a log without a terminal keeps each of them."""
 
 

@@ -251,7 +251,7 @@ class _Run:
         train(args, report, report.evaluations.keys(), record)
 
     def _imitate(self, settings: RolloutSettings, warm: WarmStart) -> dict[str, int]:
-        """Make the policy that PPO starts from, unless it is there; returns limits on lengths, raised if not given."""
+        """Make the policy that PPO starts from, unless it is there; returns the lengths that it needs."""
         from embedded.arguments import EmbeddedFlags, build_args
         from embedded.warmstart.imitation import IMITATION_FILE, make_policy, read_imitation
         from rollout.bridge.flags import RolloutFlags

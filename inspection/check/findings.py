@@ -133,12 +133,14 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
 
 
 def _budget(play: Playthrough, settings: RolloutSettings, count_tokens: CountTokens) -> Iterator[Finding]:
-    """Whether `memory.budget` leaves room for the first prompt."""
+    """Yield an error if the first prompt is above `memory.budget`; a warning if its tokens are only estimated."""
     text, most = "\n".join(map(text_of, play.first_prompt)), settings.memory.budget
     tokens = count_tokens(text) if count_tokens else len(text) // CHARS_PER_TOKEN
     if settings.memory.kind == "notes" and tokens > most and not play.replies[0].whole_prompts:
         about, status = ("", Status.ERROR) if count_tokens else ("about ", Status.WARNING)
-        yield Finding("memory", status, f"memory.budget: {most} is below the first prompt: {about}{tokens} tokens")
+        yield Finding(
+            "memory", status, f"memory.budget: {most} is below the first prompt, {about}{tokens} tokens: raise it"
+        )
 
 
 def _size(replies: Sequence[EnvReply], count_tokens: CountTokens) -> Finding:

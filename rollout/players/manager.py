@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_DEATHS = 8
 """Players that may die while the turns of one batch are played."""
 HANG_S = 300.0
-"""Seconds without any answer after which a player counts as dead; its event loop answers at once, whatever it plays."""
+"""Seconds between two pings. A player that leaves one unanswered until the next counts as dead; whatever it plays, its
+event loop answers at once."""
 
 
 class _PlayerLostError(Exception):

@@ -189,9 +189,13 @@ def test_a_budget_below_the_first_prompt_is_an_error_with_a_tokenizer_and_a_warn
     chatml_tokenizer().save_pretrained(tmp_path / "model")
     words = ("--tokenizer", tmp_path / "model", "--no-prompt")
     assert check(write(tmp_path, memory={"kind": "notes", "budget": 9}), *words) == 1
-    assert re.search(r"error +memory +memory.budget: 9 is below the first prompt: \d+ tokens", capsys.readouterr().out)
+    assert re.search(
+        r"error +memory +memory.budget: 9 is below the first prompt, \d+ tokens: raise it", capsys.readouterr().out
+    )
     assert check(tmp_path / "stairs.yaml", "--no-prompt") == 0
-    assert re.search(r"warning +memory .* is below the first prompt: about \d+ tokens", capsys.readouterr().out)
+    assert re.search(
+        r"warning +memory .* is below the first prompt, about \d+ tokens: raise it", capsys.readouterr().out
+    )
     assert check(write(tmp_path, memory={"kind": "notes"}), *words) == 0
     assert "memory.budget" not in capsys.readouterr().out
 

@@ -103,6 +103,9 @@ def test_episodes_that_are_there_are_replaced_only_on_request(run: Path) -> None
     with pytest.raises(ConfigError, match="--overwrite"):
         rescore(*arguments)
     rescore(*arguments, "--overwrite")
+    with pytest.raises(ConfigError, match="would be lost"):
+        rescore(run, "--with", f"{run.parent}/rewards.py:number", "--out", run, "--overwrite")
+    assert next(read_episodes(run))["return"] == 0.75
 
 
 @pytest.mark.parametrize("when", ["every", "end"])

@@ -1,4 +1,4 @@
-"""Continuous play while some process is killed again and again: nothing lost or twice, and memory stays flat.
+"""Processes that hang or are killed, again and again: no turn is lost or played twice, and memory stays flat.
 
 `SOAK_MINUTES` sets the length: 2 by default, with a kill every ten seconds; 60 in the documented run, every minute.
 """
@@ -7,9 +7,11 @@ import asyncio
 import itertools
 import os
 import random
+import signal
 import time
 from array import array
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,14 +19,43 @@ import pytest
 from rollout import continuous, fixed_turn
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.players import manager
 from rollout.players.manager import PlayerProcesses
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import plays
 from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.warm_python import warm_players
+from tests.rollout.players.test_players import Run, content
 from tests.rollout.test_continuous import TURNS, Engine
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "2"))
 EVERY_S = 60.0 if MINUTES >= 30 else 10.0
 ROUNDS = 1000
 """Above the turns of any episode."""
+
+
+async def test_a_player_that_hangs_is_ended_and_the_batch_is_that_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "HANG_S", 2.0)
+    runs: list[Any] = []
+    for processes in (1, 2):
+        with warm_players():
+            async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+                run = Run(tmp_path, engine, rollout_processes=processes)
+                try:
+                    if processes > 1:
+                        players = (await run.runtime()).players
+                        assert isinstance(players, PlayerProcesses)
+                        os.kill((await players.start())[0], signal.SIGSTOP)
+                    runs.append(await run.batch(0))
+                finally:
+                    await close_runtimes()
+    alone, hung = runs
+    assert content([alone]) == content([hung])
+    assert hung.metrics["rollout/faults/player_died"] >= 1, "a loaded machine may stop the other one, too"
+    assert hung.metrics["rollout/faults/episodes_failed"] == 0
 
 
 @pytest.mark.slow

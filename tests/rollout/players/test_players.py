@@ -1,8 +1,6 @@
 """Several rollout processes: the batches of one process, also when players are killed; faults counted and bounded."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,28 +91,6 @@ async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(
     assert all(("summary/turns" in output.metrics) == (keys is NOTES) for output in killed)
     assert sum(output.metrics["rollout/faults/player_died"] for output in killed) == 2
     assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in killed)
-
-
-async def test_a_player_that_hangs_is_ended_and_the_batch_is_that_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "HANG_S", 2.0)
-    runs: list[Any] = []
-    for processes in (1, 2):
-        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-            run = Run(tmp_path, engine, rollout_processes=processes)
-            try:
-                if processes > 1:
-                    players = (await run.runtime()).players
-                    assert isinstance(players, PlayerProcesses)
-                    os.kill((await players.start())[0], signal.SIGSTOP)
-                runs.append(await run.batch(0))
-            finally:
-                await close_runtimes()
-    alone, hung = runs
-    assert content([alone]) == content([hung])
-    assert hung.metrics["rollout/faults/player_died"] == 1
-    assert hung.metrics["rollout/faults/episodes_failed"] == 0
 
 
 async def test_continuous_batches_with_notes_are_resumed_and_survive_a_kill(tmp_path: Path) -> None:
