@@ -1,8 +1,9 @@
-"""Writes recorded episodes for other tools: rows for supervised training, or ATIF trajectories.
+"""Writes recorded episodes for other tools: rows for training, ATIF trajectories, or a submission to BALROG.
 
     slime-verlog export outputs/evaluation --format jsonl --out sft.jsonl --successful
     slime-verlog export outputs/evaluation --format parquet --out sft.parquet --min-return 0.5 --valid-only
     slime-verlog export outputs/evaluation --format atif --out trajectories
+    slime-verlog export outputs/babyai outputs/crafter --format balrog --out 20261125_my_agent
 
 RUN is a folder with episodes.jsonl, the file, or what slime writes for --dump-details, --save-debug-rollout-data and
 --save-debug-train-data. Episodes whose environment was lost are left out.
@@ -12,6 +13,8 @@ jsonl and parquet: one conversation per row (`messages`), as slime's supervised 
 
 atif: Harbor's trajectory format, one file per episode in the folder OUT, or one line per episode if OUT ends in .jsonl,
 with token ids and log-probs where they were recorded.
+
+balrog: the folder that BALROG's leaderboard takes, from evaluations with env.preset=balrog.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -26,8 +29,10 @@ T = TypeVar("T")
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog export`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder or file with recorded episodes")
-    parser.add_argument("--format", choices=("jsonl", "parquet", "atif"), required=True, help="what to write")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write; a folder for atif")
+    parser.add_argument("--format", choices=("jsonl", "parquet", "atif", "balrog"), required=True, help="what to write")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="file to write; a folder for atif and balrog"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
     add = parser.add_argument_group("which episodes").add_argument
     add("--successful", action="store_true", help="only episodes that were won")
@@ -46,12 +51,18 @@ def run(options: Namespace) -> int:
     from slime_verlog import ConfigError
 
     check_free(options.out, options.overwrite)
+    missing: list[str] = []
     counts: Counter[str] = Counter()
     episodes = _chosen(options, counts)
+    if options.format in ("atif", "balrog") and options.valid_only:
+        raise ConfigError(f"--valid-only is for jsonl and parquet; {options.format} holds every answer")
     if options.format == "atif":
-        if options.valid_only:
-            raise ConfigError("--valid-only is for jsonl and parquet; a trajectory holds every answer")
         written, what = write_atif(_at_least_one(episodes, counts), options.out), "trajectories"
+    elif options.format == "balrog":
+        from inspection.export.balrog import write_balrog
+
+        written, missing = write_balrog(_at_least_one(episodes, counts), options.out)
+        what = "episodes"
     else:
         if options.out.suffix != f".{options.format}":
             raise ConfigError(f"--out must end in .{options.format}, which tells slime the format; got {options.out}")
@@ -59,6 +70,8 @@ def run(options: Namespace) -> int:
         write = write_jsonl if options.format == "jsonl" else write_parquet
         written, what = write(_at_least_one(rows, counts), options.out), "rows"
     print(f"{written} {what} from {counts['kept']} of {counts['read']} episodes written to {options.out}")
+    for sentence in missing:
+        print(f"- {sentence}")
     return 0
 
 
