@@ -28,13 +28,13 @@ _SMALLER_UPDATES = (
 _TRAIN_CRITIC = "train the critic longer alone (--set-flag num_critic_only_steps=N), or set value_pretraining.batches"
 _EXPLAINED = "the share of the returns' variance that the critic explains"
 LIMITS = (
-    Limit("turn/valid_action_ratio", "the share of valid answers", 1.0, "", _READ_INVALID, lowest=0.95),
+    Limit("turn/valid_action_ratio", "the share of valid answers", 1.0, "", _READ_INVALID, lowest=0.8),
     Limit("turn/length_stop_ratio", "the share of answers cut by their length limit", 0.02, "", _RAISE_LENGTH),
     Limit("actor/ref_kl", "the KL to the policy before PPO, in nats per token,", 2.0, "", _CHARGE_KL, -math.inf),
     Limit("actor/ppo_kl", "the KL of one update", 0.1, "", _SMALLER_UPDATES, -math.inf),
     Limit("critic/explained_variance", _EXPLAINED, math.inf, "", _TRAIN_CRITIC),
 )
-"""Healthy ranges, as docs/metrics.md has them, where the bound of the KL is derived from the recorded studies."""
+"""Healthy ranges, as in docs/metrics.md, which derives the bounds of valid answers and KL from the recorded studies."""
 PATIENCE = 5
 """Updates in a row outside its range after which a metric raises its alarm; single batches are noisy."""
 FEW_ACTOR_UPDATES = 10  # a policy that trains in fewer updates than this hardly changes
