@@ -155,8 +155,6 @@ class AdvantageSettings(Settings):
     """Regular expressions; the critic's parameters whose Megatron name matches one are not trained."""
     value_first_token_weight: float = Field(default=3.0, gt=0)
     """Weight of each turn's first token in the value loss. The previous turn bootstraps from this token's value."""
-    action_hacking_patience: int = Field(default=3, ge=1)
-    """Updates that the action-hacking warning averages into one point. A larger value is less noisy and warns later."""
     critic_warmup: WarmupSettings = WarmupSettings()
     """Critic warm-up. The key is not `warmup`, because Megatron has an argument of that name."""
     value_pretraining: ValuePretrainingSettings = ValuePretrainingSettings()

@@ -189,7 +189,7 @@ def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> N
     data.setdefault("global_batch_sizes", [args.global_batch_size])
     logged = log(args, data)
     assert "advantages" in logged and "prompt" not in logged
-    assert NAME == "miles" or {"kl_reasoning", "kl_action", "kl_action_evidence"} <= set(logged)
+    assert NAME == "miles" or {"kl_reasoning", "kl_action"} <= set(logged)
 
 
 @check
