@@ -39,7 +39,9 @@ def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
                 except (ValueError, RecursionError) as error:
                     if not is_whole:
                         return
-                    raise ConfigError(f"{path}, line {number}, is not JSON: {error}") from error
+                    reason = getattr(error, "msg", error)
+                    hint = "delete this line, or copy the file again"
+                    raise ConfigError(f"{path}, line {number}, is not JSON ({reason}); {hint}") from error
                 if number <= skip:
                     continue
                 if not isinstance(episode, dict):

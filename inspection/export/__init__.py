@@ -50,6 +50,10 @@ def run(options: Namespace) -> int:
     from inspection.target import check_free
     from slime_verlog import ConfigError
 
+    if options.format == "balrog" and (options.successful or options.min_return is not None or options.overwrite):
+        raise ConfigError(
+            "balrog takes every episode and a new folder; leave out --successful, --min-return, --overwrite"
+        )
     check_free(options.out, options.overwrite)
     missing: list[str] = []
     counts: Counter[str] = Counter()

@@ -53,9 +53,12 @@ def write_balrog(episodes: Iterable[Mapping[str, Any]], out: Path) -> tuple[int,
 
 def _write(episodes: Iterable[Mapping[str, Any]], out: Path) -> tuple[int, list[str]]:
     logs: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    agents = set()
+    agents, played = set(), set()
     for episode in episodes:
         family, task = balrog_task(episode)
+        if (key := (family, task, episode.get("seed"), episode.get("repeat"))) in played:
+            raise ConfigError(f"task {task}, seed {episode.get('seed')}, is there twice; give every RUN once")
+        played.add(key)
         agents.add((str(episode.get("player")), str(episode.get("setting"))))
         if len(agents) > 1:
             raise ConfigError(f"a submission is of one player, these are several: {sorted(agents)}; see --setting")

@@ -158,7 +158,8 @@ def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:
     for name in names:
         broken = [update for update in sorted(rows) if not math.isfinite(rows[update].get(name, 0.0))]
         if broken:
-            problems.append(f"{name} is not a finite number in {len(broken)} updates, first in update {broken[0]}.")
+            more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+            problems.append(f"{name} is not a finite number in update {broken[0]}{more}; the curve leaves it out.")
     columns = {name: [number(rows[update].get(name)) for update in kept] for name in names}
     counts = ("rollout/faults/", "rollout/stop/")
     return {"update": kept, **{k: v for k, v in columns.items() if any(v) or not k.startswith(counts)}}

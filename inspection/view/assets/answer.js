@@ -38,7 +38,7 @@ const COLOUR_NAMES = {
   rollout_log_probs: "log-probability in the engine",
   ref_log_probs: "log-probability under the reference",
   values: "value",
-  advantages: "advantage",
+  advantages: "advantage as trained on",
   returns: "return",
   kl: "KL",
   entropy: "entropy",
@@ -114,7 +114,7 @@ function moveToken(event, spans) {
 /** The choice of the colour, and what the colours mean. */
 function colourLegend(episodes, change) {
   const columns = tokenColumns(episodes);
-  if (!columns.length) return null;
+  if (!columns.length) return page.entries.some((entry) => firstRow(entry).player === TRAINING) ? trainingHint() : null;
   if (!columns.includes(page.colour)) page.colour = page.colour === null && columns.includes("advantages") ? "advantages" : "";
   const box = h("select", { id: "colour", change: (event) => change(event.target.value) },
     h("option", { value: "" }, "nothing"), columns.map((key) => h("option", { value: key }, colourName(key))));
@@ -122,6 +122,9 @@ function colourLegend(episodes, change) {
   return h("div", { class: "colours" }, h("label", null, h("span", null, "Colour tokens by"), box),
     page.colour ? colourScale(episodes, page.colour) : null, h("p", { id: "token-value", class: "muted" }, page.colour ? "Click a token to see what made its advantage." : ""), h("div", { id: "credit" }));
 }
+
+const trainingHint = () => h("p", { class: "muted small" }, "Values and advantages are recorded for ",
+  h("button", { type: "button", class: "link", click: () => setFilters({ player: TRAINING }) }, "the sample of training"), ", not for held-out episodes.");
 
 function colourScale(episodes, key) {
   if (key === "loss_mask") {

@@ -1,16 +1,19 @@
 // The header's line about the filtered episodes, and the overview with one table row per setting and task.
 
 function statistics(rows) {
-  const known = rows.filter((row) => row.success !== null).map((row) => (row.success ? 1 : 0));
+  // The sample of training holds chosen parts of episodes, so it tells nothing about the share that is won.
+  const sampled = rows.every((row) => row.player === TRAINING);
+  const known = sampled ? [] : rows.filter((row) => row.success !== null).map((row) => (row.success ? 1 : 0));
   const numbers = (key) => rows.map((row) => row[key]).filter((x) => x !== null && x !== undefined);
   const win = mean(known);
   return {
     n: rows.length,
+    sampled: sampled && rows.length > 0,
     win,
     winError: shareError(win, known.length),
     return: mean(numbers("return")),
     returnError: standardError(numbers("return")),
-    progression: mean(numbers("progression")),
+    progression: sampled ? null : mean(numbers("progression")),
     turns: mean(numbers("turns")),
     valid: weightedValid(rows),
     failed: rows.filter((row) => outcome(row) === "failed").length,
@@ -45,7 +48,7 @@ function renderStrip() {
     const s = statistics(rows);
     const label = page.head.runs.length > 1 ? h("b", { class: `run run-${run}` }, "AB"[run]) : null;
     if (page.head.studies.length > 1 && page.head.runs.length < 2) return h("span", { class: "facts" }, h("span", null, `${page.head.studies.length} runs`), h("span", null, plural(page.shown.length, "episode")));
-    const facts = [...(update === null ? [] : [`update ${update}`]), plural(s.n, "episode")];
+    const facts = [...(update === null ? [] : [`update ${update}`]), plural(s.n, "episode"), ...(s.sampled ? ["a sample of training"] : [])];
     if (s.win !== null && s.failed < s.n && (s.win || !s.progression)) facts.push(`${withError(s.win, s.winError)} won`);
     else if (s.progression !== null && s.failed < s.n) facts.push(`${percent(s.progression, 1)} progression`);
     if (s.turns !== null) facts.push(`${s.turns.toFixed(1)} turns`);

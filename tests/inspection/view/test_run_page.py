@@ -201,6 +201,36 @@ def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path,
     assert "reward of the turn" in browser.text(".credit")
 
 
+@pytest.mark.parametrize("width", [1100, 390])
+def test_the_account_leaves_room_for_the_turns_on_a_narrow_screen(browser: Browser, tmp_path: Path, width: int) -> None:
+    write_once(view_options(write_run(tmp_path, [credited()], "training", "update 2")))
+    browser.resize(width, 800)
+    browser.open(tmp_path / "episodes.html", "#episode=1&turn=1")
+    browser.wait(f"document.querySelector('{CURRENT} .token') && true")
+    browser.click(f"{CURRENT} .token")
+    box = "[name, document.querySelector(name).getBoundingClientRect().toJSON()]"
+    found = dict(browser.evaluate(f"['main', '#stage', '.now', '.credit'].map((name) => {box})"))
+    assert found["main"]["height"] >= 250, "the turns can be read"
+    assert found["#stage"]["height"] <= 500
+    assert found[".now"]["width"] >= 150 and found[".now"]["right"] <= width
+    assert found[".credit"]["width"] >= 320
+    assert browser.evaluate("document.documentElement.scrollHeight") <= 800
+
+
+def test_the_sample_of_training_has_no_win_rate_and_held_out_episodes_point_to_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    write_run(tmp_path, [{**credited(), "success": True}], "training", "update 2")
+    write_run(tmp_path, [invented_episode(success=True)], "policy", "update 2")
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html", "#episode=2&turn=1")
+    browser.wait("document.querySelector('#stage .link') && true")
+    assert "the sample of training" in browser.text("#stage") and "100.0" in browser.text("#strip")
+    browser.click("#stage .link")
+    browser.wait("document.querySelector('#strip').innerText.includes('a sample of training')")
+    assert "won" not in browser.text("#strip")
+
+
 def test_without_discounts_or_values_the_account_says_so(browser: Browser, tmp_path: Path) -> None:
     bare, single = credited(), credited()
     del bare["credit"]

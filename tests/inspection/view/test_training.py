@@ -47,7 +47,7 @@ def test_a_half_written_row_waits_and_a_broken_one_is_named(tmp_path: Path) -> N
     assert found["columns"]["update"] == [1, 2] and found["columns"]["actor/grad_norm"] == [1, None]
     problems = " ".join(found["problems"])
     assert "line 3, is not a row of metrics" in problems
-    assert "actor/grad_norm is not a finite number in 1 updates, first in update 2" in problems
+    assert "actor/grad_norm is not a finite number in update 2; the curve leaves it out" in problems
     assert "summary.json is cut or damaged, so the results and the verdict are missing." in problems
     assert "metrics.jsonl: the last row is cut or still being written, and is left out." in problems
     assert not found["healthy"]
