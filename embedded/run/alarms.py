@@ -37,6 +37,8 @@ LIMITS = (
 """Healthy ranges, as in docs/metrics.md, which derives the bounds of valid answers and KL from the recorded studies."""
 PATIENCE = 5
 """Updates in a row outside its range after which a metric raises its alarm; single batches are noisy."""
+FAR = 10.0
+"""A KL of more than so many times its bound raises its alarm in one update: few policies recover from such a step."""
 FEW_ACTOR_UPDATES = 10  # a policy that trains in fewer updates than this hardly changes
 LONG_EPISODE = 7
 """Episodes are long if they take more updates than this from their first turn to their last."""
@@ -57,8 +59,10 @@ class Alarms:
         for limit in (limit for limit in LIMITS if trained and limit.metric in metrics):
             value = metrics[limit.metric]
             self._outside[limit.metric] = 0 if limit.holds(value) else self._outside[limit.metric] + 1
-            if self._outside[limit.metric] == PATIENCE and limit.metric not in self.raised:
-                sentence = limit.sentence(value, f"after {updates} updates, outside its range for {PATIENCE} updates")
+            is_far = limit.lowest == -math.inf and value > FAR * limit.highest
+            if (is_far or self._outside[limit.metric] >= PATIENCE) and limit.metric not in self.raised:
+                how_long = "far outside its range" if is_far else f"outside its range for {PATIENCE} updates"
+                sentence = limit.sentence(value, f"after {updates} updates, {how_long}")
                 self.raised[limit.metric] = sentence
                 new.append(sentence)
         return new

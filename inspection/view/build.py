@@ -43,6 +43,7 @@ class Book:
         """Read the runs and add their new episodes; return how many there are."""
         before, self._runs = self._counts.total(), expand_runs(self._options.runs)
         for number, run in enumerate(self._runs):
+            self._worlds.most = self._options.worlds * (number + 1) // len(self._runs)  # each run has its share
             for source in episode_sources(run, with_training=len(self._runs) == 1):
                 self._add(source, number)
         # What the page does not show: records that were cut, and evaluations beside or below training runs.

@@ -108,9 +108,11 @@ function applyFilters() {
 
 function renderCount() {
   const all = page.entries.length;
-  const word = page.isPaired ? "pair" : "episode";
   const isPart = page.shown.length !== all;
-  const text = isPart ? `${count(page.shown.length)} of ${plural(all, word)}` : plural(all, word);
+  const pairs = page.shown.filter((entry) => entry.rows[0] && entry.rows[1]).length;
+  const known = page.isPaired && pairs < page.shown.length ? `, ${plural(pairs, "pair")}` : "";
+  const word = page.isPaired && !known ? "pair" : "episode";
+  const text = (isPart ? `${count(page.shown.length)} of ${plural(all, word)}` : plural(all, word)) + known;
   const clear = h("button", { type: "button", class: "link", click: clearAll }, "Clear");
   $("count").replaceChildren(text, search.progress(), isPart || state.q ? clear : "");
   if (isPart) announce(`${text} shown`);
@@ -192,7 +194,7 @@ function listRow(entry, place) {
     "aria-setsize": page.shown.length, "aria-selected": String(entry.number === state.episode),
     click: () => openEpisode(entry.number, 1, true),
   }, h("span", { class: "marks" }, entry.rows.map(mark)),
-  h("span", { class: "line-1" }, h("b", null, row.task), row.setting !== "-" ? h("i", null, row.setting) : null,
+  h("span", { class: "line-1" }, h("b", null, row.task), row.study ? h("i", null, row.study) : null, row.setting !== "-" ? h("i", null, row.setting) : null,
     h("span", null, `#${entry.number}`)),
   h("span", { class: "line-2" }, h("span", null, detail),
     h("span", { title: seedText(row.seed, true) }, seedText(row.seed))));

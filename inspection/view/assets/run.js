@@ -22,12 +22,12 @@ const CURVE_NAMES = Object.fromEntries(CURVES.map(([title, key]) => [key, title]
 const pointsOf = (study, key) => (study.columns[key] || []).map((y, i) => ({ x: study.columns.update[i], y }));
 
 /** The held-out result of each evaluation with two standard errors: success, or the return if nothing was won. */
-function evaluations(study) {
+function evaluations(study, peers = [study]) {
   const { columns } = study;
   const tasks = (what) => Object.keys(columns).filter((key) => key.startsWith("eval/") && key.endsWith(`/${what}`) && key !== `eval/${what}`);
   const keys = (what) => (columns[`eval/${what}`] ? [`eval/${what}`] : tasks(what));
-  const isWon = keys("success").some((key) => columns[key].some((x) => x));
-  const what = isWon || !keys("return").length ? "success" : "return";
+  const isWon = peers.some((peer) => Object.entries(peer.columns).some(([key, ys]) => /^eval\/(.*\/)?success$/.test(key) && ys.some((x) => x)));
+  const what = (isWon && keys("success").length) || !keys("return").length ? "success" : "return";
   const points = columns.update.map((x, i) => {
     const found = keys(what).filter((key) => columns[key][i] !== null);
     if (!found.length) return { x, y: null };
@@ -115,11 +115,13 @@ function collapse(study) {
     }
   }
   if (!found) return null;
-  const { from } = found;
-  const to = points.find((p) => p.x > from.x && from.y - p.y >= 0.8 * found.fall);
+  const high = found.from.y;
+  const to = points.find((p) => p.x > found.from.x && high - p.y >= 0.8 * found.fall);
+  const from = points.findLast((p) => p.x < to.x && high - p.y <= 0.2 * found.fall); // it was high until then
+  const frozen = new Set(pointsOf(study, "train/actor_trains").filter((p) => p.y === 0).map((p) => p.x));
   const reasons = [];
   for (const [key, limit] of Object.entries(study.limits)) {
-    const out = pointsOf(study, key).find((p) => p.x > from.x && p.x <= to.x && isOutside(p.y, limit));
+    const out = pointsOf(study, key).find((p) => p.x > from.x && p.x <= to.x && !frozen.has(p.x) && isOutside(p.y, limit));
     if (out) reasons.push([out.x, `${CURVE_NAMES[key] || key} left its healthy range in update ${out.x} (${short(out.y)})`]);
   }
   for (const key of CHANGES.filter((name) => !reasons.some(([, words]) => words.startsWith(CURVE_NAMES[name])))) {
@@ -151,7 +153,7 @@ const healthyWords = ([low, high]) => `healthy ${low === null ? `≤ ${short(hig
 function curves(studies) {
   const isSeveral = studies.length > 1;
   const seriesOf = (study, points) => ({ name: isSeveral || page.head.runs.length > 1 ? study.name : "", place: study.run, points });
-  const results = studies.map(evaluations);
+  const results = studies.map((study) => evaluations(study, studies));
   const marks = isSeveral ? [] : studies[0].alarms.map((alarm) => alarm.update);
   const updates = studies.flatMap((s) => s.columns.update);
   const span = [Math.min(...updates), Math.max(...updates)];
@@ -161,8 +163,8 @@ function curves(studies) {
     return chart({ title, limit, span, note: limit && healthyWords(limit), choose: openUpdate, marks: own,
       series: studies.map((s) => seriesOf(s, pointsOf(s, key))) });
   };
-  const top = chart({ title: results[0].title, isWide: true, span, choose: openUpdate, marks,
-    series: results.map((r, i) => seriesOf(studies[i], r.points)) });
+  const tops = [...new Set(results.map((r) => r.title))].map((title) => chart({ title, isWide: true, span, choose: openUpdate, marks,
+    series: results.flatMap((r, i) => (r.title === title ? [seriesOf(studies[i], r.points)] : [])) })).filter(Boolean);
   const charts = h("div", { class: "charts" }, CURVES.map(([title, key]) => make(title, key)));
   const shown = new Set(CURVES.map(([, key]) => key));
   const others = [...new Set(studies.flatMap((s) => Object.keys(s.columns)))].filter((key) => key !== "update" && !shown.has(key)).sort(collate);
@@ -172,7 +174,7 @@ function curves(studies) {
     event.target.value = "";
   } }, h("option", { value: "" }, "choose…"), others.map((key) => h("option", { value: key }, visible(key))));
   const help = page.head.episodes.some((row) => row.update !== undefined) ? "Click a point to list the episodes of its update." : "";
-  return h("section", { class: "curves", "aria-label": "Curves" }, top || h("p", { class: "muted" }, "There is no evaluation yet."), charts,
+  return h("section", { class: "curves", "aria-label": "Curves" }, tops.length ? tops : h("p", { class: "muted" }, "There is no evaluation yet."), charts,
     h("p", { class: "muted" }, help, others.length ? [h("label", { class: "more" }, " Any other metric: ", more)] : null));
 }
 
@@ -202,7 +204,8 @@ const valueText = (x) => (x === null || x === undefined ? "–" : typeof x === "
 /** What was set: for one run against the defaults, for several where they differ from each other. */
 function settingsTable(studies) {
   const keys = [...new Set(studies.flatMap((s) => Object.keys(s.settings)))];
-  const cell = (s, key) => (s.settings[key] ? valueText(s.settings[key][0]) : "default");
+  const usual = (key) => studies.find((s) => s.settings[key]).settings[key][1];
+  const cell = (s, key) => (s.settings[key] ? valueText(s.settings[key][0]) : `${valueText(usual(key))} (default)`);
   const isSeveral = studies.length > 1;
   const shown = isSeveral ? keys.filter((key) => new Set(studies.map((s) => cell(s, key))).size > 1) : keys;
   const heads = ["Setting", ...(isSeveral ? studies.map((s) => s.name) : ["Value", "Default"])];
@@ -211,7 +214,7 @@ function settingsTable(studies) {
   const table = h("div", { class: "table" }, h("table", { class: "summary settings" }, h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col" }, x)))), h("tbody", null, shown.map(row))));
   const title = isSeveral ? `Settings that differ (${shown.length})` : `Settings that differ from the defaults (${shown.length})`;
   const body = shown.length ? table : h("p", { class: "muted" }, isSeveral ? "The runs have the same settings." : "No settings are recorded.");
-  return h("details", { class: "more-settings", open: isSeveral }, h("summary", null, title), body, isSeveral ? null : origin(studies[0].about));
+  return h("details", { class: "more-settings", open: isSeveral || Boolean(collapse(studies[0])) }, h("summary", null, title), body, isSeveral ? null : origin(studies[0].about));
 }
 
 function origin(about) {
@@ -221,7 +224,7 @@ function origin(about) {
 
 function runsTable(studies) {
   const rows = studies.map((study) => {
-    const { points } = evaluations(study);
+    const { points } = evaluations(study, studies);
     const [a, b] = [points[0], points.at(-1)];
     const text = (p) => (p ? pointWords(p) : "–");
     return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${study.run % 6}` }), runBadge(study), study.name), h("td", null, text(a)), h("td", null, text(b)),

@@ -43,8 +43,9 @@ function latest(rows) {
 }
 
 function renderStrip() {
+  const both = page.shown.filter((entry) => entry.rows[0] && entry.rows[1]);
   const parts = page.head.runs.map((name, run) => {
-    const { rows, update } = latest(page.shown.map((entry) => entry.rows[run]).filter(Boolean));
+    const { rows, update } = latest((both.length ? both : page.shown).map((entry) => entry.rows[run]).filter(Boolean));
     const s = statistics(rows);
     const label = page.head.runs.length > 1 ? h("b", { class: `run run-${run}` }, "AB"[run]) : null;
     if (page.head.studies.length > 1 && page.head.runs.length < 2) return h("span", { class: "facts" }, h("span", null, `${page.head.studies.length} runs`), h("span", null, plural(page.shown.length, "episode")));
@@ -79,9 +80,9 @@ function winCell(s) {
 function groupEntries(entries) {
   const groups = new Map();
   for (const entry of entries) {
-    const { task, setting, player } = firstRow(entry);
-    const key = JSON.stringify([task, setting, player]);
-    if (!groups.has(key)) groups.set(key, { task, setting, player, entries: [] });
+    const { task, setting, player, study } = firstRow(entry);
+    const key = JSON.stringify([study, task, setting, player]);
+    if (!groups.has(key)) groups.set(key, { task, setting, player, study, entries: [] });
     groups.get(key).entries.push(entry);
   }
   return [...groups.values()].sort((a, b) => collate(a.task, b.task) || collate(a.setting, b.setting));
@@ -93,8 +94,8 @@ function renderOverview() {
   const isPair = page.head.runs.length > 1;
   const evaluated = page.shown.filter((entry) => firstRow(entry).player !== TRAINING);
   const groups = groupEntries(evaluated.length ? evaluated : page.shown);
-  const names = ["task", "setting", "player"].filter((key) => key === "task" || new Set(groups.map((g) => g[key])).size > 1);
-  const heads = [...names.map((name) => name[0].toUpperCase() + name.slice(1)), ...(isPair ? ["Run"] : []), ...COLUMNS.map(([name]) => name)];
+  const names = ["task", "study", "setting", "player"].filter((key) => key === "task" || new Set(groups.map((g) => g[key])).size > 1);
+  const heads = [...names.map((name) => (name === "study" ? "Run" : name[0].toUpperCase() + name.slice(1))), ...(isPair ? ["Run"] : []), ...COLUMNS.map(([name]) => name)];
   const body = groups.flatMap((group) => groupRows(group, names, isPair));
   const table = h("table", { class: "summary" },
     h("caption", { class: "hidden" }, "Results per task and setting"),
@@ -122,13 +123,15 @@ function pairLegend() {
   const differences = both.map(({ rows: [a, b] }) => (b.success ? 1 : 0) - (a.success ? 1 : 0));
   const m = mean(differences);
   const points = `${m > 0 ? "+" : ""}${withError(m, standardError(differences))}`.replace("-", "−").replace(" %", " points");
-  const text = `Win rate${update === null ? "" : ` at update ${update}`}, B − A: ${points}, over ${plural(both.length, "pair")} with the same task and seed`;
+  const alone = [1, -1].map((side) => differences.filter((d) => d === side).length);
+  const text = `Win rate${update === null ? "" : ` at update ${update}`}, B − A: ${points} (standard error), over ${plural(both.length, "pair")} with the same task and seed: only B won ${count(alone[0])}, only A ${count(alone[1])}`;
   return h("div", { class: "muted" }, lines, h("p", { class: "difference" }, text));
 }
 
 function groupRows(group, names, isPair) {
   return page.head.runs.map((_, run) => {
     const s = statistics(group.entries.map((entry) => entry.rows[run]).filter(Boolean));
+    if (isPair && !s.n) return "";
     const choose = () => setFilters({ ...state.filters, ...Object.fromEntries(names.map((name) => [name, group[name]])) });
     const cells = names.map((name, i) => (i ? h("td", null, group[name]) : h("th", { scope: "row" },
       run ? group[name] : h("button", { type: "button", class: "link", click: choose }, group[name]))));

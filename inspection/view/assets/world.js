@@ -164,7 +164,7 @@ function numbersAt(episode, turn) {
     sum += t.reward || 0;
   }
   const last = episode.turns[Math.min(turn, episode.turns.length) - 1];
-  const facts = [[`return so far ${fixed(sum)}`, Boolean(last.reward)]];
+  const facts = [[`return so far ${fixed(sum)}`, last.reward > 0]];
   if (last.progression !== undefined) facts.push([`progression ${percent(last.progression)}`, false]);
   facts.push(...Object.entries(now).filter(([, x]) => x).map(([key, x]) => [`${visible(key)} ${short(x)}`, key in (last.metrics || {})]));
   return facts.map(([text, isNew]) => h("span", { class: isNew ? "chip good" : "chip" }, text));

@@ -35,6 +35,20 @@ def test_a_metric_that_stays_outside_its_range_is_reported_once_with_what_to_try
     assert set(alarms.raised) == {"turn/valid_action_ratio", "actor/ref_kl"}
 
 
+def test_a_step_ten_times_too_far_is_reported_at_once_and_hardly_ever_in_good_runs() -> None:
+    bound = 10 * next(limit.highest for limit in LIMITS if limit.metric == "actor/ppo_kl")
+    [sentence] = Alarms().watch(7, {**HEALTHY, "actor/ppo_kl": 6.66})
+    assert "is 6.66 after 7 updates, far outside its range" in sentence
+    assert not Alarms().watch(7, {**HEALTHY, "actor/ppo_kl": 0.9})
+    good = bad = 0
+    for rows in recorded_runs():
+        scores = scores_of(rows, "win_rate", "eval/progression", "eval/success")
+        if any(float(row["actor/ppo_kl"]) > bound for row in rows if row.get("actor/ppo_kl")):
+            is_bad = scores[-1] < scores[0] - 0.02 or scores[-1] < 0.7 * max(scores)
+            good, bad = good + (not is_bad), bad + is_bad
+    assert bad >= 5 and good <= 2
+
+
 def test_a_single_bad_batch_a_frozen_actor_and_missing_metrics_raise_nothing() -> None:
     alarms, bad = Alarms(), {**HEALTHY, "actor/ref_kl": 2.95}
     for update in range(3 * PATIENCE):

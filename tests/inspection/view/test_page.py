@@ -231,8 +231,8 @@ def test_two_runs_stand_side_by_side_by_seed(browser: Browser, tmp_path: Path) -
     b = write_run(tmp_path / "b", [invented_episode(k, turns=5) for k in (2, 3, 1)])
     write_once(view_options(a, b))
     browser.open(a / "compare.html")
-    assert counts(browser) == "3 pairs"
-    assert "+100.0 ± 0.0 points, over 2 pairs" in browser.text(".difference")
+    assert counts(browser) == "3 episodes, 2 pairs"
+    assert "+100.0 ± 0.0 points (standard error), over 2 pairs" in browser.text(".difference")
     assert browser.texts(".row .line-2 span:last-child") == ["seed 1", "seed 2", "seed 3"]
     browser.click("#entry-1")
     browser.wait("document.querySelectorAll('.turn-row').length === 6")

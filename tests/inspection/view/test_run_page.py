@@ -267,7 +267,10 @@ def test_a_comparison_of_two_runs_is_about_their_last_update(browser: Browser, t
         write_rows(tmp_path / name, collapsing(10))
     write_once(view_options(tmp_path / "a", tmp_path / "b"))
     browser.open(tmp_path / "a" / "compare.html")
-    assert "Win rate at update 20, B − A: +100.0 ± 0.0 points, over 3 pairs" in browser.text(".difference")
+    assert "Win rate at update 20, B − A: +100.0 ± 0.0 points (standard error), over 3 pairs" in browser.text(
+        ".difference"
+    )
+    assert browser.text(".difference").endswith("only B won 3, only A 0")
     assert browser.text(".runs").count("10 updates") == 2 and browser.complaints == []
 
 
