@@ -240,11 +240,12 @@ class _Run:
         args = make_args(config, **{**lengths, **self.ppo.flags, "load": load})
         flags = embedded_flags(args)
         warned = warnings_of(read_imitation(self.policy), flags, settings.n_env) if lengths else warnings_of_plan(flags)
-        for sentence in warned:
+        warnings = list(warned)
+        for sentence in warnings:
             print(f"warning: {sentence}", flush=True)
         # By the names that `slime-verlog evaluate` has for them.
         limits = {"max_response_len": flags.rollout_max_response_len, "max_context_len": flags.rollout_max_context_len}
-        report.about = {**report.about, "lengths": limits}
+        report.about = {**report.about, "lengths": limits, "warnings": warnings}
         rewind(self.folder / TRAINING, resumed)
         tokenizer = AutoTokenizer.from_pretrained(self.policy)
         record = TrainingRecord(self.folder / TRAINING, tokenizer, advantage_settings(args), flags.kl_coef)

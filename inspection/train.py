@@ -32,7 +32,7 @@ from embedded import launch
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog train`."""
     launch.add_arguments(parser, None, "outputs/train")
-    parser.add_argument("--view", action="store_true", help="keep a page about the run current, OUT/episodes.html")
+    parser.add_argument("--view", action="store_true", help="open a page, OUT/episodes.html, and keep it current")
 
 
 def run(options: Namespace) -> int:
@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
 @contextmanager
 def page_of(out: Path) -> Iterator[None]:
     """Follow the run in another process, which writes the page once more at the end."""
-    words = ["view", str(out), "--follow", "--worlds", "24", "--open"]  # drawing worlds takes time from training
+    words = ["view", str(out), "--follow", "--worlds", "60", "--open"]  # drawing worlds takes time from training
     print(f"the page of this run: {out / 'episodes.html'}", flush=True)
     # A separate session: Ctrl-C reaches the training alone, and the page is finished after it.
     command, quiet = [sys.executable, "-m", "inspection", *words], subprocess.DEVNULL

@@ -159,6 +159,7 @@ def _write_steps(episode: Mapping[str, Any], path: Path) -> None:
 
 def _write_summaries(logs: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], out: Path) -> None:
     about: dict[str, dict[str, float]] = {}
+    about_all = next(run for tasks in logs.values() for found in tasks.values() for run in found)
     read = wrote = 0
     for family, tasks in logs.items():
         runs = [run for found in tasks.values() for run in found]
@@ -180,7 +181,7 @@ def _write_summaries(logs: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]
         "environments": about,
         "total_input_tokens": read,
         "total_output_tokens": wrote,
-        **{key: runs[0][key] for key in ("client", "agent")},
+        **{key: about_all[key] for key in ("client", "agent")},
     }
     (out / "summary.json").write_text(json.dumps(whole, indent=4), encoding="utf-8")
 

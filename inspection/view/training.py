@@ -64,6 +64,10 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     started = about.get("started", min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()))
     changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings) | _changed(flags or {}, EmbeddedFlags)
     alarms, state = _alarms(rows, summary, problems), _state(run, about)
+    warned = about.get("warnings")
+    problems += (
+        [f"Before training: {word}." for word in warned if isinstance(word, str)] if isinstance(warned, list) else []
+    )
     trained = any(row.get("train/actor_trains") for row in rows.values())
     return {
         "name": name,

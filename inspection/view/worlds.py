@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,11 +80,15 @@ def encode_png(pixels: np.ndarray) -> bytes:
 
 
 class Worlds:
-    """Replays episodes until `most` of them are drawn, and keeps the tiles that they share."""
+    """Replays episodes until `most` of them are drawn, and keeps the tiles that they share.
+
+    Of a training run, each evaluation has at most a tenth, so that the last one has some too.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.drawn = self.differing = 0
+        self._of_updates: Counter[str] = Counter()
         self._atlases: dict[int, Atlas] = {}
         self._sizes: dict[Any, int | None] = {}
         self._without: set[str] = set()
@@ -91,13 +96,16 @@ class Worlds:
 
     def draw(self, episode: Mapping[str, Any]) -> dict[str, Any] | None:
         """The episode's world for the page, with a `note` instead if the replay went wrong; None for no world."""
-        is_full = self.drawn + self.differing >= self.most
+        setting = str(episode.get("setting"))
+        share = -(-self.most // 10) if setting.startswith("update ") else self.most
+        is_full = self.drawn + self.differing >= self.most or self._of_updates[setting] >= share
         if is_full or not can_replay(episode) or episode["env_path"] in self._without:
             return None
         replayed = replay(episode)
         if replayed is None:
             self._without.add(episode["env_path"])
             return None
+        self._of_updates[setting] += 1
         if replayed.note is not None:
             self.differing += 1
             return {"note": replayed.note}

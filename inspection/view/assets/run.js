@@ -77,7 +77,7 @@ function stateWords(study) {
   const of = planned && planned !== updates ? ` of ${count(planned)}` : "";
   const age = Date.parse(page.head.written) / 1000 - about.written;
   const how = study.state ? visible(study.state) : page.head.follow ? "running" : age < 120 ? "running when this page was written" : `no end is recorded; the last row is ${duration(age)} older than this page`;
-  const took = about.wall_time_s ?? Math.max(lastOf(study, "seconds") || 0, about.written - about.started);
+  const took = about.wall_time_s ?? Math.max(lastOf(study, "seconds") || 0, (page.head.follow ? Date.parse(page.head.written) / 1000 : about.written) - about.started);
   const turns = lastOf(study, "turns");
   return [how, `${count(updates)}${of} updates`, turns ? `${count(turns)} turns` : null, `took ${duration(took)}`,
     `began ${new Date(1000 * about.started).toLocaleString("en", { dateStyle: "medium", timeStyle: "short" })}`].filter(Boolean);

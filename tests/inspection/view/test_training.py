@@ -61,10 +61,15 @@ def test_alarms_are_found_again_from_the_rows(tmp_path: Path) -> None:
 
 def test_alarms_of_missing_rows_come_from_the_summary(tmp_path: Path) -> None:
     run = write_rows(tmp_path, [{"update": 3, "train/actor_trains": 1.0}])
-    (run / "summary.json").write_text(json.dumps({"updates": 30, "alarms": {"actor/ref_kl": "too far"}}))
+    (run / "summary.json").write_text(
+        json.dumps({"updates": 30, "alarms": {"actor/ref_kl": "too far"}, "warnings": ["few updates", 7]})
+    )
     found = training(run)
     assert found["alarms"] == [{"metric": "actor/ref_kl", "update": 3, "sentence": "too far"}]
-    assert found["problems"] == ["The metrics end at update 3 of 30; later ones are missing."]
+    assert found["problems"] == [
+        "The metrics end at update 3 of 30; later ones are missing.",
+        "Before training: few updates.",
+    ]
 
 
 def test_the_state_is_what_the_run_recorded_or_whether_its_folder_is_claimed(tmp_path: Path) -> None:
