@@ -16,8 +16,8 @@ from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, NOTES, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
 from advantage.gae import edges
-from advantage.packing import pack_turns
-from advantage.ranks import current_layout, local_tokens
+from advantage.packing import local_tokens, pack_turns
+from advantage.ranks import current_layout
 from advantage.scan import solve_chain
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import read_turn_table

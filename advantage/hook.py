@@ -18,8 +18,8 @@ from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, relayed
 from advantage.flags import AdvantageFlags, advantage_flags
 from advantage.gae import dual_discount_gae
-from advantage.packing import PackedTurns, check_first_tokens, pack_turns, per_token
-from advantage.ranks import Layout, LocalTokens, current_layout, local_tokens
+from advantage.packing import LocalTokens, PackedTurns, check_first_tokens, local_tokens, pack_turns, per_token
+from advantage.ranks import Layout, current_layout
 from advantage.scan import TokenRewards
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
@@ -34,7 +34,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     table. With `policy_loss: dis`, the actor's data also gets the staleness of each token.
 
     Args:
-        args: slime's arguments; `advantage/settings.py` and `advantage/flags.py` list those that are read.
+        args: slime's arguments. `AdvantageSettings` reads the YAML's keys. `AdvantageFlags` has slime's: `kl_coef`, the
+            role of this process (`advantage.patch.install` notes it), and whether the KL split reads the table again.
         rollout_data: for S samples whose responses have R_s tokens:
             `values` and `kl`: S rows of this context-parallel rank's part of the R_s tokens, floating; `kl` in nats.
             `loss_masks`: S rows [R_s], 1 on trained tokens, complete on every context-parallel rank.

@@ -1,21 +1,14 @@
-"""What this rank holds: Megatron's process groups, and its slices of the samples under context parallelism.
-
-slime cuts a sequence into 2 x cp chunks; rank r holds the chunks r and 2 cp - 1 - r. A response-aligned entry (value,
-log-prob) belongs to the rank that holds the position *before* its token.
-"""
+"""The ranks that work together with this process: Megatron's process groups."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from advantage.packing import span_positions
 
 MEGATRON_STATE = "megatron.core.parallel_state"
 
@@ -104,58 +97,3 @@ def current_layout() -> Layout:
         pipeline=Group.of(mpu.get_pipeline_model_parallel_group()),
         last_stage=mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1,
     )
-
-
-@dataclass(frozen=True)
-class LocalTokens:
-    """The response tokens that this rank holds, of the R response tokens of its samples laid end to end."""
-
-    lengths: Sequence[int]
-    """Response tokens of each sample."""
-    held: Sequence[int]
-    """How many of them this rank holds."""
-    positions: Tensor | None
-    """Positions of the held tokens among all R; None if this rank holds all of them."""
-
-    def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """Join this rank's rows to a new vector [R]; the tokens of other ranks are 0, until an all-reduce adds them.
-
-        Raises ValueError, which names the sample, for a row of another length than the layout's.
-        """
-        for i, (row, held) in enumerate(zip(rows, self.held, strict=True)):
-            if row.numel() != held:
-                raise ValueError(f"sample {i} has {row.numel()} entries on this rank, but its layout has {held}")
-        local = torch.cat(list(rows)) if rows else torch.zeros(0)
-        if self.positions is None:
-            return local
-        return local.new_zeros(sum(self.lengths)).index_copy_(0, self.positions.to(local.device), local)
-
-    def pick(self, flat: Tensor) -> Tensor:
-        """Pick this rank's entries of a vector [R]."""
-        return flat if self.positions is None else flat[self.positions.to(flat.device)]
-
-    def split(self, flat: Tensor) -> list[Tensor]:
-        """Cut this rank's part of a vector [R] into one row per sample; the rows share memory."""
-        # The plain split also records every row as a view for autograd, which takes half as long again.
-        return list(torch.unsafe_split_with_sizes(self.pick(flat), list(self.held)))
-
-
-def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens:
-    """Find the response tokens of slime's `rollout_data` that this rank holds."""
-    responses = rollout_data["response_lengths"]
-    if layout.context.size == 1:
-        return LocalTokens(responses, responses, None)
-    lengths = torch.tensor(responses, dtype=torch.long)
-    totals = torch.tensor(rollout_data["total_lengths"], dtype=torch.long)
-    padded = torch.tensor(rollout_data.get("max_seq_lens") or rollout_data["total_lengths"], dtype=torch.long)
-    # The two half-open ranges of response offsets that this rank holds of each sample, [S, 2, 2].
-    rank, chunks = layout.context.rank, 2 * layout.context.size
-    chunk = ((padded + chunks - 1) // chunks)[:, None]
-    starts = torch.tensor([rank, chunks - 1 - rank]) * chunk - (totals - lengths - 1)[:, None]
-    spans = torch.stack([starts, starts + chunk], -1)
-    spans = torch.minimum(spans.clamp(min=0), lengths[:, None, None])
-    offsets = lengths.cumsum(0) - lengths
-    sizes = spans[..., 1] - spans[..., 0]
-    positions = span_positions((spans[..., 0] + offsets[:, None]).reshape(-1), sizes.reshape(-1))
-    held: list[int] = cast(Any, sizes.sum(1)).tolist()
-    return LocalTokens(responses, held, positions)

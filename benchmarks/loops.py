@@ -30,7 +30,7 @@ from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.play import engine
-from rollout.play.batch import Batch
+from rollout.play.player import Batch
 from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players.manager import PlayerProcesses
 from tests.fixtures.rollout_args import COUNTING

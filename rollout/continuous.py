@@ -8,8 +8,8 @@ from tqdm import tqdm
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import rollout_with
-from rollout.play.batch import Batch
 from rollout.play.metrics import batch_metrics, warn_of_bottleneck
+from rollout.play.player import Batch
 from rollout.play.runtime import full_gc_deferred, get_runtime
 from rollout.play.stream import Stream
 from slime_verlog import BAR_S

@@ -16,6 +16,7 @@ from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError
 from rollout.play.clock import WeightClock, version_of
+from rollout.play.episode import open_episode
 from rollout.play.player import Slot
 from rollout.play.runtime import Runtime
 from rollout.play.slots import make_slots, slots_state
@@ -56,9 +57,17 @@ class EpisodeSource:
 
     async def open_slots(self, runtime: Runtime) -> None:
         """Make the slots, or restore those of a checkpoint; does nothing if there are slots already."""
-        if not self.slots:
-            self.slots = await make_slots(runtime, self.settings.n_env, self.episode, self.saved_slots)
+        if self.slots:
+            return
+        stride = self.settings.n_env
+        if self.saved_slots:
+            self.slots = await make_slots(runtime, stride, self.episode, self.saved_slots)
             self.saved_slots = []
+        else:
+            self.slots = [
+                Slot(number, number, stride, lambda episode_id: open_episode(runtime, self.episode(episode_id)))
+                for number in range(stride)
+            ]
 
     def staleness(self, segments: Sequence[Segment], rollout_id: int) -> list[int]:
         """Return the actor updates between playing and training each turn; -1 without weight versions."""

@@ -15,10 +15,9 @@ from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.batch import Batch, count_failure, count_turns
 from rollout.play.episode import Episode
 from rollout.play.metrics import batch_metrics, measure, warn_of_bottleneck
-from rollout.play.player import Slot, play
+from rollout.play.player import Batch, Slot, count_failure, count_turns, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
 from rollout.samples import build_samples, fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollout.errors import ConfigError
-from rollout.play.batch import Batch, count_turns
+from rollout.play.player import Batch, count_turns
 from rollout.turn import Segment, StopReason
 
 if TYPE_CHECKING:

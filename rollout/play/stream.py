@@ -15,11 +15,10 @@ from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
-from rollout.play.batch import Batch, count_failure
 from rollout.play.clock import WeightClock, version_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, measure
-from rollout.play.player import Slot, play
+from rollout.play.player import Batch, Slot, count_failure, play
 from rollout.play.runtime import Runtime
 from rollout.play.slots import saved_slot
 from rollout.turn import Generation, Prompt, Segment, StopReason, Turn, without_loss

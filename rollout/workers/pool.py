@@ -44,7 +44,9 @@ class Worker:
         self._closed = False
 
     async def call(self, host: Host | None, timeout_s: float, method: str, *arguments: Any) -> tuple[Host, Any]:
-        """Run one command on `host`, or on the current host if None; return the host that ran it.
+        """Run a method of `workers.worker.EnvHost` on `host`, or on the current host if None; return the host that ran it.
+
+        `step` there calls the environment and checks what it returns.
 
         Raises:
             HostLostError: the host died, took too long, sent a malformed reply, or was replaced.

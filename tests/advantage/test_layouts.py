@@ -17,8 +17,8 @@ from advantage import hook
 from advantage.errors import OtherRankError, TurnTableError
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
-from advantage.packing import PackedTurns
-from advantage.ranks import Group, Layout, current_layout, local_tokens
+from advantage.packing import PackedTurns, local_tokens
+from advantage.ranks import Group, Layout, current_layout
 from advantage.settings import KL_SPLIT
 from advantage.training.whitening import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.errors import EnvironmentFault
-from rollout.play.batch import Batch
 from rollout.play.clock import WeightClock
-from rollout.play.player import Slot
+from rollout.play.player import Batch, Slot
 from rollout.play.stream import Stream
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn

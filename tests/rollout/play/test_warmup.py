@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from advantage.settings import ValuePretrainingSettings, WarmupSettings
 from rollout.errors import ConfigError
-from rollout.play.batch import Batch
 from rollout.play.kept import draw, play_or_draw
+from rollout.play.player import Batch
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 
