@@ -68,23 +68,17 @@ def turn_sample(
     return sample
 
 
+_FACTS = ("action", "executed_action", "reward", "terminated", "truncated", "progression", "engine_s", "env_s")
+
+
 def turn_facts(turn: Turn) -> dict[str, Any]:
     """The values of a turn that the metrics and the trajectory viewer read."""
     return {
-        "round_number": turn.index,
-        "kind": SampleKind.TURN,
-        "action": turn.action,
-        "valid_action": turn.valid,
-        "executed_action": turn.executed_action,
-        "reward": turn.reward,
-        "terminated": turn.terminated,
-        "truncated": turn.truncated,
-        "progression": turn.progression,
+        **{"round_number": turn.index, "kind": SampleKind.TURN, "valid_action": turn.valid},
+        **{name: getattr(turn, name) for name in _FACTS},
         "finish_reason": turn.generation.finish_reason,
         "mixed_weights": len(set(turn.generation.weight_versions)) > 1,
         "env_metrics": dict(turn.metrics),
-        "engine_s": turn.engine_s,
-        "env_s": turn.env_s,
         **({} if turn.notes is None else {"notes": turn.notes}),
         **({} if turn.summary is None else {"summary": dict(turn.summary)}),
     }
