@@ -1,110 +1,23 @@
-"""Measures the critic: a trend at the end of its warm-up, and its progress in value pretraining.
+"""Measures the critic's progress in value pretraining.
 
-The warm-up's losses are tested for a trend with the Mann-Kendall rank test, which assumes only that the noise of single
-batches is independent. In value pretraining, explained variance is 1 - Var(return - value) / Var(return) over the
-trained tokens of held-out turns; returns have lambda 1, so they hardly depend on the critic.
+Explained variance is 1 - Var(return - value) / Var(return) over the trained tokens of held-out turns; returns have
+lambda 1, so they hardly depend on the critic.
 """
 
-import itertools
 import logging
-import math
-import statistics
-from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from advantage.errors import PretrainingError
-from advantage.flags import advantage_flags
 from advantage.ranks import Group
-from advantage.settings import PerRun, ValuePretrainingSettings, advantage_settings
+from advantage.settings import PerRun, ValuePretrainingSettings
 from advantage.turn_table import TurnColumns, to_list
 
 logger = logging.getLogger(__name__)
-
-warmup_losses: PerRun[list[float]] = PerRun(list)
-"""The critic's loss before each update of its warm-up, per run."""
-SIGNIFICANCE = 0.05
-"""Share of settled critics that cause a warning by chance."""
-MIN_UPDATES = 16
-"""Updates that are needed to tell a trend from noise."""
-
-
-@dataclass(frozen=True)
-class Trend:
-    """The trend over the second half of a warm-up."""
-
-    change: float
-    """Relative change of the loss over the half, from the median slope of its logarithm."""
-    chance: float
-    """Two-sided p-value."""
-
-
-def find_trend(losses: Sequence[float]) -> Trend | None:
-    """Test the second half of `losses` for a trend; None if there are fewer than 16."""
-    if len(losses) < MIN_UPDATES:
-        return None
-    logs = [math.log(max(loss, 1e-12)) for loss in losses[-(len(losses) // 2) :]]
-    n = len(logs)
-    slopes = [(logs[j] - logs[i]) / (j - i) for i, j in itertools.combinations(range(n), 2)]
-    rises = sum((slope > 0) - (slope < 0) for slope in slopes)
-    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    chance = math.erfc(max(abs(rises) - 1, 0) / deviation / math.sqrt(2))
-    return Trend(math.expm1(statistics.median(slopes) * (n - 1)), chance)
-
-
-def watch_warmup(
-    args: Any, rollout_data: Mapping[str, Any], values: Tensor, returns: Tensor, mask: Tensor, group: Group
-) -> Trend | None:
-    """Record the loss of one batch of the critic's warm-up; after the last one, log and return whether it has a trend.
-
-    `values`, `returns` and `mask` are flat, with one entry per response token; every rank of `group`, which is data
-    parallelism, must call this.
-    """
-    flags = advantage_flags(args)
-    updates, start = flags.num_critic_only_steps or 0, flags.start_rollout_id
-    role = flags.slime_verlog_role
-    is_actors = role == "actor" if role else "log_probs" in rollout_data or flags.use_rollout_logprobs
-    if not updates or start is None or is_actors:
-        return None
-    losses = warmup_losses.of(args)
-    if start + len(losses) >= updates:
-        return None
-    error = ((returns - values) ** 2 * mask).sum()
-    sums = torch.stack([error, mask.sum().to(error)]).double()
-    total, count = (float(x) for x in group.total(sums, like=values))
-    losses.append(total / max(count, 1.0))
-    if start + len(losses) < updates:
-        return None
-    return _report(losses, advantage_settings(args).critic_warmup.tolerance)
-
-
-def _report(losses: Sequence[float], tolerance: float) -> Trend | None:
-    trend = find_trend(losses)
-    if trend is None:
-        logger.info(
-            "the critic's warm-up had %d updates since the start; at least %d are needed to tell a trend in its loss "
-            "from noise",
-            *(len(losses), MIN_UPDATES),
-        )
-    elif trend.chance <= SIGNIFICANCE and abs(trend.change) > tolerance:
-        logger.warning(
-            "the critic had not converged when its warm-up of %d updates ended: its loss moved by %+.0f %% over the "
-            "second half (now %.4g; p = %.2g; critic_warmup.tolerance is %.0f %%); lengthen critic_warmup and "
-            "--num-critic-only-steps, or change the critic's learning rate",
-            *(len(losses), 100 * trend.change, losses[-1], trend.chance, 100 * tolerance),
-        )
-    else:
-        logger.info(
-            "no trend beyond critic_warmup.tolerance was found in the critic's loss over the second half of its "
-            "warm-up: %+.0f %% (p = %.2g)",
-            *(100 * trend.change, trend.chance),
-        )
-    return trend
-
 
 MIN_GAIN = 1e-3
 """A pass is a new best only if it explains at least this much more."""

@@ -41,8 +41,6 @@ class AdvantageFlags:
     eps_clip_c: float | None = None
     grpo_std_normalization: bool = True
     n_samples_per_prompt: int | None = None
-    num_critic_only_steps: int | None = None
-    start_rollout_id: int | None = None
     freeze_params_name_list: Sequence[str] | None = None
     only_train_params_name_list: Sequence[str] | None = None
     load: str | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.critic import progress_of, watch_warmup
+from advantage.critic import progress_of
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, relayed
 from advantage.flags import AdvantageFlags, advantage_flags
@@ -66,11 +66,9 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         rollout_data["returns"] = turns.local.split(returns)
         if turns.flags.slime_verlog_role != "critic":
             rollout_data.update({name: torch.tensor(value) for name, value in exchange.notes.items()})
-    result = (turns.values, returns, turns.packed.runs.mask, layout.data)
     if turns.settings.value_pretraining.batches:
-        progress_of.of(args).measure(turns.columns, turns.local.lengths, *result)
-    else:
-        watch_warmup(args, rollout_data, *result)
+        mask = turns.packed.runs.mask
+        progress_of.of(args).measure(turns.columns, turns.local.lengths, turns.values, returns, mask, layout.data)
     own, took_ms = len(turns.local.lengths), 1e3 * (time.perf_counter() - began)
     logger.info(
         "advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", own, took_ms, layout.data.size

@@ -84,9 +84,6 @@ class WarmupSettings(Settings):
     """Batches that are then drawn from the kept turns, without generation."""
     fraction: float = Field(default=0.1, gt=0, le=1)
     """Share of the kept turns in one drawn batch."""
-    tolerance: float = Field(default=0.25, gt=0)
-    """There is a warning if the critic's loss has a clear trend and changes by more than this share over the second
-    half of the warm-up."""
 
 
 class ValuePretrainingSettings(Settings):

@@ -44,7 +44,7 @@ class Worker:
         self._closed = False
 
     async def call(self, host: Host | None, timeout_s: float, method: str, *arguments: Any) -> tuple[Host, Any]:
-        """Run a method of `workers.worker.EnvHost` on `host`, or on the current host if None; return the host that ran it.
+        """Run a method of `workers.worker.EnvHost` on `host`, or the current one if None; return the host that ran it.
 
         `step` there calls the environment and checks what it returns.
 

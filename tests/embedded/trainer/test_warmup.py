@@ -1,6 +1,5 @@
 """Critic warm-up with replay in the whole loop: who trains, what is played, and which critic the targets come from."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +82,3 @@ def test_a_kept_turn_gets_new_targets_from_the_critic_of_the_moment(make: Any, w
     assert all(not torch.equal(values, fourth[turn]) for turn, values in third.items())
     total = lambda rows: sum(float(row.sum()) for row in rows)
     assert total(third_returns) != pytest.approx(total(fourth_returns), abs=1e-6)
-
-
-def test_the_warm_ups_end_says_whether_the_critic_converged(make: Any, caplog: pytest.LogCaptureFixture) -> None:
-    args = make(critic_lr=0.05)
-    with caplog.at_level(logging.INFO, logger="advantage.critic"):
-        train(args, Recorder())
-    (record,) = caplog.records
-    assert f"the critic's warm-up had {W_EPOCH + W_ITER} updates" in record.getMessage()
