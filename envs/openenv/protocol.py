@@ -17,8 +17,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 SOCKET_PATH = "/ws"
@@ -37,42 +36,13 @@ _MAX_REWARD = sys.float_info.max
 _MAX_MESSAGE = 500
 
 
-class Request(StrEnum):
-    """Types of the frames that a client sends."""
-
-    RESET = "reset"
-    STEP = "step"
-    STATE = "state"
-    CLOSE = "close"
-    MCP = "mcp"
-
-
-class Reply(StrEnum):
-    """Types of the frames that a server sends."""
-
-    OBSERVATION = "observation"
-    STATE = "state"
-    ERROR = "error"
-    MCP = "mcp"
-
-
-class ErrorCode(StrEnum):
-    """`code` in the data of an error frame."""
-
-    INVALID_JSON = "INVALID_JSON"
-    """The request is not JSON."""
-    UNKNOWN_TYPE = "UNKNOWN_TYPE"
-    """There is no request of this type."""
-    VALIDATION_ERROR = "VALIDATION_ERROR"
-    """The action does not fit the server's schema; it was not executed."""
-    EXECUTION_ERROR = "EXECUTION_ERROR"
-    """The environment raised an exception."""
-    CAPACITY_REACHED = "CAPACITY_REACHED"
-    """All sessions of the server are taken; `data` has `active_sessions` and `max_sessions`."""
-    FACTORY_ERROR = "FACTORY_ERROR"
-    """The server could not make an environment."""
-    SESSION_ERROR = "SESSION_ERROR"
-    """The session broke."""
+Request = Literal["reset", "step", "state", "close"]
+VALIDATION_ERROR = "VALIDATION_ERROR"
+"""Code of an error frame: the action does not fit the server's schema; it was not executed."""
+EXECUTION_ERROR = "EXECUTION_ERROR"
+"""The environment raised an exception."""
+CAPACITY_REACHED = "CAPACITY_REACHED"
+"""All sessions of the server are taken; `data` has `active_sessions` and `max_sessions`."""
 
 
 class MalformedFrameError(ValueError):
@@ -85,7 +55,7 @@ class ErrorReply(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
-        """An `ErrorCode`, or a text that this version does not know."""
+        """The server's, as above or another text."""
         self.message = message
 
 
@@ -112,7 +82,7 @@ def read_outcome(frame: str | bytes) -> Outcome:
         MalformedFrameError: it is neither an observation nor an error, or a part has the wrong type.
     """
     kind, data = read_frame(frame)
-    if kind == Reply.ERROR:
+    if kind == "error":
         details = data.get("errors")
         found = [  # after a validation error, what is wrong with which field
             f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
@@ -121,7 +91,7 @@ def read_outcome(frame: str | bytes) -> Outcome:
         ]
         message = "; ".join(found) or str(data.get("message", "no message"))
         raise ErrorReply(str(data.get("code", "UNKNOWN")), message[:_MAX_MESSAGE])
-    if kind != Reply.OBSERVATION:
+    if kind != "observation":
         raise MalformedFrameError(f"a frame of type {kind!r:.60} where an observation was expected")
     observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
     if not isinstance(observation, Mapping):

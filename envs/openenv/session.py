@@ -19,12 +19,13 @@ from urllib.parse import urlsplit
 from envs.errors import EnvironmentFault
 from envs.loading import import_extra
 from envs.openenv.protocol import (
+    CAPACITY_REACHED,
+    EXECUTION_ERROR,
     SCHEMA_PATH,
-    ErrorCode,
+    VALIDATION_ERROR,
     ErrorReply,
     MalformedFrameError,
     Outcome,
-    Reply,
     Request,
     read_frame,
     read_outcome,
@@ -86,7 +87,7 @@ class Session:
 
     def reset(self, seed: int) -> Outcome:
         """Start the episode of this seed. Raises ServerFullError, or EnvironmentFault if the server refuses."""
-        outcome = self.first(Request.RESET, {"seed": seed, **self._settings.reset})
+        outcome = self.first("reset", {"seed": seed, **self._settings.reset})
         if outcome.done:
             self._lose("says done in reply to a reset, so there is no episode")
         return outcome
@@ -96,21 +97,21 @@ class Session:
         try:
             return self._ask(kind, write_frame(kind, data))
         except ErrorReply as error:
-            if error.code == ErrorCode.CAPACITY_REACHED:
+            if error.code == CAPACITY_REACHED:
                 self.close()
                 raise ServerFullError(error.message) from error
             self._lose(f"answered {kind} with {error}")
 
     def step(self, action: Mapping[str, Any]) -> Outcome:
         """Execute an action; raises RejectedError if the server refuses it, and the episode goes on."""
-        frame = write_frame(Request.STEP, action)
+        frame = write_frame("step", action)
         if len(frame) > MAX_REQUEST_BYTES:
             raise RejectedError("the answer is too long")
         try:
-            return self._ask(Request.STEP, frame)
+            return self._ask("step", frame)
         except ErrorReply as error:
-            excused = error.code == ErrorCode.EXECUTION_ERROR and self._settings.execution_error == "invalid"
-            if excused or error.code == ErrorCode.VALIDATION_ERROR:
+            excused = error.code == EXECUTION_ERROR and self._settings.execution_error == "invalid"
+            if excused or error.code == VALIDATION_ERROR:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
 
@@ -118,18 +119,18 @@ class Session:
         """Whether the server gave this connection a session; asks for the state, which changes nothing."""
         try:
             with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
-                self._socket.send(write_frame(Request.STATE))
+                self._socket.send(write_frame("state"))
             kind, data = read_frame(self._socket.recv(timeout=self._settings.step_timeout_s))
         except (TimeoutError, MalformedFrameError, _closed_error()) as error:
             self._lose(f"did not answer a request for its state ({error})")
-        return not (kind == Reply.ERROR and data.get("code") == ErrorCode.CAPACITY_REACHED)
+        return not (kind == "error" and data.get("code") == CAPACITY_REACHED)
 
     def close(self) -> None:
         """End the session, so that its place on the server is free; may be called twice."""
         socket, self._socket = self._socket, None
         if socket is not None:
             with contextlib.suppress(OSError, _closed_error()):
-                socket.send(write_frame(Request.CLOSE))
+                socket.send(write_frame("close"))
             socket.close()
 
     def _ask(self, kind: Request, frame: str) -> Outcome:

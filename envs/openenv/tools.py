@@ -9,7 +9,7 @@ from envs.base import Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault
 from envs.openenv.actions import make_reader
 from envs.openenv.game import read_ending
-from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, Request
+from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome
 from envs.openenv.session import RejectedError, Session, check_unchanged, first_seen, open_session
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
@@ -129,7 +129,7 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
     """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault if it fails."""
-    tools = session.first(Request.STEP, {"type": LIST_TOOLS}).observation.get("tools")
+    tools = session.first("step", {"type": LIST_TOOLS}).observation.get("tools")
     well_formed = isinstance(tools, list) and all(
         isinstance(tool, Mapping)
         and isinstance(tool.get("name"), str)
