@@ -76,7 +76,9 @@ function startFollowing(seconds) {
     button.textContent = paused ? "Resume" : "Pause";
   } }, "Pause");
   const time = new Date(page.head.written).toLocaleTimeString();
-  $("follow").replaceChildren(h("span", { class: "dot" }), `Live, ${time} `, button);
+  const { studies } = page.head;
+  const isOver = studies.length > 0 && studies.every((study) => study.state && study.state !== "running");
+  $("follow").replaceChildren(...(isOver ? [`Followed, ${time} `] : [h("span", { class: "dot" }), `Live, ${time} `]), button);
   $("follow").hidden = false;
   setInterval(() => {
     const reading = Date.now() < busyUntil || stage.isPlaying() || $("help").open || String(getSelection());
