@@ -16,7 +16,7 @@ from envs.agent import parts
 from envs.agent.parts import Message, RequestError
 from envs.base import text_of
 from envs.errors import MissingDependencyError
-from envs.questions.images import ImageError, open_image
+from envs.images import ImageError, open_image
 from envs.tools.calls import Call, find_calls, reasoning_end
 from envs.tools.results import encodable
 from envs.tools.schema import convert_texts

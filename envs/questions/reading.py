@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.questions.images import MAX_PIXELS, open_image
+from envs.images import MAX_PIXELS, open_image
 from slime_verlog import Field, Settings
 
 PLACEHOLDER = "<image>"
