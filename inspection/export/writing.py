@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from envs.base import text_of
 from inspection.export.atif import image_file, media_type, trajectory_of
-from inspection.text import text_of
 from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError, MissingDependencyError
 
