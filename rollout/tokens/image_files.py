@@ -41,10 +41,10 @@ def read_image(image: Any) -> Image.Image:
         raise EncodingError(str(error)) from error
 
 
-def write_png(image: Image.Image) -> bytes:
+def write_png(image: Image.Image, compress_level: int = 1) -> bytes:
     """The image as a PNG file."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=1)
+    image.save(buffer, format="PNG", compress_level=compress_level)
     return buffer.getvalue()
 
 
