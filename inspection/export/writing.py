@@ -30,14 +30,14 @@ def write_jsonl(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
     return count
 
 
-def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
-    """Write the rows of `rows_of` with pyarrow; returns their number."""
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, schema_of: Callable[[Any], Any] | None = None) -> int:
+    """Write rows with pyarrow; returns their number. `schema_of(pyarrow)` is by default the schema of `rows_of`."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("parquet needs pyarrow: pip install pyarrow; or use --format jsonl") from error
-    schema, count = _schema(pyarrow), 0
+        raise MissingDependencyError("parquet needs pyarrow: pip install pyarrow; or write jsonl") from error
+    schema, count = (schema_of or _schema)(pyarrow), 0
     with _replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         rows = iter(rows)
         while group := list(itertools.islice(rows, 100)):  # the rows that are in memory at once
