@@ -26,14 +26,7 @@ from typing import Any
 from tqdm import tqdm
 
 from embedded.run.folder import differences, write_text
-from inspection.evaluate.players import (
-    SCRIPTED,
-    Kind,
-    MissingExpertError,
-    PlayerSpec,
-    check_experts,
-    read_player,
-)
+from inspection.evaluate.players import SCRIPTED, Kind, MissingExpertError, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
 from inspection.evaluate.table import build_table
