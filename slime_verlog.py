@@ -207,6 +207,12 @@ def read_yaml_mapping(path: str, key: str) -> dict[str, Any]:
     return cast("dict[str, Any]", data)
 
 
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` updated with `above`; nested mappings are merged in the same way."""
+    nested = [key for key in above if isinstance(above[key], Mapping) and isinstance(below.get(key), Mapping)]
+    return {**below, **above, **{key: merge(below[key], above[key]) for key in nested}}
+
+
 def _explain(model: type[Settings], error: Any, where: str) -> str:
     """pydantic's error as one sentence about the YAML."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})

@@ -65,10 +65,7 @@ def build_env(sample: Any, args: Any) -> NoReturn:
 
 
 def expand_tasks(
-    entries: Sequence[Any],
-    *,
-    default_env_path: str | None = None,
-    default_options: Mapping[str, Any] | None = None,
+    entries: Sequence[Any], *, default_env_path: str | None = None, default_options: Mapping[str, Any] | None = None
 ) -> list[TaskSpec]:
     """Turn the YAML's `tasks:` list into one `TaskSpec` per task, in order; equal names get the environment's in front.
 

@@ -9,7 +9,6 @@ have their own rows. Every message has this key, because parquet fills missing k
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
-from envs.errors import MissingDependencyError
 from inspection.target import check_free
 from rollout.bridge.settings import load_settings
 from rollout.play.memory import asks_for_notes
@@ -55,20 +53,16 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write the rows as `.jsonl` or, with pyarrow, `.parquet`; raises ConfigError for another suffix or no rows."""
+    from inspection.export.writing import write_jsonl, write_parquet
+
     if not rows:
         raise ConfigError("no demonstration is left to write; lower --min-progression or raise --episodes")
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        return
-    if path.suffix != ".parquet":
+        write_jsonl(rows, path)
+    elif path.suffix == ".parquet":
+        write_parquet(rows, path, lambda pyarrow: pyarrow.Table.from_pylist(rows).schema)
+    else:
         raise ConfigError(f"--out must end in .jsonl or .parquet, got {path}")
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("parquet needs pyarrow: pip install pyarrow; or write .jsonl") from error
-    parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
 
 
 @command()

@@ -4,7 +4,9 @@ Two keys are added to the facts: `setting` (the point of a sweep, `-` without on
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,18 @@ def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
                 yield episode
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which replaces `path` if the block ends well. Raises ConfigError for an OSError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)

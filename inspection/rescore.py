@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,11 +42,11 @@ def run(options: argparse.Namespace) -> int:
     from envs.judge.rubric import JudgedSettings
     from envs.loading import load_attribute
     from inspection.evaluate.pairs import compare
-    from inspection.records import FILE, append_episode, read_episodes
+    from inspection.records import FILE, append_episode, read_episodes, replacing
     from inspection.target import check_free
     from slime_verlog import ConfigError, read_settings, read_yaml_mapping
 
-    target, part = options.out / FILE, options.out / f".{FILE}.part"
+    target, kept = options.out / FILE, 0
     check_free(target, options.overwrite)
     source = options.episodes / FILE if options.episodes.is_dir() else options.episodes
     if target.resolve() == source.resolve():
@@ -58,15 +57,13 @@ def run(options: argparse.Namespace) -> int:
         score: Score = lambda episode: ask_judge(episode, judge)
     else:
         score = load_attribute(options.function, "--with")
-    part.unlink(missing_ok=True)
-    kept = 0
-    for episode in read_episodes(options.episodes):
-        if episode.get("stop") != "failed" and episode["story"]:
-            append_episode(part, rescored(episode, score), episode.get("player", "-"), episode.get("setting", "-"))
-            kept += 1
-    if not kept:
-        raise ConfigError(f"{options.episodes} holds no episode that was played")
-    os.replace(part, target)
+    with replacing(target) as part:
+        for episode in read_episodes(options.episodes):
+            if episode.get("stop") != "failed" and episode["story"]:
+                append_episode(part, rescored(episode, score), episode.get("player", "-"), episode.get("setting", "-"))
+                kept += 1
+        if not kept:
+            raise ConfigError(f"{options.episodes} holds no episode that was played")
     print(f"{compare(options.episodes, options.out)}\n\n{kept} episodes written to {options.out}")
     return 0
 

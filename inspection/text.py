@@ -1,8 +1,7 @@
 """Text for a terminal: aligned, bold and coloured, and without control characters of an environment."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 _CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
@@ -19,12 +18,6 @@ def bold(text: str) -> str:
 def paint(text: str, code: str) -> str:
     """Return the text with an ANSI code, if stdout is a terminal."""
     return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a chat message, its parts joined, without its images."""
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def align(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:

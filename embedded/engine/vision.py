@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from embedded.engine.engine import Engine
-from envs.questions.images import ImageError, open_image
+from envs.images import ImageError, open_image
 from rollout.errors import ConfigError
 from rollout.tokens.images import load_processor
 

@@ -9,8 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from rollout.bridge.overrides import merge
-from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml
+from slime_verlog import ConfigError, Field, Settings, merge, read_settings, read_yaml
 
 FOLDER = Path(__file__).with_name("definitions")
 PLAYED = ("rollout_interaction_env_path", "env", "tasks", "eval", "max_turns")

@@ -16,7 +16,7 @@ from envs.agent import parts
 from envs.agent.parts import Message, RequestError
 from envs.base import text_of
 from envs.errors import MissingDependencyError
-from envs.questions.images import ImageError, open_image
+from envs.images import ImageError, open_image
 from envs.tools.calls import Call, find_calls, reasoning_end
 from envs.tools.results import encodable
 from envs.tools.schema import convert_texts
@@ -177,15 +177,12 @@ def read_request(
     compacts: bool,
     max_bytes: int,
 ) -> Request:
-    """Read a request from its body, which is emptied.
+    """Read a request from its body, which is emptied; raises RequestError if it is unusable or too large.
 
     Args:
         read: the API's function from a JSON object to a request.
         is_retry, thread, compacts: what the headers say; `thread` is empty if the agent gives no name.
         max_bytes: the session's budget, from which those of values and pixels follow.
-
-    Raises:
-        RequestError: it cannot be read, or it has too many values or pixels.
     """
     if sum(map(raw.count, (b"[", b"{", b","))) > max_bytes // BYTES_PER_VALUE:
         raise RequestError(f"the request has more than {max_bytes // BYTES_PER_VALUE} values (env.request_mb)", 413)

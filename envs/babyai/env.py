@@ -92,8 +92,7 @@ class BabyAI(TextGame):
     def distance_left(self) -> float:
         """Return 0 next to the mission's object, close to 1 in the far corner of the world; walls are ignored.
 
-        Raises:
-            ConfigError: the mission has several instructions.
+        Raises ConfigError if the mission has several instructions.
         """
         description = getattr(self.game.instrs, "desc", None)
         if description is None:

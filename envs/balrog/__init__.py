@@ -5,7 +5,6 @@ parsing, penalty and bookkeeping are the same as in all games here.
 """
 
 import contextlib
-import copy
 import importlib
 import importlib.resources
 import re
@@ -19,7 +18,7 @@ from envs.command_game import MAX_CHARACTERS, clean_command
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
-from slime_verlog import Field
+from slime_verlog import Field, merge
 
 INSTALL = "BALROG is not installed; get it with: pip install 'balrog @ git+https://github.com/balrog-ai/BALROG.git'"
 # Crafter iterates over sets of objects, whose order depends on memory addresses.
@@ -62,7 +61,7 @@ class Balrog(TextGame):
             lacking = "" if (error.name or "").startswith("balrog") else f"BALROG needs the package {error.name}; "
             raise MissingDependencyError(f"{lacking}{INSTALL}") from error
         defaults = yaml.safe_load((importlib.resources.files("balrog") / "config" / "config.yaml").read_text("utf-8"))
-        self._config = _Config.of(_merge(defaults, settings.config))
+        self._config = _Config.of(merge(defaults, settings.config))
         self.family, self._name = find_task(task, self._config["tasks"])
         self.deterministic = self.family not in _NOT_DETERMINISTIC
         # TextWorld and Crafter read the seed from the configuration, the others from `reset`.
@@ -223,14 +222,6 @@ class _Config(dict):
     @classmethod
     def of(cls, value: Any) -> Any:
         return cls({key: cls.of(inner) for key, inner in value.items()}) if isinstance(value, Mapping) else value
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = copy.deepcopy(dict(base))
-    for key, value in over.items():
-        inner = merged.get(key)
-        merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _find(env: Any, name: str) -> Any:

@@ -78,14 +78,11 @@ def home_of(user: str, root: Path | None) -> str:
 
 
 def find_places(context: Path, image: Image, root: Path | None, writable: Iterable[str]) -> tuple[str, ...]:
-    """The folders that the agent of a task may change, none inside another.
+    """The folders that the agent may change, none inside another; raises UnsupportedLine if one is the system's.
 
     Args:
         context: the task's folder `environment`.
         root: the files of an image, whose own folders outside of the system are among them.
-
-    Raises:
-        UnsupportedLine: one of them belongs to the system.
     """
     wanted = {image.folder: f"the working directory {image.folder}", home_of(image.user, root): "the home folder"}
     wanted |= {folder: f"the working directory {folder}" for folder in image.folders}

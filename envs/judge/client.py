@@ -35,9 +35,7 @@ class VerdictCache:
     """Opens one connection per use, so threads and processes can share the file.
 
     If the file is locked for too long or the disk is full, a warning is logged and the judge is asked.
-
-    Raises:
-        ConfigError: the file can be neither opened nor created.
+    Raises ConfigError if the file can be neither opened nor created.
     """
 
     def __init__(self, path: str) -> None:
@@ -106,14 +104,11 @@ class JudgeClient:
         self._cache = VerdictCache(settings.cache) if settings.cache else None
 
     def ask(self, messages: Messages, read: Callable[[str], T], about: Any = None) -> T:
-        """Return the judge's answer to a conversation, read by `read`.
+        """Return the judge's answer, read by `read`; raises JudgeError, with the last reason, if no retry gives one.
 
         Args:
             read: raises JudgeError if an answer cannot be used. The judge is then told why and asked again.
             about: what a cached answer depends on besides the conversation, as JSON.
-
-        Raises:
-            JudgeError: no usable answer within the retries and the deadline; the text has the last reason.
         """
         judge = self.settings
         key = self._key(messages, about) if self._cache else ""

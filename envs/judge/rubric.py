@@ -93,13 +93,10 @@ def read_rubric(path: str) -> Rubric:
 
 
 def read_verdict(text: str, rubric: Rubric) -> Verdict:
-    """Read a verdict: a JSON object with a number for every criterion, and feedback.
+    """Read a verdict: a JSON object with a number on the scale for every criterion, and feedback.
 
-    Reasoning before `</think>` and a code fence around the object are accepted. Everything else is refused, because the
-    verdict is paid as reward and must not be guessed.
-
-    Raises:
-        JudgeError: the text is not such an object, or a number is missing or off the scale.
+    Reasoning before `</think>` and a code fence around the object are accepted. Everything else raises JudgeError,
+    because the verdict is paid as reward and must not be guessed.
     """
     start = reasoning_end(text)
     body = "" if start is None else text[start:].strip()

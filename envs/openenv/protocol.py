@@ -106,8 +106,7 @@ def read_outcome(frame: str | bytes) -> Outcome:
 def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
     """Return the type and data of a frame; no data is an empty mapping.
 
-    Raises:
-        MalformedFrameError: it is not JSON or not a mapping, or its data is not one.
+    Raises MalformedFrameError if it is not JSON or not a mapping, or its data is not one.
     """
     try:
         message = json.loads(frame)

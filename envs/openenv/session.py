@@ -160,10 +160,8 @@ class Session:
 def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
     """Open a session on one of the servers, chosen by the seed; return it with what `begin` got for first requests.
 
-    If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause.
-
-    Raises:
-        EnvironmentFault: no server can be reached, none was free within `capacity_timeout_s`, or raised by `begin`.
+    If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause. Raises
+    EnvironmentFault as `begin` does, or if no server can be reached or was free within `capacity_timeout_s`.
     """
     deadline, pause = time.monotonic() + settings.capacity_timeout_s, MIN_PAUSE_S
     while True:
@@ -224,10 +222,7 @@ def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
     """Return the JSON schema of the environment's actions.
 
     Servers that this process has reached before may be restarting, so they are waited for, up to `capacity_timeout_s`
-    per outage.
-
-    Raises:
-        EnvironmentFault: no server answers, it is not an OpenEnv server, or its schemas have changed.
+    per outage. Raises EnvironmentFault if no server answers, it is none of OpenEnv, or its schemas have changed.
     """
     while True:
         lost: EnvironmentFault | None = None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.questions.images import MAX_PIXELS, open_image
+from envs.images import MAX_PIXELS, open_image
 from slime_verlog import Field, Settings
 
 PLACEHOLDER = "<image>"
@@ -80,10 +80,7 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
     between and after the images, one more than images; there are none if all images come first.
 
     A None in `texts` is the place of an image. Without any, the `<image>` marks inside the texts are; without those,
-    the images come first.
-
-    Raises:
-        ConfigError: there are more or fewer places than images.
+    the images come first. Raises ConfigError if there are more or fewer places than images.
     """
     if None not in texts:
         divided = re.split(f"({PLACEHOLDER})", "".join(text or "" for text in texts))

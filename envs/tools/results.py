@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from envs.errors import ToolError
-from envs.questions.images import ImageError, is_image, open_image
+from envs.images import ImageError, is_image, open_image
 from envs.tools.calls import short
 from envs.tools.schema import ArgumentCheck, Schema
 from envs.tools.settings import ToolSettings

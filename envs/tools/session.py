@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envs.errors import EnvironmentFault, ToolError
-from envs.questions.images import ImageError
+from envs.images import ImageError
 from envs.timing import timed
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded

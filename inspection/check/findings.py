@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from envs.base import text_of
 from inspection.check.playthrough import Playthrough
-from inspection.text import text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.workers.reply import EnvReply
 from rollout.workers.trial_worker import Abilities

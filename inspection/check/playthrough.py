@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from envs.base import StepInfo
-from inspection.text import text_of
+from envs.base import StepInfo, text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.play.memory import Conversation, Message, build_memory, write_facts

@@ -12,7 +12,6 @@ import fcntl
 import io
 import json
 import math
-import os
 import re
 import shlex
 import sys
@@ -26,18 +25,11 @@ from typing import Any
 from tqdm import tqdm
 
 from embedded.run.folder import differences, write_text
-from inspection.evaluate.players import (
-    SCRIPTED,
-    Kind,
-    MissingExpertError,
-    PlayerSpec,
-    check_experts,
-    read_player,
-)
+from inspection.evaluate.players import SCRIPTED, Kind, MissingExpertError, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
 from inspection.evaluate.table import build_table
-from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes
+from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes, replacing
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec
 from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
@@ -105,15 +97,14 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def _read(self) -> None:
         """Read the finished episodes; drop failed ones, and a last line that was cut, from the file."""
-        file, part = self.path / FILE, self.path / f".{FILE}.part"
+        file = self.path / FILE
         if not file.exists():
             return
-        with open(part, "w", encoding="utf-8", errors="replace") as kept:
+        with replacing(file) as part, open(part, "w", encoding="utf-8", errors="replace") as kept:
             for episode in read_episodes(file):
                 if episode["stop"] != "failed":
                     self._add(episode)
                     kept.write(json.dumps(episode, ensure_ascii=False) + "\n")
-        os.replace(part, file)
 
 
 class StoppedError(SlimeVerlogError):

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from envs.base import text_of
 from inspection.command import VERSION
-from inspection.text import text_of
 from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError
 

@@ -7,15 +7,14 @@ example as memory.
 
 import itertools
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from envs.base import text_of
 from inspection.export.atif import image_file, media_type, trajectory_of
-from inspection.text import text_of
+from inspection.records import replacing
 from inspection.view.prompts import split_prompts
 from slime_verlog import ConfigError, MissingDependencyError
 
@@ -23,22 +22,22 @@ from slime_verlog import ConfigError, MissingDependencyError
 def write_jsonl(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
     """Write one row per line; returns their number. The file is replaced once all rows are written."""
     count = 0
-    with _replacing(path) as part, open(part, "w", encoding="utf-8", errors="replace") as file:
+    with replacing(path) as part, open(part, "w", encoding="utf-8", errors="replace") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
             count += 1
     return count
 
 
-def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
-    """Write the rows of `rows_of` with pyarrow; returns their number."""
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, schema_of: Callable[[Any], Any] | None = None) -> int:
+    """Write rows with pyarrow; returns their number. `schema_of(pyarrow)` is by default the schema of `rows_of`."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("parquet needs pyarrow: pip install pyarrow; or use --format jsonl") from error
-    schema, count = _schema(pyarrow), 0
-    with _replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
+        raise MissingDependencyError("parquet needs pyarrow: pip install pyarrow; or write jsonl") from error
+    schema, count = (schema_of or _schema)(pyarrow), 0
+    with replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         rows = iter(rows)
         while group := list(itertools.islice(rows, 100)):  # the rows that are in memory at once
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
@@ -91,20 +90,6 @@ def _image_saver(folder: Path) -> Callable[[str, str], str]:
         return path.as_posix()
 
     return save
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which replaces `path` if the block ends without an error."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        raise ConfigError(f"--out {path} cannot be written: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[dict[str, Any]]:

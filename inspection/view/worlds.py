@@ -1,7 +1,6 @@
 """Draws the worlds of a page's episodes: as tiles where they repeat, and as PNG images elsewhere."""
 
 import hashlib
-import io
 import itertools
 import math
 from collections import Counter
@@ -12,7 +11,7 @@ import numpy as np
 
 from envs.base import make_image
 from inspection.view.replay import can_replay, replay
-from rollout.tokens.image_files import png_uri
+from rollout.tokens.image_files import png_uri, write_png
 
 _TILES_PER_ROW = 32
 _SIZES = range(8, 65)
@@ -74,9 +73,7 @@ def choose_tile_size(frames: Sequence[np.ndarray]) -> int | None:
 
 def encode_png(pixels: np.ndarray) -> bytes:
     """Return the image as a PNG file, with Pillow."""
-    buffer = io.BytesIO()
-    make_image(pixels).save(buffer, "PNG", optimize=pixels.size < 1 << 22)
-    return buffer.getvalue()
+    return write_png(make_image(pixels), compress_level=9 if pixels.size < 1 << 22 else 6)
 
 
 class Worlds:

@@ -1,4 +1,4 @@
-"""Overrides of a YAML's keys and of slime's flags: `KEY=VALUE` on a command line, and mappings that are merged."""
+"""Overrides of a YAML's keys and of slime's flags: `KEY=VALUE` on a command line."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,3 @@ def set_key(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping):
         raise ConfigError(f"{path} cannot be set, because {head} is {found!r}")
     return {**config, head: set_key(cast(Mapping[str, Any], found), rest, value)}
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` updated with `above`; nested mappings are merged in the same way."""
-    nested = [key for key in above if isinstance(above[key], Mapping) and isinstance(below.get(key), Mapping)]
-    return {**below, **above, **{key: merge(below[key], above[key]) for key in nested}}

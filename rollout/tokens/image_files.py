@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-import warnings
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rollout.errors import EncodingError, MissingDependencyError
+from envs.base import import_pillow
+from envs.images import ImageError, open_image
+from rollout.errors import EncodingError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -27,16 +25,7 @@ def shrunk(image: Image.Image, max_pixels: int, side: int) -> Image.Image:
         return image
     scale = (max_pixels / (image.width * image.height)) ** 0.5
     size = [max(side, int(length * scale) // side * side) for length in image.size]
-    return image.resize((size[0], size[1]), pillow().Resampling.BICUBIC)
-
-
-def pillow() -> ModuleType:
-    """Pillow's `Image` module; an optional dependency."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("pictures need Pillow; install it with: pip install pillow") from error
-    return Image
+    return image.resize((size[0], size[1]), import_pillow().Resampling.BICUBIC)
 
 
 def read_image(image: Any) -> Image.Image:
@@ -44,39 +33,18 @@ def read_image(image: Any) -> Image.Image:
 
     Raises EncodingError if it is something else or damaged, or has more than `MAX_PIXELS` pixels.
     """
-    module = pillow()
+    if isinstance(image, str) and not image.startswith("data:"):
+        raise EncodingError("a picture given as str cannot be read: it is no data URI")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", module.DecompressionBombWarning)
-            opened = _open(image)
-            if opened.width * opened.height > MAX_PIXELS:
-                raise EncodingError(
-                    f"a picture of {size_of(opened)} has more than {MAX_PIXELS} pixels; "
-                    "the environment must send a smaller one"
-                )
-            return opened.convert("RGB")
-    except EncodingError:
-        raise
-    except (OSError, ValueError, TypeError, SyntaxError, module.DecompressionBombError) as error:
-        raise EncodingError(f"a picture given as {type(image).__name__} cannot be read: {error}") from error
+        return open_image(image, MAX_PIXELS)
+    except ImageError as error:
+        raise EncodingError(str(error)) from error
 
 
-def _open(image: Any) -> Image.Image:
-    if isinstance(image, pillow().Image):
-        return image
-    if isinstance(image, np.ndarray):
-        return pillow().fromarray(image)
-    if isinstance(image, str) and image.startswith("data:"):
-        image = base64.b64decode(image.partition(",")[2], validate=True)
-    if isinstance(image, bytes):
-        return pillow().open(io.BytesIO(image))
-    raise TypeError("expected a PIL image, a uint8 array, the bytes of an image file or a data URI")
-
-
-def write_png(image: Image.Image) -> bytes:
+def write_png(image: Image.Image, compress_level: int = 1) -> bytes:
     """The image as a PNG file."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=1)
+    image.save(buffer, format="PNG", compress_level=compress_level)
     return buffer.getvalue()
 
 

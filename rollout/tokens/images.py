@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from envs.base import import_pillow, make_image
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
-from rollout.tokens.image_files import pillow, png_uri, read_image, shrunk, size_of, write_png
+from rollout.tokens.image_files import png_uri, read_image, shrunk, size_of, write_png
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -81,7 +82,7 @@ class ImageEncoder:
         if kept is not None and kept[0]() is image:
             return kept[1]
         encoded = self._encode(shrunk(read_image(image), self._max_pixels, self._side))
-        if isinstance(image, pillow().Image):
+        if isinstance(image, import_pillow().Image):
             key = id(image)
             self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)
         return encoded
@@ -157,7 +158,7 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
     _, rows, columns = grid[0].tolist()
     blocks = levels.reshape(rows // merge, columns // merge, merge, merge, channels, patch, patch)
     pixels = blocks.permute(0, 2, 5, 1, 3, 6, 4).reshape(rows * patch, columns * patch, channels)
-    data = write_png(pillow().fromarray(pixels.contiguous().numpy()))
+    data = write_png(make_image(pixels.contiguous().numpy()))
     small = {
         PIXELS: torch.frombuffer(bytearray(data), dtype=torch.uint8),
         CODE: torch.tensor([[len(data), patch, temporal, merge]]),

@@ -195,12 +195,9 @@ def _passwd(pid: int) -> Path:
 
 @functools.lru_cache(maxsize=32)
 def python_folders(python: Path) -> tuple[Path, ...]:
-    """Folders that `python` needs besides /usr: its environment and its installation.
+    """Folders that `python` needs besides /usr: environment and installation; raises ConfigError if it does not run.
 
     If links lead to the environment, it shows in its real place as well, which the first lines of its scripts name.
-
-    Raises:
-        ConfigError: it does not run.
     """
     code = "import sys; print(sys.prefix); print(sys.base_prefix)"
     try:

@@ -61,11 +61,7 @@ def top_level_names(tree: Path) -> frozenset[str]:
 
 
 def probe_files(
-    tree: Path,
-    is_test: Callable[[str], bool],
-    packages: frozenset[str],
-    draw: int = 0,
-    with_expected: bool = False,
+    tree: Path, is_test: Callable[[str], bool], packages: frozenset[str], draw: int = 0, with_expected: bool = False
 ) -> ProbeFiles:
     """The probe files for the tests below `tree` and their helpers; those that are not Python come out empty.
 

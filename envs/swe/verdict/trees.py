@@ -128,10 +128,8 @@ def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
 def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
     """Files that differ between the agent's tree and the pristine one, by relative path.
 
-    A file of the same size and time as the pristine one counts as unchanged.
-
-    Raises:
-        TooMuchChanged: past `MAX_FILES` files or `MAX_BYTES` bytes.
+    A file of the same size and time as the pristine one counts as unchanged. Raises TooMuchChanged past `MAX_FILES`
+    files or `MAX_BYTES` bytes.
     """
     changes: dict[str, Change] = {}
     before, after = dict(_plain_files(pristine)), dict(_plain_files(tree))
@@ -224,10 +222,7 @@ def apply_changes(tree: Path, changes: Mapping[str, Change]) -> None:
 def counted_changes(tree: Path, pristine: Path, instance: Instance, hidden: bool = True) -> Build:
     """A function that builds the judged tree: the pristine files, the tests' patch, and what counts of the changes.
 
-    Without `hidden`, the tests' patch is left out.
-
-    Raises:
-        TooMuchChanged: the changes are more than any patch would be.
+    Without `hidden`, the tests' patch is left out. Raises TooMuchChanged as `collect_changes`.
     """
     changes = collect_changes(tree, pristine)
     counted = {path: change for path, change in changes.items() if not is_protected(path, instance)}

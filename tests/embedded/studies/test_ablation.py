@@ -21,10 +21,9 @@ from embedded.run.log import MetricsLog, read_rows
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
 from embedded.studies.study import PLAYED, Study, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
-from rollout.bridge.overrides import merge
 from rollout.bridge.settings import RolloutSettings, check_keys
 from rollout.tasks import try_each_task
-from slime_verlog import ConfigError, read_settings
+from slime_verlog import ConfigError, merge, read_settings
 from tests.cases import some
 from tests.fixtures.warm_python import CONTEXT
 
