@@ -18,7 +18,7 @@ TOKEN = ".turn-row.current .token:nth-child(3)"
 def write_screenshots(run: Path) -> None:
     """Write the run's page, and pictures of its overview, the animation's episode, and a rewarded training episode."""
     try:
-        main(["view", str(run), "--worlds", "400"])
+        main(["view", str(run), "--worlds", "2000"])
     except SystemExit as end:
         if end.code:
             raise

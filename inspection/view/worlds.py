@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,13 +78,14 @@ def encode_png(pixels: np.ndarray) -> bytes:
 class Worlds:
     """Replays episodes until `most` of them are drawn, and keeps the tiles that they share.
 
-    Of a training run, each evaluation has at most a tenth, so that the last one has some too.
+    Of a training run, each evaluation has a third of what is left, so that the last ones have some, too.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.drawn = self.differing = 0
-        self._of_updates: Counter[str] = Counter()
+        self._left: dict[tuple[int, str], int] = {}
+        """Episodes that may still be drawn of each evaluation; the share of a run is another `most`."""
         self._atlases: dict[int, Atlas] = {}
         self._sizes: dict[Any, int | None] = {}
         self._without: set[str] = set()
@@ -93,16 +93,16 @@ class Worlds:
 
     def draw(self, episode: Mapping[str, Any]) -> dict[str, Any] | None:
         """The episode's world for the page, with a `note` instead if the replay went wrong; None for no world."""
-        setting = str(episode.get("setting"))
-        share = -(-self.most // 10) if setting.startswith("update ") else self.most
-        is_full = self.drawn + self.differing >= self.most or self._of_updates[setting] >= share
-        if is_full or not can_replay(episode) or episode["env_path"] in self._without:
+        key = self.most, str(episode.get("setting"))
+        left = self.most - self.drawn - self.differing
+        share = self._left.setdefault(key, math.ceil(left / 3)) if key[1].startswith("update ") else left
+        if min(share, left) <= 0 or not can_replay(episode) or episode["env_path"] in self._without:
             return None
         replayed = replay(episode)
         if replayed is None:
             self._without.add(episode["env_path"])
             return None
-        self._of_updates[setting] += 1
+        self._left[key] = share - 1
         if replayed.note is not None:
             self.differing += 1
             return {"note": replayed.note}

@@ -149,3 +149,14 @@ def test_a_replay_does_not_play_notes() -> None:
     replayed = replay(episode)
     assert replayed is not None and replayed.note is None and len(replayed.frames) == len(episode["story"]) + 1
     assert (replayed.frames[1] == replayed.frames[2]).all()
+
+
+def test_each_run_and_each_evaluation_has_its_share_of_drawn_worlds() -> None:
+    episode = record_episode("envs.babaisai", "goto_win", 1)
+    worlds, drawn = Worlds(6), []
+    for most in (6, 12):  # two runs of two evaluations each
+        worlds.most = most
+        for setting in ("update 0", "update 20"):
+            drawn.append(sum(worlds.draw({**episode, "setting": setting}) is not None for _ in range(6)))
+    assert drawn == [2, 2, 3, 2]
+    assert sum(worlds.draw({**episode, "setting": "-"}) is not None for _ in range(6)) == 3
