@@ -62,7 +62,7 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
 def _open(value: Any, pillow: Any) -> Any:
     if isinstance(value, pillow.Image):
         return value
-    if getattr(value, "ndim", None) == 3:
+    if getattr(value, "ndim", None) in (2, 3):
         return pillow.fromarray(value)
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path") or value.get("image") or value.get("url")
