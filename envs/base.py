@@ -2,7 +2,10 @@
 
 import abc
 import itertools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NotRequired, TypedDict, TypeVar
 
 from envs.errors import ConfigError, MissingDependencyError
@@ -10,6 +13,10 @@ from slime_verlog import Settings, read_settings
 
 PICTURE_PLACE = "\ufffc"
 """Unicode's object replacement character; in a short-term text it marks the place of an image."""
+
+Part = tuple[str, float, float]
+"""Name, start and end of a part of a step, in seconds of `time.perf_counter`."""
+_parts: ContextVar[list[Part] | None] = ContextVar("parts of the current step", default=None)
 
 S = TypeVar("S", bound=Settings)
 
@@ -170,3 +177,22 @@ def describe_task(sample: Any) -> tuple[str, int]:
             "use --data-source-path rollout.data_source.EpisodeSource, or add both to the metadata of the data set"
         )
     return task, seed
+
+
+def collect() -> list[Part]:
+    """Return a new list, which gets what `timed` measures from now on in this thread; a worker sends it."""
+    parts: list[Part] = []
+    _parts.set(parts)
+    return parts
+
+
+@contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Measure a part of an environment's step, such as a tool call."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        parts = _parts.get()
+        if parts is not None:
+            parts.append((name, began, time.perf_counter()))

@@ -31,12 +31,12 @@ from envs.base import (
     make_observation,
     read_env_settings,
     text_of,
+    timed,
 )
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.workspace import hand_over, remove_tree
-from envs.timing import timed
 from envs.tools.calls import short
 from envs.tools.execution import ToolTimeout, run_bounded
 

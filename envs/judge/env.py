@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, text_of
+from envs.base import BaseInteractionEnv, Observation, StepInfo, text_of, timed
 from envs.errors import EnvironmentFault, JudgeError
 from envs.judge.client import JudgeClient
 from envs.judge.rubric import JudgedSettings, JudgeSettings, Rubric, Verdict, quoted, read_rubric, read_verdict
 from envs.loading import load_env_module
-from envs.timing import timed
 from envs.tools.results import clip, encodable
 from slime_verlog import read_settings
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation
+from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation, timed
 from envs.errors import EpisodeOverError
 from envs.swe.calls import TOOLS, Call, ShellTool, parse_response
 from envs.swe.tools import Workbench, execute, execute_all, harmless
 from envs.text_game import render_template
-from envs.timing import timed
 from slime_verlog import Field, Settings
 
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from envs.base import timed
 from envs.swe.calls import TOOLS, Call
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import ToolFailure, Workspace
-from envs.timing import timed
 from envs.tools.results import ToolResult, clip, encodable
 
 MAX_COMMAND_BYTES = 32 << 10

@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from envs.base import timed
 from envs.errors import EnvironmentFault, ToolError
 from envs.images import ImageError
-from envs.timing import timed
 from envs.tools.calls import Call, Calls, short
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, read_result

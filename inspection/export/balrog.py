@@ -78,8 +78,8 @@ def _write(episodes: Iterable[Mapping[str, Any]], out: Path) -> tuple[int, list[
         + f'verified: false # BALROG\'s team sets this\ndate: "{date.today().isoformat()}"\n',
         encoding="utf-8",
     )
-    lines = [f"# {player}", "", f"Played by slime-verlog {VERSION} with `preset: balrog`. Setting: {setting}."]
-    lines += ["", "Say here what the agent is.", *(f"- {sentence}" for sentence in missing)]
+    played_by = f"Played by slime-verlog {VERSION} with `preset: balrog`" + (f", {setting}." if setting != "-" else ".")
+    lines = [f"# {player}", "", played_by, "", "Say here what the agent is.", *(f"- {words}" for words in missing)]
     (out / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return count, missing
 
@@ -100,6 +100,7 @@ def balrog_task(episode: Mapping[str, Any]) -> tuple[str, str]:
     if (
         len(found) != 2
         or found[0] not in FAMILIES
+        or {"", ".", ".."} & set(found[1].split("/"))  # a record may hold any text, and this becomes a path
         or (found[0] == "babyai" and found[1].removeprefix(_BABYAI) not in _BABYAI_GOALS)
         or (is_ours and (task not in _TEXTWORLD or not options.get("games_path")))
     ):

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo
+from envs.base import BaseInteractionEnv, Observation, StepInfo, collect
 from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describe, place_of_method, text_of
 from envs.loading import load_env_module
-from envs.timing import collect
 from rollout.spec import EnvSpec, ObservationLimits
 from rollout.workers.observation_limits import cut_messages, cut_observation
 from rollout.workers.reply import HEADER, EnvReply, check_observation, check_reply, read_step, refuse_coroutine

@@ -99,6 +99,9 @@ def test_the_leaderboards_own_script_finds_the_same_summary(run: Path, tmp_path:
         ({"env_path": "envs.babyai", "task": "GoToObj"}, "is not one of BALROG's tasks"),
         ({"env_path": "envs.textworld", "task": "coin_collector"}, "env.games_path"),
         ({"env_path": "envs.balrog", "task": "chess"}, "is not one of BALROG's tasks"),
+        ({"env_path": "envs.balrog", "task": "nle//etc/x"}, "is not one of BALROG's tasks"),
+        ({"task": "../../../x"}, "is not one of BALROG's tasks"),
+        ({"seed": 1}, "is there twice"),
         ({"player": "another"}, "of one player"),
     ],
 )
@@ -114,3 +117,9 @@ def test_what_the_leaderboard_could_not_compare_is_refused_and_nothing_written(
 
 def test_an_existing_folder_is_kept(run: Path, tmp_path: Path) -> None:
     assert "exists already" in str(export(run, "--format", "balrog", "--out", tmp_path))
+
+
+@pytest.mark.parametrize("flag", [("--successful",), ("--min-return", 0.5), ("--overwrite",), ("--valid-only",)])
+def test_chosen_episodes_are_refused(run: Path, tmp_path: Path, flag: tuple[object, ...]) -> None:
+    assert str(flag[0]) in str(export(run, "--format", "balrog", "--out", tmp_path / "submission", *flag))
+    assert not list(tmp_path.iterdir())
