@@ -123,8 +123,17 @@ function colourLegend(episodes, change) {
     page.colour ? colourScale(episodes, page.colour) : null, h("p", { id: "token-value", class: "muted" }, page.colour ? "Click a token to see what made its advantage." : ""), h("div", { id: "credit" }));
 }
 
+/** Open a training episode of the update that is nearest to this episode's. */
+function openSample() {
+  const { update } = firstRow(page.entries.find((entry) => entry.number === state.episode));
+  const kept = page.head.episodes.filter((row) => row.player === TRAINING).map((row) => row.update);
+  const nearest = kept.reduce((best, u) => (Math.abs(u - update) < Math.abs(best - update) ? u : best));
+  setFilters({ player: TRAINING, update: String(nearest) });
+  openEpisode(page.shown[0].number, 1, true);
+}
+
 const trainingHint = () => h("p", { class: "muted small" }, "Values and advantages are recorded for ",
-  h("button", { type: "button", class: "link", click: () => setFilters({ player: TRAINING }) }, "the sample of training"), ", not for held-out episodes.");
+  h("button", { type: "button", class: "link", click: openSample }, "the sample of training"), ", not for held-out episodes.");
 
 function colourScale(episodes, key) {
   if (key === "loss_mask") {

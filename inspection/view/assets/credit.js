@@ -51,7 +51,7 @@ function creditPanel(episode, t, j) {
   const { tokens } = episode.turns[t];
   const at = (key) => (tokens[key] || [])[j];
   const title = h("p", { class: "credit-title" }, h("b", null, `“${visible(tokens.text[j])}”`), ` turn ${t + 1}, token ${j + 1} of ${tokens.text.length}`);
-  const rest = [["advantage that was trained on (whitened)", at("advantages")], ["return = advantage + value", at("returns")]];
+  const rest = [[episode.credit?.role === "critic" ? "whitened advantage (only the critic was trained)" : "advantage that was trained on (whitened)", at("advantages")], ["return = advantage + value", at("returns")]];
   const table = (rows) => h("table", { class: "credit" }, h("tbody", null, rows.filter(([, x]) => x !== undefined && x !== null).map(([name, x, title]) =>
     h("tr", { class: title ? "sum" : "" }, h("th", { scope: "row" }, name), h("td", null, fine(x))))));
   if (!isTrained(tokens, j)) return [title, h("p", { class: "muted small" }, "This token was not trained on.")];

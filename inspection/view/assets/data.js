@@ -68,15 +68,19 @@ function pictureAddress(episode, key) {
   return PICTURE.test(address) ? address : null;
 }
 
-/** One entry per line of the list: an episode, or in a comparison the two with the same task and seed. */
+/** One entry per line of the list: an episode, or in a comparison the two with the same task, seed and update.
+
+    Two runs whose last evaluations came after different updates are compared at those, too. */
 function makeEntries(head) {
   if (head.runs.length < 2) return head.episodes.map((row, i) => ({ number: i + 1, rows: [row] }));
   const settings = [0, 1].map((run) => new Set(head.episodes.filter((r) => (r.run || 0) === run).map((r) => r.setting)));
   const common = [...settings[0]].some((setting) => settings[1].has(setting));
+  const last = [0, 1].map((run) => Math.max(...head.episodes.filter((r) => (r.run || 0) === run && r.player !== TRAINING).map((r) => r.update ?? -1)));
+  const settingOf = (row) => (Math.min(...last) >= 0 && row.player !== TRAINING && row.update === last[row.run || 0] ? "last" : row.setting);
   const pairs = new Map();
   const seen = new Map();
   for (const row of head.episodes) {
-    const name = JSON.stringify([row.task, row.seed, common ? row.setting : ""]);
+    const name = JSON.stringify([row.task, row.seed, common ? settingOf(row) : ""]);
     const occurrence = `${row.run || 0} ${name}`;
     seen.set(occurrence, (seen.get(occurrence) || 0) + 1);
     const key = `${seen.get(occurrence)} ${name}`;

@@ -79,7 +79,9 @@ function stateWords(study) {
   const how = study.state ? visible(study.state) : page.head.follow ? "running" : age < 120 ? "running when this page was written" : `no end is recorded; the last row is ${duration(age)} older than this page`;
   const took = about.wall_time_s ?? Math.max(lastOf(study, "seconds") || 0, (page.head.follow ? Date.parse(page.head.written) / 1000 : about.written) - about.started);
   const turns = lastOf(study, "turns");
-  return [how, `${count(updates)}${of} updates`, turns ? `${count(turns)} turns` : null, `took ${duration(took)}`,
+  const trained = pointsOf(study, "train/actor_trains").find((p) => p.y)?.x;
+  const from = trained > 1 ? `the policy trains from update ${trained} on` : null;
+  return [how, `${count(updates)}${of} updates`, from, turns ? `${count(turns)} turns` : null, `took ${duration(took)}`,
     `began ${new Date(1000 * about.started).toLocaleString("en", { dateStyle: "medium", timeStyle: "short" })}`].filter(Boolean);
 }
 
@@ -101,6 +103,8 @@ function failures(study) {
     .map((rows) => ({ update: rows[0].update, rows, failed: rows.filter((row) => outcome(row) === "failed") })).filter(({ failed }) => failed.length)
     .map(({ update, rows, failed }) => ({ update, sentence: `${count(failed.length)} of ${plural(rows.length, "held-out episode")} failed and count as 0; the first: ${(failed[0].fault || "no reason is recorded").trim().split("\n")[0]}` }));
 }
+
+const CAUSES = ["lr", "critic_lr", "kl_coef", "eps_clip", "rollout_batch_size", "global_batch_size", "gamma_step", "lambda_step"];
 
 /** The greatest lasting fall of the held-out result, and what else changed between its two evaluations. */
 function collapse(study) {
@@ -130,8 +134,9 @@ function collapse(study) {
     if (a > 0 && b > 0 && (b / a >= 2 || a / b >= 2)) reasons.push([to.x, `${CURVE_NAMES[key]} went from ${short(a)} to ${short(b)}`]);
   }
   const words = reasons.sort((a, b) => a[0] - b[0]).map(([, text]) => text);
+  const changed = CAUSES.filter((key) => study.settings[key]).map((key) => `${key} is ${valueText(study.settings[key][0])}, by default ${valueText(study.settings[key][1])}`);
   return { update: to.x, sentence: `The held-out result fell from ${short(from.y)} at update ${from.x} to ${short(to.y)} at update ${to.x}. ${
-    words.length ? `In between: ${words.join("; ")}.` : "No metric on this page changed much in between."}` };
+    words.length ? `In between: ${words.join("; ")}.` : "No metric on this page changed much in between."}${changed.length ? ` Settings: ${changed.join("; ")}.` : ""}` };
 }
 
 function warnings(study, isNamed) {
@@ -189,7 +194,7 @@ function speed(study) {
   const words = [];
   if (play !== null && turns) {
     const share = train / (play + train);
-    words.push(`${short(turns / (play + train))} turns per second, training included.`, `An update takes ${short(play + train)} s: ${percent(1 - share)} waiting for its turns, ${percent(share)} training and loading weights.`);
+    words.push(`In the last updates ${short(turns / (play + train))} turns per second, training included.`, `An update takes ${short(play + train)} s: ${percent(1 - share)} waiting for its turns, ${percent(share)} training and loading weights.`);
     if (share > 0.5) words.push("Training is the bottleneck.");
   }
   if (engine !== null) {
@@ -228,7 +233,7 @@ function runsTable(studies) {
     const [a, b] = [points[0], points.at(-1)];
     const text = (p) => (p ? pointWords(p) : "–");
     return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${study.run % 6}` }), runBadge(study), study.name), h("td", null, text(a)), h("td", null, text(b)),
-      h("td", null, text(points.reduce((best, p) => (!best || p.y > best.y ? p : best), null))), h("td", null, String(study.alarms.length)), h("td", null, [stateWords(study)[0].split(":")[0], ...stateWords(study).slice(1, 4)].join(", ")));
+      h("td", null, text(points.reduce((best, p) => (!best || p.y > best.y ? p : best), null))), h("td", null, String(study.alarms.length)), h("td", null, [stateWords(study)[0].split(":")[0], ...stateWords(study).slice(1, -1)].join(", ")));
   });
   const heads = ["Run", "First", "Last", "Best", "Alarms", "State"];
   return h("div", { class: "table" }, h("table", { class: "summary runs" }, h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col" }, x)))), h("tbody", null, rows)));

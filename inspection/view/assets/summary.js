@@ -67,7 +67,7 @@ const COLUMNS = [
   ["Return", (s) => (s.return === null ? "–" : `${fixed(s.return)}${s.returnError === null ? "" : ` ± ${fixed(s.returnError)}`}`)],
   ["Progression", (s) => percent(s.progression, 1)],
   ["Turns", (s) => fixed(s.turns, 1)],
-  ["Valid actions", (s) => h("span", { class: s.valid !== null && s.valid < 0.95 ? "warn" : "" }, percent(s.valid, 1))],
+  ["Valid actions", (s) => h("span", { class: s.valid !== null && s.valid < 0.8 ? "warn" : "" }, percent(s.valid, 1))],
   ["Failed", (s) => h("span", { class: s.failed ? "failed" : "" }, count(s.failed))],
 ];
 
@@ -108,7 +108,7 @@ function renderOverview() {
     ...renderRun().filter(Boolean),
     page.head.studies.length ? h("h3", null, "Episodes") : "",
     page.shown.length ? h("div", { class: "table" }, table) : h("p", null, emptyText()),
-    h("p", { class: "muted" }, "Choose a row to filter the list by it, or an episode to read it. Press ? for the keyboard.")));
+    h("p", { class: "muted" }, "Choose a task to filter the list by it, or an episode to read it. Press ? for the keyboard.")));
 }
 
 const emptyText = () => (page.entries.length ? "No episode matches the filters." : "There are no episodes yet.");
@@ -124,18 +124,22 @@ function pairLegend() {
   const m = mean(differences);
   const points = `${m > 0 ? "+" : ""}${withError(m, standardError(differences))}`.replace("-", "−").replace(" %", " points");
   const alone = [1, -1].map((side) => differences.filter((d) => d === side).length);
-  const text = `Win rate${update === null ? "" : ` at update ${update}`}, B − A: ${points} (standard error), over ${plural(both.length, "pair")} with the same task and seed: only B won ${count(alone[0])}, only A ${count(alone[1])}`;
+  const [a, b] = both[0].rows.map((row) => row.update);
+  const when = update === null ? "" : a === b ? ` at update ${a}` : ` at update ${a} of A and ${b} of B`;
+  const text = `Win rate${when}, B − A: ${points} (standard error), over ${plural(both.length, "pair")} with the same task and seed: only B won ${count(alone[0])}, only A ${count(alone[1])}`;
   return h("div", { class: "muted" }, lines, h("p", { class: "difference" }, text));
 }
 
 function groupRows(group, names, isPair) {
+  const rowsOf = (run) => group.entries.map((entry) => entry.rows[run]).filter(Boolean);
+  const first = page.head.runs.findIndex((_, run) => rowsOf(run).length);
   return page.head.runs.map((_, run) => {
-    const s = statistics(group.entries.map((entry) => entry.rows[run]).filter(Boolean));
+    const s = statistics(rowsOf(run));
     if (isPair && !s.n) return "";
     const choose = () => setFilters({ ...state.filters, ...Object.fromEntries(names.map((name) => [name, group[name]])) });
     const cells = names.map((name, i) => (i ? h("td", null, group[name]) : h("th", { scope: "row" },
-      run ? group[name] : h("button", { type: "button", class: "link", click: choose }, group[name]))));
+      run !== first ? group[name] : h("button", { type: "button", class: "link", click: choose }, group[name]))));
     const runCell = isPair ? [h("td", null, h("b", { class: `run run-${run}` }, "AB"[run]))] : [];
-    return h("tr", { class: run ? "second" : "" }, cells, runCell, COLUMNS.map(([, cell]) => h("td", { class: "n" }, cell(s))));
+    return h("tr", { class: run !== first ? "second" : "" }, cells, runCell, COLUMNS.map(([, cell]) => h("td", { class: "n" }, cell(s))));
   });
 }

@@ -48,6 +48,8 @@ def test_the_overview_says_when_it_collapsed_and_what_changed(browser: Browser, 
     browser.open(page)
     first, second = browser.texts(".alarms li")
     assert "fell from 0.9 at update 10 to 0.2 at update 20" in first
+    assert first.endswith("Settings: gamma_step is 0.5, by default 0.99.")
+    assert browser.evaluate("document.querySelector('.more-settings').open"), "what was set is shown then"
     assert (
         "KL to the first policy left its healthy range in update 16" in first
         and "Entropy went from 0.2 to 1.4" in first
@@ -229,6 +231,7 @@ def test_the_sample_of_training_has_no_win_rate_and_held_out_episodes_point_to_i
     browser.click("#stage .link")
     browser.wait("document.querySelector('#strip').innerText.includes('a sample of training')")
     assert "won" not in browser.text("#strip")
+    assert browser.evaluate("location.hash").startswith("#episode=1"), "its first episode is open"
 
 
 def test_without_discounts_or_values_the_account_says_so(browser: Browser, tmp_path: Path) -> None:
@@ -272,6 +275,21 @@ def test_a_comparison_of_two_runs_is_about_their_last_update(browser: Browser, t
     )
     assert browser.text(".difference").endswith("only B won 3, only A 0")
     assert browser.text(".runs").count("10 updates") == 2 and browser.complaints == []
+
+
+def test_runs_that_ended_at_different_updates_are_compared_at_their_last_evaluations(
+    browser: Browser, tmp_path: Path
+) -> None:
+    for name, last, won in (("a", 40, True), ("b", 16, False)):
+        for update in (0, last):
+            episodes = [invented_episode(k, success=won and update > 0, progression=1.0 * won) for k in range(3)]
+            write_run(tmp_path / name, episodes, setting=f"update {update}")
+        write_rows(tmp_path / name, collapsing(10))
+    write_once(view_options(tmp_path / "a", tmp_path / "b"))
+    browser.open(tmp_path / "a" / "compare.html")
+    said = browser.text(".difference")
+    assert "Win rate at update 40 of A and 16 of B, B − A: −100.0" in said and said.endswith("only B won 0, only A 3")
+    assert "update 16" in browser.text("#strip")
 
 
 def test_part_of_a_goal_is_no_cross_and_a_return_has_no_minus_zero(browser: Browser, tmp_path: Path) -> None:
