@@ -32,6 +32,7 @@ FAMILIES = {
     **{"crafter": (1, 10), "nle": (1, 5), "minihack": (8, 5)},
 }
 """BALROG's families: how many tasks each has, and the least number of episodes of a task."""
+# As in `envs.babyai.levels`, which needs minigrid.
 _BABYAI = "BabyAI-MixedTrainLocal-v0/"
 _BABYAI_GOALS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
 _TEXTWORLD = ("treasure_hunter", "the_cooking_game", "coin_collector")
@@ -96,15 +97,15 @@ def balrog_task(episode: Mapping[str, Any]) -> tuple[str, str]:
         "envs.balrog": tuple(task.split("/", 1)),
     }.get(env, ("", task))
     where = f"task {task} of {env}, seed {seed}"
-    is_ours = env == "envs.textworld"
+    is_textworld = env == "envs.textworld"
     if (
         len(found) != 2
         or found[0] not in FAMILIES
         or {"", ".", ".."} & set(found[1].split("/"))  # a record may hold any text, and this becomes a path
         or (found[0] == "babyai" and found[1].removeprefix(_BABYAI) not in _BABYAI_GOALS)
-        or (is_ours and (task not in _TEXTWORLD or not options.get("games_path")))
+        or (is_textworld and (task not in _TEXTWORLD or not options.get("games_path")))
     ):
-        hint = "; TextWorld needs BALROG's games in env.games_path" if is_ours else ""
+        hint = "; TextWorld needs BALROG's games in env.games_path" if is_textworld else ""
         raise ConfigError(f"{where}, is not one of BALROG's tasks; leave it out with --task{hint}")
     if options.get("preset") != "balrog" or options.get("max_steps") is not None:
         raise ConfigError(

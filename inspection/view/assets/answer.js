@@ -129,7 +129,7 @@ function openSample() {
   const kept = page.head.episodes.filter((row) => row.player === TRAINING).map((row) => row.update);
   const nearest = kept.reduce((best, u) => (Math.abs(u - update) < Math.abs(best - update) ? u : best));
   setFilters({ player: TRAINING, update: String(nearest) });
-  openEpisode(page.shown[0].number, 1, true);
+  if (page.shown.length) openEpisode(page.shown[0].number, 1, true); // a search may hide them all
 }
 
 const trainingHint = () => h("p", { class: "muted small" }, "Values and advantages are recorded for ",

@@ -75,7 +75,8 @@ function makeEntries(head) {
   if (head.runs.length < 2) return head.episodes.map((row, i) => ({ number: i + 1, rows: [row] }));
   const settings = [0, 1].map((run) => new Set(head.episodes.filter((r) => (r.run || 0) === run).map((r) => r.setting)));
   const common = [...settings[0]].some((setting) => settings[1].has(setting));
-  const last = [0, 1].map((run) => Math.max(...head.episodes.filter((r) => (r.run || 0) === run && r.player !== TRAINING).map((r) => r.update ?? -1)));
+  const last = [-1, -1];
+  for (const row of head.episodes) if (row.player !== TRAINING) last[row.run || 0] = Math.max(last[row.run || 0], row.update ?? -1);
   const settingOf = (row) => (Math.min(...last) >= 0 && row.player !== TRAINING && row.update === last[row.run || 0] ? "last" : row.setting);
   const pairs = new Map();
   const seen = new Map();
