@@ -125,8 +125,8 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
 def read_level(path: str, seed: int) -> tuple[Room, State]:
     """Return the seed's level of a text file, or of the `.txt` files of a folder, in Boxoban's format.
 
-    Levels are separated by lines that begin with a semicolon, or by empty lines. Raises ConfigError, with the file and
-    the level, if there is no such file, no level in it, or a malformed one.
+    Levels are separated by lines that begin with a semicolon, or by empty lines. Raises ConfigError, which
+    names the file and the level, if the file is missing, is empty, or holds a malformed level.
     """
     place = Path(path).expanduser()
     files = sorted(place.rglob("*.txt")) if place.is_dir() else [place]

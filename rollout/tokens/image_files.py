@@ -34,7 +34,7 @@ def read_image(image: Any) -> Image.Image:
     Raises EncodingError if it is something else or damaged, or has more than `MAX_PIXELS` pixels.
     """
     if isinstance(image, str) and not image.startswith("data:"):
-        raise EncodingError("a picture given as str cannot be read: it is no data URI")
+        raise EncodingError("a picture given as str cannot be read: text must be a data URI")
     try:
         return open_image(image, MAX_PIXELS)
     except ImageError as error:

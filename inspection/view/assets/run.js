@@ -179,7 +179,7 @@ function curves(studies) {
     event.target.value = "";
   } }, h("option", { value: "" }, "choose…"), others.map((key) => h("option", { value: key }, visible(key))));
   const help = page.head.episodes.some((row) => row.update !== undefined) ? "Click a point to list the episodes of its update." : "";
-  return h("section", { class: "curves", "aria-label": "Curves" }, tops.length ? tops : h("p", { class: "muted" }, "There is no evaluation yet."), charts,
+  return h("section", { class: "curves", "aria-label": "Curves" }, tops.length ? tops : h("p", { class: "muted" }, "Nothing has been evaluated yet."), charts,
     h("p", { class: "muted" }, help, others.length ? [h("label", { class: "more" }, " Any other metric: ", more)] : null));
 }
 
