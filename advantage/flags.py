@@ -13,6 +13,8 @@ from slime_verlog import ConfigError, read_yaml
 
 HOOK = "advantage.hook.compute_advantages"
 INSTALL = "advantage.patch.install"
+WHOLE_FILES = ("disk", "full")
+"""slime's transport and mode of weights that `train.py` itself makes the engines load."""
 FROZEN = "freeze_params_name_list"
 """slime's list of patterns for parameters that are not trained; `critic_frozen` sets it for the critic."""
 
@@ -43,6 +45,8 @@ class AdvantageFlags:
     n_samples_per_prompt: int | None = None
     freeze_params_name_list: Sequence[str] | None = None
     only_train_params_name_list: Sequence[str] | None = None
+    update_weight_transport: str | None = None
+    update_weight_mode: str | None = None
     load: str | None = None
     ckpt_step: int | None = None
     finetune: bool = False
@@ -92,6 +96,12 @@ def check_flags(args: Any) -> AdvantageSettings:
     _check_frozen(flags, settings)
     if settings.policy_loss == "dis":
         check_dis(flags)
+    if settings.on_update == "continue" and (flags.update_weight_transport, flags.update_weight_mode) == WHOLE_FILES:
+        raise FlagError(
+            "on_update: continue needs weights that the trainer pushes; with --update-weight-transport disk and whole "
+            "checkpoints, slime's script pauses the engines itself and aborts what is in flight: give "
+            "--update-weight-transport nccl or --update-weight-mode delta, or use on_update: abort"
+        )
     return settings
 
 

@@ -143,6 +143,10 @@ class AdvantageSettings(Settings):
     alarm_masked_share: float = Field(default=0.2, gt=0, le=1)
     """There is a warning if DIS, TIS or IcePop masks or clips more than this share of the tokens. The default is this
     project's choice; no source gives a bound."""
+    on_update: Literal["abort", "continue"] = "abort"
+    """With `rollout.continuous`: what happens to responses in flight when the engines get new weights. `abort`: they
+    are lost, and their turns are asked again. `continue`: they go on, and the new weights write their remaining tokens;
+    needs SGLang 0.5.21 or newer. Each token keeps the log-prob of the weights that wrote it."""
     critic_updates: int = Field(default=1, ge=1, le=16)
     """How often the critic trains on each batch. `actor_values` says which values the actor's advantages use."""
     actor_values: Literal["before", "after"] = "before"

@@ -12,7 +12,8 @@ the scheduler, a few milliseconds. What this cannot show: cores that share cache
 frequency, and the network between nodes.
 
 A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
-responses of the same distribution. As in SGLang, an update aborts those in flight and raises the weight version.
+responses of the same distribution. As in SGLang, an update aborts those in flight, or retracts them, and raises the
+weight version.
 """
 
 import argparse
@@ -75,18 +76,19 @@ class Host:
         return self.asleep() and self.cpu_s() == self._cpu
 
 
-def draw_length(seed: int) -> int:
-    """Draw the tokens of a response: log-normal with mean 150 and sigma 0.6, which is assumed for short reasoning."""
-    drawn = random.Random(seed).lognormvariate(math.log(150.0) - 0.6**2 / 2, 0.6)
-    return min(1024, max(16, round(drawn)))
+def draw_length(seed: int, mean: float) -> int:
+    """Draw the tokens of a response, at least 16: log-normal with sigma 0.6, which is assumed for short reasoning."""
+    return max(16, round(random.Random(seed).lognormvariate(math.log(mean) - 0.6**2 / 2, 0.6)))
 
 
 class Server:
     """The engines behind one address, and their clock."""
 
-    def __init__(self, host: Host, engines: int, timing: Timing, vocabulary: Mapping[str, Any]) -> None:
+    def __init__(
+        self, host: Host, engines: int, timing: Timing, vocabulary: Mapping[str, Any], answer_tokens: float
+    ) -> None:
         """Start with idle engines; the engines have no tokenizer, so responses are made of the `vocabulary`."""
-        self.hosts, self.timing, self.vocabulary = [host], timing, vocabulary
+        self.hosts, self.timing, self.vocabulary, self.answer_tokens = [host], timing, vocabulary, answer_tokens
         self.engines = [Engine(timing) for _ in range(engines)]
         self.now, self.version, self.arrived = 0.0, 1, 0
         self.recorded: dict[int, tuple[np.ndarray, int]] = {}
@@ -114,15 +116,15 @@ class Server:
         body = await request.json()
         prompt = np.asarray(body["input_ids"], dtype=np.int32)
         seed = zlib.crc32(prompt.tobytes())
-        length = min(draw_length(seed), body["sampling_params"]["max_new_tokens"])
-        work, version = Request(prompt, length), self.version
+        length = min(draw_length(seed, self.answer_tokens), body["sampling_params"]["max_new_tokens"])
+        work = Request(prompt, length)
         self.recorded.setdefault(seed, (prompt, length))  # an aborted request comes again
         self._answers[work] = asyncio.get_running_loop().create_future()
         min(self.engines, key=lambda engine: engine.load).submit(work, self.now)
         finish = await self._answers[work]
-        return web.json_response(self._answer(work, seed, finish, version))
+        return web.json_response(self._answer(work, seed, finish))
 
-    def _answer(self, work: Request, seed: int, finish: str, version: int) -> dict[str, Any]:
+    def _answer(self, work: Request, seed: int, finish: str) -> dict[str, Any]:
         rng = random.Random(seed)
         begin, end = self.vocabulary["begin"], rng.choice(self.vocabulary["ends"])
         words = rng.choices(self.vocabulary["words"], k=max(1, work.length - len(begin[0]) - len(end[0])))
@@ -130,6 +132,7 @@ class Server:
         text = begin[1] + "".join(word for _, word in words) + end[1]
         if finish == "abort":
             ids, text = ids[: work.done], ""
+        versions = [*work.versions, (self.version, len(ids))]
         return {
             "text": text,
             "meta_info": {
@@ -138,7 +141,8 @@ class Server:
                 "prompt_tokens": len(work.prompt),
                 "completion_tokens": len(ids),
                 "cached_tokens": 0,
-                "weight_version": str(version),
+                "weight_version": str(self.version),
+                "weight_versions": [{"version": str(version), "end": tokens} for version, tokens in versions],
             },
         }
 
@@ -165,10 +169,17 @@ class Server:
         return web.json_response({})
 
     async def update(self, request: web.Request) -> web.Response:
-        """Load new weights: pause, abort, flush the cache, load, continue."""
-        await self.pause(request)
+        """Load new weights: pause, abort or retract, flush the cache, load, continue."""
+        retracts = (await request.json()).get("mode") == "retract"
         for engine in self.engines:
+            engine.paused = True
+            if retracts:
+                for work in engine.retract(self.now):
+                    if work.done:
+                        work.versions.append((self.version, work.done))
             engine.cache.clear()
+        if not retracts:
+            await self.abort(request)
         self.version += 1
         return await self.resume(request)
 
@@ -241,9 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocabulary", type=Path, required=True, help="JSON file with the tokens of responses")
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--places", type=int, default=Timing.places, help="requests that one engine runs at once")
+    parser.add_argument("--answer-tokens", type=float, default=150.0, help="mean tokens of a response")
     options = parser.parse_args(arguments)
     vocabulary = json.loads(options.vocabulary.read_text())
-    asyncio.run(serve(Server(Host(options.host), options.engines, Timing(places=options.places), vocabulary)))
+    timing = Timing(places=options.places)
+    asyncio.run(serve(Server(Host(options.host), options.engines, timing, vocabulary, options.answer_tokens)))
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ WORDS = (
 )
 ENDS = (".\nACTION: left", ".\nACTION: right")
 MEAN_EPISODE = 16  # turns of an episode on average
-ANSWER_LIMIT = 1024
+ANSWER_LIMIT = 7  # a response's tokens are at most so many times the mean
 TRAINING_S = 1 / 45
-"""Seconds of training per turn of a batch and engine: half of what one saturated engine needs to play a turn."""
+"""Seconds of training per turn of 150 tokens and engine: half of what one saturated engine needs to play a turn."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Case:
     """Batches before them. Loops that never stop need one more, with an update of the weights before the measuring."""
     processes: int = 1
     """Processes that play (`rollout_processes`)."""
+    answer_tokens: float = 150.0
+    """Mean tokens of a response."""
     parts: bool = False
     """Time the parts of a turn (`benchmarks/parts.py`), which adds a few percent to what it costs."""
 
@@ -88,8 +90,9 @@ def save_vocabulary(checkpoint: Path, path: Path) -> None:
 class SimulatedEngines:
     """A context with `benchmarks.engine_server` running for this process. Its calls block an event loop."""
 
-    def __init__(self, vocabulary: Path, engines: int, places: int) -> None:
-        options = {"host": os.getpid(), "vocabulary": vocabulary, "engines": engines, "places": places}
+    def __init__(self, vocabulary: Path, case: Case) -> None:
+        options = {"host": os.getpid(), "vocabulary": vocabulary, "engines": case.engines, "places": case.places}
+        options["answer-tokens"] = case.answer_tokens
         flags = [f"--{name}={value}" for name, value in options.items()]
         self._command = [sys.executable, "-m", "benchmarks.engine_server", *flags]
         self.port = 0
@@ -104,9 +107,9 @@ class SimulatedEngines:
         self._process.terminate()
         self._process.communicate()
 
-    def update(self) -> None:
-        """Load new weights, which aborts the requests in flight."""
-        self.ask("/simulated/update", {})
+    def update(self, mode: str = "abort") -> None:
+        """Load new weights, which aborts or retracts the requests in flight."""
+        self.ask("/simulated/update", {"mode": mode})
 
     def sleep(self, seconds: float) -> None:
         """Wait for simulated seconds, as a trainer that works on other machines."""
@@ -197,7 +200,8 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
     values = {
         **{"hf_checkpoint": str(checkpoint), "sglang_router_ip": "127.0.0.1", "sglang_router_port": port},
         **{"rollout_batch_size": case.turns, "n_samples_per_prompt": 1, "global_batch_size": case.turns},
-        **{"rollout_max_response_len": ANSWER_LIMIT, "rollout_max_context_len": None, "rollout_seed": 42},
+        **{"rollout_max_response_len": round(ANSWER_LIMIT * case.answer_tokens)},
+        **{"rollout_max_context_len": None, "rollout_seed": 42},
         **{"rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, "num_critic_only_steps": 0},
         **{"save": None, "load": None, "debug_rollout_only": True},
         **{"n_env": slots, "env_backend": "inline", "env_workers": 1, "engine": {"timeout_s": 3600.0}},
@@ -213,7 +217,8 @@ class Trainer:
     def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, collect: fixed_turn.Collect) -> None:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
-        self.train_s = TRAINING_S * case.turns / case.engines
+        self.train_s = TRAINING_S * case.turns / case.engines * case.answer_tokens / 150
+        self.mode = "retract" if getattr(args, "on_update", None) == "continue" else "abort"
 
     async def start(self) -> None:
         """Start the players before anything is measured."""
@@ -244,7 +249,7 @@ class Trainer:
             samples = await self.rollout(k)
             await self._count(k, samples)
             await asyncio.to_thread(self.engines.sleep, self.train_s)
-            await asyncio.to_thread(self.engines.update)
+            await asyncio.to_thread(self.engines.update, self.mode)
 
     async def ahead(self) -> None:
         """Follow train_async.py: batch k + 1 is asked for before batch k is trained on."""
@@ -291,6 +296,11 @@ LOOPS: dict[str, tuple[str, fixed_turn.Collect, Order, dict[str, Any]]] = {
     "fixed": ("fixed-turn", fixed_turn.collect, Trainer.one_after_the_other, {}),
     "per-env": ("fixed-turn, per_env", fixed_turn.collect, Trainer.one_after_the_other, {"turn_quota": "per_env"}),
     "continuous": ("continuous, train.py", continuous.collect, Trainer.overlapping, {"max_staleness": 1}),
+    "continue": (
+        "continuous, train.py, continue",
+        *(continuous.collect, Trainer.overlapping),
+        {"max_staleness": 2, "on_update": "continue"},
+    ),
     "continuous-async": ("continuous, train_async.py", continuous.collect, Trainer.ahead, {"max_staleness": 2}),
 }
 """Name on the command line: label, function, order of calls, YAML keys."""
@@ -318,7 +328,7 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
         bodies.append(write_body(*arguments))
         return bodies[-1]
 
-    write_body, engines = engine.request_body, SimulatedEngines(vocabulary, case.engines, case.places)
+    write_body, engines = engine.request_body, SimulatedEngines(vocabulary, case)
     timed = parts.timed() if case.parts else nullcontext()
     with engines, engines.sleeping():
         with mock.patch.object(engine, "request_body", kept_body), timed:

@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engines", nargs="+", type=int, default=[1])
     parser.add_argument("--processes", nargs="+", type=int, default=[1], help="processes that play (not slime's loop)")
     parser.add_argument("--places", type=int, default=96, help="requests that one engine runs at once")
+    parser.add_argument("--answer-tokens", type=float, default=150.0, help="mean tokens of a response")
     parser.add_argument("--batches", type=int, default=2, help="measured batches")
     parser.add_argument("--warm", type=int, default=1, help="batches before them")
     parser.add_argument("--parts", action="store_true", help="time the parts of a turn")
@@ -122,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sizes = itertools.product(options.engines, options.turns, options.processes)
     cases = [
-        loops.Case(loop, turns, engines, options.places, options.batches, options.warm, processes, options.parts)
+        loops.Case(
+            *(loop, turns, engines, options.places, options.batches, options.warm, processes, options.answer_tokens),
+            parts=options.parts,
+        )
         for engines, turns, processes in sizes
         for loop in options.loops
         if processes == 1 or loop in loops.LOOPS

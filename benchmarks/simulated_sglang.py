@@ -47,6 +47,8 @@ class Request:
     length: int
     done: int = 0
     """Tokens of the response so far."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Weight versions before the current one, each with the tokens up to its last."""
 
 
 class PrefixCache:
@@ -128,6 +130,13 @@ class Engine:
         self._schedule(now)
         return stopped
 
+    def retract(self, now: float) -> list[Request]:
+        """Let all requests wait, those that ran at the front; returns the latter."""
+        ran = len(self.running)
+        stopped = self.abort(now)
+        self.waiting = deque(stopped)
+        return stopped[:ran]
+
     def resume(self, now: float) -> None:
         """Continue after `paused` was set."""
         self.paused = False
@@ -139,7 +148,7 @@ class Engine:
         self._began, self._steps, self._prefilled = now, 0, []
         timing, new = self.timing, 0
         while self.waiting and len(self.running) < timing.places and not self.paused:
-            tokens = len(self.waiting[0].prompt)
+            tokens = len(self.waiting[0].prompt) + self.waiting[0].done
             if self._prefilled and new + tokens > timing.prefill_tokens:
                 break
             request = self.waiting.popleft()

@@ -61,7 +61,7 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
 
     GenerateState.clear_instances()
     http_utils._http_client = None
-    with SimulatedEngines(vocabulary, case.engines, case.places) as engines, engines.sleeping():
+    with SimulatedEngines(vocabulary, case) as engines, engines.sleeping():
         args, meter = slime_args(case, engines.port, checkpoint), Meter(case, engines)
         http_utils.init_http_client(args)
         source = EpisodeSource(args)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
+from advantage.settings import advantage_settings
 from embedded.arguments import EmbeddedFlags, embedded_flags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
@@ -50,7 +51,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
 
     Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout function raises.
     """
-    flags = embedded_flags(args)
+    flags, on_update = embedded_flags(args), advantage_settings(args).on_update
     hooks = ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
     generate, convert, source_class = (load_attribute(getattr(flags, name), name) for name in hooks)
     evaluate = load_attribute(flags.eval_function_path, "eval_function_path") if flags.eval_function_path else generate
@@ -76,7 +77,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             output = generate(args, rollout_id, source)
             played = time.perf_counter()
             metrics = trainer.train(rollout_id, convert(args, output.samples))
-            engine.update_weights(trainer.policy_state(), str(rollout_id + 1))
+            engine.update_weights(trainer.policy_state(), str(rollout_id + 1), on_update)
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **_times(began, played, _clocks(engine))})
             if record is not None and trainer.trained is not None:
                 record.add(rollout_id, output.samples, *trainer.trained)

@@ -19,6 +19,7 @@ from advantage.flags import HOOK, advantage_flags, check_flags
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
 from advantage.patch.critic import install_critic, pretrain_critic
+from advantage.patch.retract import install_retraction
 from advantage.patch.roles import install_roles
 from advantage.patch.versions import find_framework, original
 from advantage.ranks import current_layout
@@ -48,6 +49,8 @@ def install(args: Any) -> None:
     if settings.policy_loss == "dis":
         install_dis(framework.loss, _replace)
     install_roles(framework, _replace)
+    if settings.on_update == "continue":
+        install_retraction(framework, _replace)
     if settings.value_pretraining.batches:
         pretrain_critic(args, framework, settings.value_pretraining, _replace)
     else:

@@ -83,6 +83,11 @@ class Engine:
     def response(self, request: Request, started: float) -> dict[str, Any]:
         """Return the JSON that SGLang returns for a finished request."""
         log_probs = zip(request.log_probs, request.output, strict=True)
+        starts = [0, *(end for _, end in request.versions)]
+        spans = [
+            {"version": version, "start": start, "end": end}
+            for start, (version, end) in zip(starts, request.versions, strict=False)
+        ]
         return {
             "text": self._text(request),
             "output_ids": request.output,
@@ -92,7 +97,8 @@ class Engine:
                 "prompt_tokens": len(request.prompt),
                 "completion_tokens": len(request.output),
                 "cached_tokens": request.cached_tokens,
-                "weight_version": request.weight_version,
+                "weight_version": request.versions[-1][0],
+                "weight_versions": spans,
                 "e2e_latency": time.monotonic() - started,
                 "output_token_logprobs": [[log_prob, token, None] for log_prob, token in log_probs],
             },

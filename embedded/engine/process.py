@@ -1,7 +1,7 @@
 """The engine in a process beside the trainer's, so that both compute at the same time.
 
-Weights go to the engine as slime's disk transport sends them: pause, which aborts the responses in flight, flush, load,
-continue.
+Weights go to the engine as slime's disk transport sends them: pause, which aborts or retracts the responses in flight,
+flush, load, continue.
 """
 
 from __future__ import annotations
@@ -65,16 +65,19 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
             self._port = said["port"]
         return self._port
 
-    def update_weights(self, state: Mapping[str, torch.Tensor], version: str) -> None:
-        """Serve these weights, under Hugging Face names, as this version, or raise EngineError. Aborts responses."""
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: str, on_update: str = "abort") -> None:
+        """Serve these weights, under Hugging Face names, as this version, or raise EngineError.
+
+        `on_update`: whether responses in flight `abort` or `continue` with the new weights.
+        """
         folder = self._weights / "policy"
         try:
             write_policy(self._model, state, folder)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the weights for the engine cannot be written to {folder}: {error}") from error
-        self._post("/pause_generation")
+        self._post("/pause_generation", {"mode": "retract" if on_update == "continue" else "abort"})
         while self._post("/flush_cache", refused=400) == 400:
-            time.sleep(0.002)  # flushing is refused until the last response is aborted
+            time.sleep(0.002)  # flushing is refused until the last response is aborted or retracted
         self._post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": version})
         self._post("/continue_generation")
 

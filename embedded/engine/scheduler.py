@@ -43,8 +43,19 @@ class Request:
     log_probs: list[float] = field(default_factory=list)
     cached_tokens: int = 0
     finish_reason: dict[str, Any] | None = None
-    weight_version: str = ""
+    versions: list[tuple[str, int]] = field(default_factory=list)
+    """Weight versions in the order in which they wrote the response, each with the number of tokens up to its last."""
     row: int = -1
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and the response so far."""
+        return [*self.prompt, *self.output]
+
+    def wrote(self, version: str) -> None:
+        """Note that the tokens since the last version are this one's."""
+        if not self.versions or len(self.output) > self.versions[-1][1]:
+            self.versions.append((version, len(self.output)))
 
 
 class Scheduler:
@@ -68,7 +79,7 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._updates: deque[Update] = deque()
         self._wake = threading.Condition()
-        self._abort_all = False
+        self._abort_all = self._retract = False
         self._abort_rids: set[str] = set()
         self._paused = self._closed = False
         self._error: Exception | None = None
@@ -100,10 +111,15 @@ class Scheduler:
             self._wake.notify()
 
     def pause(self, mode: str) -> None:
-        """Stop generating. `abort` ends all requests, `in_place` lets them continue afterwards."""
+        """Stop generating. `abort` ends all requests; `retract` lets them wait and go on after `resume`.
+
+        A retracted request computes its prompt and its response so far again, so its next tokens are those of the
+        weights that are then loaded.
+        """
         with self._wake:
             self._paused = True
             self._abort_all |= mode == "abort"
+            self._retract |= mode == "retract"
             self._wake.notify()
 
     def resume(self) -> None:
@@ -174,11 +190,11 @@ class Scheduler:
                 with self._wake:
                     self._wake.wait_for(self._has_work)
                     self._apply_aborts()
+                    self._apply_retraction()
                     if self._closed:
                         self._fail(EngineError("the engine was closed"))
                         return
-                    # An update waits for running requests; paused ones keep their outdated cache.
-                    update = self._updates.popleft() if self._updates and (self._paused or not self._running) else None
+                    update = self._updates.popleft() if self._updates and not self._running else None
                     admitted = [] if self._paused or self._updates or update else self._admit()
                 if update is not None:
                     self._load(*update)
@@ -194,7 +210,7 @@ class Scheduler:
                 self._fail(broken)
 
     def _has_work(self) -> bool:
-        commands = self._closed or self._abort_all or self._abort_rids or self._updates
+        commands = self._closed or self._abort_all or self._retract or self._abort_rids or self._updates
         return bool(commands or (not self._paused and (self._running or self._waiting)))
 
     def _fail(self, error: EngineError) -> None:
@@ -216,6 +232,14 @@ class Scheduler:
             if everything or request.rid.startswith(prefixes):
                 self._finish(request, {"type": "abort", "message": "aborted by request"})
 
+    def _apply_retraction(self) -> None:
+        if self._retract:
+            for request in self._running.values():
+                request.row = -1
+            self._waiting.extendleft(reversed(self._running.values()))
+            self._running.clear()
+            self._retract = False
+
     def _load(self, state: Mapping[str, torch.Tensor], version: str | None, done: Future[str]) -> None:
         """Replace the weights. The lock is not held meanwhile, so new requests are accepted."""
         try:
@@ -228,6 +252,9 @@ class Scheduler:
         with self._wake:
             self._written[:] = 0
             last = self.weight_version
+            for request in self._waiting:
+                if request.output:
+                    request.wrote(last)
             following = str(int(last) + 1) if last.isdigit() else f"{last}+1"
             self.weight_version = following if version is None else version
         done.set_result(self.weight_version)
@@ -238,7 +265,7 @@ class Scheduler:
         budget = 4096  # prompt tokens in one step; this bounds the delay of running requests
         while self._waiting and len(self._running) < self.decoder.rows and budget > 0:
             request = self._waiting.popleft()
-            tokens = np.asarray(request.prompt)
+            tokens = np.asarray(request.tokens)
             shared = self._shared_prefixes(tokens)
             free = [row for row in range(self.decoder.rows) if row not in self._running]
             best = int(shared.argmax())
@@ -251,7 +278,7 @@ class Scheduler:
             self._tokens[row, : len(tokens)] = tokens
             self._written[row] = length
             request.row = row
-            request.cached_tokens = length
+            request.cached_tokens = length if not request.output else request.cached_tokens
             self._running[row] = request
             admitted.append(request)
             budget -= len(tokens) - length
@@ -268,7 +295,7 @@ class Scheduler:
     def _prefill(self, requests: list[Request]) -> None:
         rows = [r.row for r in requests]
         starts = self._written[rows].tolist()
-        totals = [len(r.prompt) for r in requests]
+        totals = [len(r.tokens) for r in requests]
         tokens = [self._tokens[row, s:n] for row, s, n in zip(rows, starts, totals, strict=True)]
         logits = self.decoder.prefill(rows, starts, tokens)
         self._written[rows] = totals
@@ -307,7 +334,7 @@ class Scheduler:
     def _finish(self, request: Request, reason: dict[str, Any]) -> None:
         """Answer a request and free its row; the row's tokens stay in the cache for later prompts."""
         request.finish_reason = reason
-        request.weight_version = self.weight_version
+        request.wrote(self.weight_version)
         if request.row >= 0:
             del self._running[request.row]
         elif request in self._waiting:

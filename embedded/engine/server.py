@@ -142,8 +142,8 @@ async def _abort(engine: Engine, request: web.Request) -> web.Response:
 
 async def _pause(engine: Engine, request: web.Request) -> web.Response:
     mode = (await _body(request)).get("mode", "abort")
-    if mode not in ("abort", "in_place"):
-        raise ConfigError(f"mode must be one of abort, in_place, got {reprlib.repr(mode)}")
+    if mode not in ("abort", "retract"):
+        raise ConfigError(f"mode must be one of abort, retract, got {reprlib.repr(mode)}")
     engine.scheduler.pause(mode)
     return web.json_response({"status": "ok", "message": "Generation paused."})
 

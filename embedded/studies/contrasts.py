@@ -13,7 +13,8 @@ from embedded.studies.results import Run, iqm_cell, markdown, mean_cell
 from embedded.studies.study import Study
 
 LOOKS = {8: 0.01, 12: 0.015, 20: 0.025}
-"""Numbers of seeds at which a contrast may be decided, and the error level of each look; they add up to 5 %."""
+"""Numbers of seeds at which a contrast may be decided, and the error level of each look; they add up to 5 %. A study of
+at most eight seeds has one look, at the end."""
 MARGIN = 0.05
 """At the last look, "no difference" means that the 90 % interval lies within this distance of 0."""
 
@@ -84,24 +85,25 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     """Decide every contrast at the latest look that its seeds allow; before its first look it has no verdict.
 
     With eight seeds p is at least 2/256, which a correction over several contrasts would put out of reach, so the first
-    look tests the primary contrast alone. What a look has decided stays decided.
+    of several looks tests the primary contrast alone. What a look has decided stays decided.
     """
     found = areas(study, runs)
+    looks = LOOKS if len(study.seeds) > min(LOOKS) else {len(study.seeds): sum(LOOKS.values())}
     values: dict[str, list[float]] = {}
     for name, signs in study.contrasts.items():  # of each seed whose runs are all finished
         whole = [seed for seed in study.seeds if all(seed in found[variant] for variant in signs)]
         values[name] = [sum(sign * found[variant][seed] for variant, sign in signs.items()) for seed in whole]
     decided: dict[str, Result] = {}
-    for look, alpha in LOOKS.items():
-        planned = list(values)[: 1 if look == min(LOOKS) else None]
+    for look, alpha in looks.items():
+        planned = list(values)[: 1 if look == min(looks) < max(looks) else None]
         tested = [name for name in planned if len(values[name]) >= look]
         p_values = [sign_flip_p(values[name][:look]) for name in tested]
         for name, p, adjusted in zip(tested, p_values, holm(p_values, len(planned)), strict=True):
             if name not in decided or decided[name].verdict.startswith("open"):
-                verdict = _verdict(values[name][:look], adjusted, alpha, last=look == max(LOOKS))
+                verdict = _verdict(values[name][:look], adjusted, alpha, last=look == max(looks))
                 decided[name] = Result(name, tuple(values[name][:look]), p, adjusted, verdict)
     primary = next(iter(values), None)
-    first = {name: sorted(LOOKS)[name != primary] for name in values}
+    first = {name: sorted(looks)[name != primary and len(looks) > 1] for name in values}
     early = lambda name: f"open: {len(values[name])} of {first[name]} seeds for its first look"
     return [decided.get(name) or Result(name, tuple(values[name]), None, None, early(name)) for name in values]
 

@@ -29,7 +29,7 @@ ENGINES_PER_PROCESS = 4
 """Engines that one process feeds, with `rollout_processes: auto`."""
 NEEDS_INSTALL = (
     *("policy_loss", "critic_updates", "lambda_critic", "lambda_policy"),
-    *("actor_values", "critic_frozen", "value_pretraining"),
+    *("actor_values", "critic_frozen", "value_pretraining", "on_update"),
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
 
@@ -135,6 +135,11 @@ def _check_playing(args: Any, flags: RolloutFlags, config: RolloutSettings, hook
     """Check what concerns every way to play, and refuse what `slime_flags.yaml` refuses beside these hooks."""
     _check_context(args, flags)
     _check_notes(flags, config)
+    if config.on_update == "continue" and flags.rollout_function_path != CONTINUOUS:
+        raise ConfigError(
+            "on_update: continue is for responses in flight at an update, which only --rollout-function-path "
+            f"{CONTINUOUS} has; give it, or leave on_update out"
+        )
     for flag, sentence in sentences("refused", hooks).items():
         if getattr(args, flag[2:].replace("-", "_"), None):  # a flag that is not given is false
             raise ConfigError(sentence)

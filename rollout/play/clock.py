@@ -1,5 +1,6 @@
 """How many actor updates lie between playing a turn and training it, told by the engine's weight versions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollout.turn import Generation
@@ -90,8 +91,23 @@ class WeightClock:
         """Actor updates between playing a turn with this version and training it in this rollout."""
         return max(0, self.updates_before(rollout_id) - self.updates_in(version))
 
+    def token_staleness(self, generations: Iterable[Generation], rollout_id: int) -> float | None:
+        """Mean staleness of the tokens that are trained on; None if no engine says which weights wrote them."""
+        updates = tokens = 0
+        for generation in filter(lambda generation: generation.trained, generations):
+            start = 0
+            for version, end in zip(numbered_versions(generation), generation.version_ends, strict=False):
+                updates += (end - start) * self.staleness(version, rollout_id)
+                start = end
+            tokens += start
+        return updates / tokens if tokens else None
+
+
+def numbered_versions(generation: Generation) -> list[int]:
+    """The weight versions that produced the tokens, in order; empty if the engine does not number its weights."""
+    return [int(v) for v in generation.weight_versions if v.isdecimal() and len(v) < 20]
+
 
 def version_of(generation: Generation) -> int | None:
     """The oldest weight version that produced a token; None if the engine does not number its weights."""
-    found = [int(v) for v in generation.weight_versions if v.isdecimal() and len(v) < 20]
-    return min(found, default=None)
+    return min(numbered_versions(generation), default=None)

@@ -199,21 +199,26 @@ def parse_generation(answer: Any) -> Generation:
         log_probs=array("f", log_probs),
         text=text,
         finish_reason=reason,
-        weight_versions=_versions(meta),
+        **_versions(meta),
         meta_info={k: v for k, v in meta.items() if k not in PER_TOKEN_KEYS},
     )
 
 
-def _versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the weight versions that produced the tokens: a list of names or mappings, or a single one."""
+def _versions(meta: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the weight versions that produced the tokens, from a list of names or SGLang's spans, or a single one."""
     several, version = meta.get("weight_versions"), meta.get("weight_version")
+    ends: list[Any] = [None]
     if isinstance(several, list) and several:
         found = [item.get("version") if isinstance(item, dict) else item for item in several]
+        ends = [item.get("end") if isinstance(item, dict) else None for item in several]
     else:
         found = [] if version is None else [version]
     if not all(isinstance(item, str | int) for item in found):
         raise EngineError(f"weight versions must be names or numbers, got {reprlib.repr(found)}")
-    return tuple(dict.fromkeys(str(item) for item in found))
+    names = tuple(map(str, found))
+    if all(type(end) is int for end in ends):
+        return {"weight_versions": names, "version_ends": tuple(ends)}
+    return {"weight_versions": tuple(dict.fromkeys(names))}
 
 
 def _tokens(meta: Mapping[str, Any], reason: FinishReason) -> tuple[list[int], list[float]]:

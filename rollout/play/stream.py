@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from rollout.errors import ConfigError, EngineError, EnvironmentFault
-from rollout.play.clock import WeightClock, version_of
+from rollout.play.clock import WeightClock, numbered_versions, version_of
 from rollout.play.episode import Episode
 from rollout.play.metrics import BatchLoad, measure
 from rollout.play.player import Batch, Slot, count_failure, play
@@ -193,13 +193,16 @@ class Stream:
         count_failure(fault, self._failed, self._runtime)
 
     async def _ask(self, slot: Slot, episode: Episode) -> Generation:
-        """A response by weights of a single version; a response that spans an update is requested again."""
+        """A response by weights of a single version; a response that spans an update is requested again.
+
+        With `on_update: continue`, such a response is taken; the turn is as old as its oldest token.
+        """
         runtime = self._runtime
         tries = runtime.settings.max_turn_retries + 1
         for _ in range(tries):
             generation = await episode.generate(runtime.flags.sampling_params())
-            if len(set(generation.weight_versions)) <= 1:
-                self._playing[slot.number] = self._follow_weights(version_of(generation), asked_since=False)
+            if runtime.settings.on_update == "continue" or len(set(generation.weight_versions)) <= 1:
+                self._playing[slot.number] = self._follow_weights(generation, asked_since=False)
                 return generation
             runtime.counters["turns_spanning_update"] += 1
         raise EngineError(
@@ -229,23 +232,31 @@ class Stream:
         """Learn the engine's weight version from a request of one token; no turn is playing that would tell it."""
         params = {**self._runtime.flags.sampling_params(), "max_new_tokens": 1}
         generation = await self._runtime.engine.generate(self._probe, params)
-        self._follow_weights(version_of(generation), asked_since=True)
+        self._follow_weights(generation, asked_since=True)
 
-    def _follow_weights(self, version: int | None, *, asked_since: bool) -> int:
-        """Learn from a response's version, and return the last rollout that may train on the response."""
-        if version is None:
+    def _follow_weights(self, generation: Generation, *, asked_since: bool) -> int:
+        """Learn from a response's versions, and return the last rollout that may train on its oldest token."""
+        versions = numbered_versions(generation)
+        if not versions:
             raise ConfigError(
                 "the engine does not say which weights answered (its meta_info has no numeric weight_version), so "
                 "staleness cannot be bounded; use an engine that does, or --rollout-function-path "
                 "rollout.fixed_turn.generate_rollout"
             )
-        self._clock.learn(self._rollout_id, version, asked_since=asked_since)
+        if self._runtime.settings.on_update == "continue" and not generation.version_ends:
+            raise ConfigError(
+                "on_update: continue needs an engine that says which weights wrote each token, and this one does not "
+                "(its meta_info has no spans in weight_versions; SGLang 0.5.21 has them); use a newer SGLang, or "
+                "on_update: abort"
+            )
+        for version in (min(versions), max(versions)):
+            self._clock.learn(self._rollout_id, version, asked_since=asked_since)
         assert self._clock.first is not None
-        pushes = version - self._clock.first[1]
-        if pushes > self._pushes:
+        first = self._clock.first[1]
+        if (pushes := max(versions) - first) > self._pushes:
             self._pushes = pushes
             self._set_limit()
-        return self._last_rollout(pushes)
+        return self._last_rollout(min(versions) - first)
 
     def _cut(self, waited_s: float) -> Batch:
         """Take a batch of the turns that are due first; running episodes get a bootstrap prompt."""

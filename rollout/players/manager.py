@@ -292,10 +292,9 @@ class RemoteEpisode(Episode):
         while True:
             player = await self.ensure()
             try:
-                reason, versions = await player.call("ask", self._key, params)
+                return await player.call("ask", self._key, params)
             except _PlayerLostError:
                 continue
-            return Generation((), (), "", reason, versions)
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Step the environment with the response that the player keeps; raises ResponseLostError if it was lost."""

@@ -25,7 +25,7 @@ from rollout.play.runtime import Runtime, build_runtime
 from rollout.play.slots import replay_episode
 from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import FinishReason, Generation
+from rollout.turn import Generation
 from rollout.workers.hosts import end_guarded, start_guarded
 from rollout.workers.utilization import ProcessUsage
 
@@ -135,11 +135,11 @@ class Player:
         self._episodes[key] = episode = await replay_episode(self.runtime, spec, replay)
         return Progress(_state(episode), prompt_change(NOTHING, episode.prompt), episode.digests)
 
-    async def ask(self, key: int, params: Mapping[str, Any]) -> tuple[FinishReason, tuple[str, ...]]:
-        """Ask the engine once, and keep the response for `step`; it may be aborted."""
+    async def ask(self, key: int, params: Mapping[str, Any]) -> Generation:
+        """Ask the engine once and keep the response for `step`; return it without its tokens. It may be aborted."""
         generation = await self._episodes[key].generate(params, gives_up=lambda: True)
         self._generations[key] = generation
-        return generation.finish_reason, generation.weight_versions
+        return replace(generation, token_ids=(), log_probs=(), text="", meta_info={})
 
     async def step(self, key: int, engine_s: float) -> Progress:
         """Step the environment with the response."""

@@ -80,6 +80,47 @@ def the_critic_computes_them_too_though_the_framework_dropped_its_flag() -> None
     assert_close(data, expected(samples, Namespace(**{**vars(args), "kl_coef": 0.0})))
 
 
+class Engine:
+    """Records the calls of an engine's actor."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return Namespace(remote=lambda *arguments, **named: self.calls.append((name, *arguments)))
+
+
+@check
+def responses_in_flight_survive_new_weights() -> None:
+    from advantage.errors import UnsupportedFrameworkError
+
+    args = framework_args(on_update="continue", update_weight_transport="nccl", update_weight_mode="full")
+    if NAME == "miles":
+        try:
+            with installed(args):
+                raise AssertionError("miles was accepted")
+        except UnsupportedFrameworkError as error:
+            assert "on_update: continue does not know how this miles pushes weights" in str(error)
+            return
+    pushing = module("backends.megatron_utils.update_weight.update_weight_from_distributed")
+    updater = object.__new__(pushing.UpdateWeightFromDistributed)
+    updater.weight_version, updater.quantization_config, engine = 0, None, Engine()
+    alone = dict(get_data_parallel_rank=lambda **_: 1, get_pipeline_model_parallel_rank=lambda: 0)
+    quiet = dict(barrier=lambda **_: None, get_rank=lambda: 0)
+    with (
+        installed(args),
+        mock_patch.object(pushing, "mpu", Namespace(**alone)),
+        mock_patch.object(pushing, "dist", Namespace(**quiet)),
+        mock_patch.object(pushing, "ray", Namespace(get=list)),
+        mock_patch.object(pushing, "get_gloo_group", lambda: None),
+        mock_patch.object(updater, "_send_weights", lambda bar: None, create=True),
+    ):
+        updater.connect_rollout_engines([engine], None)
+        updater.update_weights()
+    pause = "_make_request", "pause_generation", {"mode": "retract"}
+    assert engine.calls == [pause, ("flush_cache",), ("continue_generation",)], engine.calls
+
+
 @check
 def returns_are_formed_before_whitening() -> None:
     from tests.advantage.batches import expected

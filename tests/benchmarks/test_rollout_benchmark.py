@@ -51,6 +51,19 @@ def test_an_abort_stops_everything_at_the_last_finished_step() -> None:
     assert [when for when, _ in finish(engine)] == [9.5]
 
 
+def test_a_retracted_request_goes_on_after_its_prompt_and_answer_are_prefilled_again() -> None:
+    engine, requests = Engine(TIMING), [Request(prompt(k), 10) for k in range(3)]
+    for request in requests:
+        engine.submit(request, 0.0)
+    engine.advance()
+    engine.advance()
+    engine.paused = True
+    assert engine.retract(1.0 + 3.2) == requests[:2] and [r.done for r in requests] == [4, 4, 0]
+    engine.resume(9.0)
+    # The prefill gives the fifth token, five steps the others; then the third request has a place.
+    assert [(requests.index(request), when) for when, request in finish(engine)] == [(0, 14.5), (1, 14.5), (2, 24.0)]
+
+
 def test_the_prefix_cache_counts_whole_blocks_from_the_beginning_and_forgets_the_oldest() -> None:
     cache, first = PrefixCache(tokens=64), prompt(1)
     assert cache.take(first) == 0
@@ -76,7 +89,7 @@ def run(folder: Path, *loops: str) -> list[dict[str, Any]]:
     return json.loads(out.read_text())["rows"]
 
 
-OURS = ("lock-step", "fixed", "per-env", "continuous", "continuous-async")
+OURS = ("lock-step", "fixed", "per-env", "continuous", "continue", "continuous-async")
 
 
 def test_every_loop_of_ours_plays_its_batches(tmp_path: Path) -> None:

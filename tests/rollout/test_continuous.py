@@ -29,14 +29,22 @@ ANSWERS = ("THINK: so.\nACTION: left", "ACTION: right", "right", "ACTION: dance"
 class Engine(ScriptedEngine):
     """Answers depend on the prompt alone, every eleventh is slow. As in SGLang, an update aborts what is in flight."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_update: str = "abort") -> None:
         super().__init__(chatml_tokenizer(), self.play)
         self.jitter = random.Random(1)
+        self.on_update = on_update
 
     async def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
         version = self.version
         await asyncio.sleep(0.03 if number % 11 == 0 else self.jitter.random() * 0.004)
-        return self.answer(ANSWERS[draw(body, 5)], body, "stop" if version == self.version else "abort")
+        aborted = version != self.version and self.on_update == "abort"
+        answer = self.answer(ANSWERS[draw(body, 5)], body, "abort" if aborted else "stop")
+        if self.on_update == "continue":
+            tokens = answer["meta_info"]["completion_tokens"]
+            ends = [(version, 1 if version != self.version else tokens), (self.version, tokens)]
+            spans = [{"version": v, "end": end} for v, end in dict(ends).items() if end == tokens or v != self.version]
+            answer["meta_info"]["weight_versions"] = spans
+        return answer
 
     def update(self) -> None:
         self.version = str(int(self.version) + 1)
@@ -57,7 +65,7 @@ class Trainer:
             await self._run(rollouts, load, ahead, saves)
 
     async def _run(self, rollouts: range, load: int | None, ahead: bool, saves: bool) -> None:
-        async with Engine() as engine:
+        async with Engine(self.keys.get("on_update", "abort")) as engine:
             folders = {"load": str(self.folder / "save")} if load is not None else {}
             self.args = rollout_args(self.folder, engine.port, **self.keys, **folders)
             self.source = EpisodeSource(self.args)
@@ -95,8 +103,10 @@ class Trainer:
         turns = [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
         first = self.source.clock.first
         assert first is not None
-        versions = [int(v) for s in turns for v in s.weight_versions]
-        assert len(versions) == len(turns) == TURNS, "each turn is played by one version"
+        versions = [int(s.weight_versions[0]) for s in turns]
+        assert len(turns) == TURNS
+        if self.keys.get("on_update") != "continue":
+            assert all(len(s.weight_versions) == 1 for s in turns), "each turn is played by one version"
         self.staleness.append([rollout_id - first[0] - (version - first[1]) for version in versions])
 
     async def train(self, engine: Engine, rollout_id: int) -> None:
@@ -211,6 +221,36 @@ async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tm
     assert max(max(batch) for batch in trainer.staleness) == 1, "turns that finished during the pause come first"
 
 
+async def test_answers_that_survive_new_weights_are_as_old_as_their_oldest_token(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, on_update="continue", max_staleness=2)
+    await trainer.run(range(6))
+    no_gap_and_none_twice(trainer.turns())
+    shares = [output.metrics["turn/mixed_weights_ratio"] for output in trainer.outputs]
+    assert max(shares) > 0, "some answers were in flight when weights came"
+    for output, stale, mixed in zip(trainer.outputs, trainer.staleness, shares, strict=True):
+        metrics = output.metrics
+        assert min(stale) >= 0 and max(stale) <= 2
+        assert metrics["turn/staleness"] == pytest.approx(sum(stale) / TURNS)
+        assert metrics["rollout/faults/turns_aborted"] == metrics["rollout/faults/turns_spanning_update"] == 0
+        assert mixed or metrics["turn/token_staleness"] <= max(stale)
+    old, new = (
+        sum(map(sum, trainer.staleness)) / 6 / TURNS,
+        [o.metrics["turn/token_staleness"] for o in trainer.outputs],
+    )
+    assert sum(new) / 6 < old, "most tokens of a mixed answer are the new weights'"
+
+
+async def test_an_engine_that_does_not_say_which_weights_wrote_what_cannot_continue(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, on_update="continue")
+    with pytest.raises(ConfigError, match="on_update: continue needs an engine that says.*or on_update: abort"):
+        async with Engine() as engine:
+            args = rollout_args(tmp_path, engine.port, **trainer.keys)
+            try:
+                await collect_or_draw(args, 0, EpisodeSource(args), collect)
+            finally:
+                await close_runtimes()
+
+
 async def test_an_engine_without_versions_is_refused(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
 
@@ -231,6 +271,18 @@ async def test_an_engine_without_versions_is_refused(tmp_path: Path) -> None:
     ("keys", "said"),
     [
         ({"max_staleness": 0}, "max_staleness: 0 would stop all slots.*rollout.fixed_turn.generate_rollout"),
+        (
+            {"on_update": "continue", "rollout_function_path": "rollout.fixed_turn.generate_rollout"},
+            "on_update: continue is for responses in flight at an update, which only --rollout-function-path",
+        ),
+        ({"on_update": "continue", "custom_megatron_init_path": None}, "on_update in the YAML need --custom-megatron"),
+        (
+            {
+                **{"on_update": "continue", "custom_megatron_init_path": "advantage.patch.install"},
+                **{"update_weight_transport": "disk", "update_weight_mode": "full"},
+            },
+            "on_update: continue needs weights that the trainer pushes.*--update-weight-mode delta",
+        ),
         ({"max_staleness": 5}, "max_staleness must be at most 4, got 5"),
         ({"turn_quota": "per_env"}, "turn_quota: per_env makes slots wait"),
         ({"update_weights_interval": 3}, "--update-weights-interval 3, turns are up to 3 updates old"),

@@ -220,7 +220,7 @@ async def test_a_broken_decoder_fails_the_requests_and_the_health_check(policy_f
 
 async def test_a_closed_engine_refuses_all_requests(policy_folder: Path) -> None:
     server = EngineServer(EngineOptions(model_path=str(policy_folder)))
-    server.engine.scheduler.pause("in_place")
+    server.engine.scheduler.pause("retract")
     task = asyncio.create_task(post(server, "/generate", {"input_ids": [1, 2]}))
     while server.engine.scheduler.load()["num_waiting_reqs"] == 0:
         await asyncio.sleep(0.01)

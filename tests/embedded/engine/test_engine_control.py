@@ -1,12 +1,14 @@
 """A running engine is told to abort, to pause and to load new weights, and answers those who poll it."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from embedded.engine.decoder import load_hf_model
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import build_policy, save_policy
@@ -45,14 +47,13 @@ async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path)
         assert (await generate(server, [1, 2, 3]))["output_ids"]
 
 
-@pytest.mark.parametrize("mode", ["in_place"])
-async def test_a_paused_request_continues_where_it_stopped(server: EngineServer, mode: str) -> None:
+async def test_a_paused_request_continues_where_it_stopped(server: EngineServer) -> None:
     ids, params = prompts(1, seed=4)[0], {"seed": 5, "max_new_tokens": 150, "ignore_eos": True}
     whole = await generate(server, ids, **params)
     task = asyncio.create_task(generate(server, ids, **params))
     while server.engine.scheduler.load()["num_running_reqs"] == 0 and not task.done():
         await asyncio.sleep(0)
-    assert (await post(server, "/pause_generation", {"mode": mode}))[0] == 200
+    assert (await post(server, "/pause_generation", {"mode": "retract"}))[0] == 200
     await asyncio.sleep(0.05)
     assert (await post(server, "/continue_generation", {}))[0] == 200
     assert (await task)["output_ids"] == whole["output_ids"]
@@ -96,6 +97,45 @@ async def test_new_weights_raise_the_version_and_are_served(
         assert again["meta_info"]["weight_version"] == "step-7"
 
 
+async def test_a_retracted_request_goes_on_with_the_new_weights_and_says_which_wrote_what(
+    policy_folder: Path, tokenizer: Any
+) -> None:
+    torch.manual_seed(5)
+    weights = [load_hf_model(policy_folder), sharpen(build_policy(tokenizer, SIZE, seed=9))]
+    asked = prompts(3)
+    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=2)) as server:
+        decode, steps, loop = server.engine.decoder.decode, asyncio.Queue[int](), asyncio.get_running_loop()
+        halted = threading.Event()
+
+        def slow_decode(*args: Any) -> torch.Tensor:
+            loop.call_soon_threadsafe(steps.put_nowait, 1)
+            if steps.qsize() >= 9:
+                halted.wait(60)
+            return decode(*args)
+
+        server.engine.decoder.decode = slow_decode
+        tasks = [asyncio.create_task(generate(server, ids, max_new_tokens=30, ignore_eos=True)) for ids in asked]
+        while steps.qsize() < 9:
+            await asyncio.sleep(0.01)
+        server.engine.scheduler.pause("retract")
+        halted.set()
+        while (await get(server, "/flush_cache"))[0] == 400:
+            await asyncio.sleep(0.01)
+        assert server.engine.scheduler.update_weights(weights[1].state_dict()).result(600) == "1"
+        server.engine.scheduler.resume()
+        answers = await asyncio.gather(*tasks)
+    for ids, answer in zip(asked, answers, strict=True):
+        output, meta = answer["output_ids"], answer["meta_info"]
+        assert len(output) == 30 and meta["weight_version"] == "1" and meta["finish_reason"]["type"] == "length"
+        expected = [reference_log_probs(model, ids, output, 1.0) for model in weights]
+        spans = {span["version"]: range(span["start"], span["end"]) for span in meta["weight_versions"]}
+        assert sorted(position for span in spans.values() for position in span) == list(range(30))
+        for version, span in spans.items():
+            found = [meta["output_token_logprobs"][position][0] for position in span]
+            assert found == pytest.approx([expected[int(version)][position] for position in span], abs=1e-4)
+    assert [len(parse_generation(answer).weight_versions) for answer in answers] == [2, 2, 1], "the third had to wait"
+
+
 async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
     server: EngineServer, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -114,7 +154,7 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
 
 async def test_a_client_that_disconnects_frees_its_place(policy_folder: Path) -> None:
     with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=1)) as server:
-        server.engine.scheduler.pause("in_place")
+        server.engine.scheduler.pause("retract")
         task = asyncio.create_task(generate(server, [1, 2], max_new_tokens=250, ignore_eos=True))
         while server.engine.scheduler.load()["num_waiting_reqs"] == 0:
             await asyncio.sleep(0.01)

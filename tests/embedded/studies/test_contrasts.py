@@ -105,6 +105,14 @@ def test_the_last_look_tells_no_difference_from_cannot_tell() -> None:
     ]
 
 
+def test_a_study_of_eight_seeds_has_one_look_at_all_its_contrasts() -> None:
+    few = study(seeds=list(range(8)))
+    first, second = results(few, runs([0.5] * 8, [0.01, -0.01] * 4))
+    assert (first.verdict, first.adjusted) == ("yes", 4 / 256)
+    assert second.verdict == "no difference above 0.05" and second.p == 1.0
+    assert results(few, runs([0.5] * 7))[1].verdict == "open: 7 of 8 seeds for its first look"
+
+
 def test_a_difference_against_the_expectation_is_called_that() -> None:
     assert results(study(), runs([-0.5] * 8))[0].verdict == "yes, the other way round"
 

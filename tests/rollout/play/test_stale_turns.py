@@ -46,8 +46,8 @@ class Schedule:
     slow_share: float = 0.1
     slow: float = 100.0
     fault_share: float = 0.0
-    aborts: bool = True
-    """Whether a push aborts the answers in flight; otherwise they end with the weights with which they began."""
+    on_update: str = "abort"
+    """What a push does to the answers in flight: `abort`, `continue`, or `finish` with the weights they began with."""
     leaves: bool = False
     """Whether the stream pauses after each batch, because the engine's GPUs go to the trainer."""
 
@@ -75,8 +75,12 @@ class World:
         while True:
             version = self.version
             await asyncio.sleep(self.random.expovariate(1.0))
-            if version == self.version or not self.plan.aborts:
-                return Generation([1], [-0.5], "x", FinishReason.STOP, (str(version),))
+            if version == self.version or self.plan.on_update == "finish":
+                return Generation([1], [-0.5], "x", FinishReason.STOP, (str(version),), (1,))
+            if self.plan.on_update == "continue":
+                versions = tuple(map(str, range(version, self.version + 1)))
+                ends = tuple(range(1, len(versions) + 1))
+                return Generation([1] * len(ends), [-0.5] * len(ends), "x", FinishReason.STOP, versions, ends)
 
     def push(self, after: int) -> None:
         self.version += 1
@@ -130,7 +134,8 @@ class Episode:
 async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
     """All batches, in slime's order of calls."""
     world = World(plan)
-    keys = {"max_turn_retries": 8, "max_episode_failures_per_batch": 10**6}
+    on_update = "continue" if plan.on_update == "continue" else "abort"
+    keys = {"max_turn_retries": 8, "max_episode_failures_per_batch": 10**6, "on_update": on_update}
     runtime: Any = SimpleNamespace(
         settings=SimpleNamespace(max_staleness=plan.max_staleness, stale_turns=plan.stale_turns, **keys),
         flags=SimpleNamespace(sampling_params=dict),
@@ -181,7 +186,7 @@ SCHEDULES = st.builds(
     slow_share=st.sampled_from([0.0, 0.05, 0.5]),
     slow=st.sampled_from([10.0, 1000.0]),
     fault_share=st.sampled_from([0.0, 0.1]),
-    aborts=st.booleans(),
+    on_update=st.sampled_from(["abort", "continue", "finish"]),
     leaves=st.booleans(),
 )
 
@@ -209,6 +214,7 @@ def test_in_any_schedule_no_turn_is_trained_too_old_lost_or_handed_out_twice(
                 age = world.trained(rollout_id) - world.updates[version]
                 assert clock.staleness(version, rollout_id) == age
                 assert turn.generation.trained == (age <= plan.max_staleness)
+                assert plan.on_update == "continue" or len(turn.generation.weight_versions) == 1
             if segment.stop is not StopReason.CUT:
                 ended.add(segment.turns[0].episode_id)
         assert cut.masked == sum(masked)
