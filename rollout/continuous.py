@@ -46,12 +46,13 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         stream.on_turn = lambda: None
     if runtime.flags.engine_leaves:
         await stream.pause()
-    faults, load = stream.since_last_batch()
-    warn_of_bottleneck(runtime, load)
+    faults, load, stood_s = stream.since_last_batch()
+    warn_of_bottleneck(runtime, load, stood_s)
     batch.staleness = source.staleness(batch.segments, rollout_id)
     answers = (turn.generation for segment in batch.segments for turn in segment.turns)
     age = source.clock.token_staleness(answers, rollout_id)
     batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness)
     batch.metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(batch.masked)}
+    batch.metrics["rollout/slots_at_limit"] = stood_s / (load.engine.seconds or 1.0)
     batch.metrics |= {"rollout/stale_wait_s": batch.waited_s, **({} if age is None else {"turn/token_staleness": age})}
     return batch

@@ -25,6 +25,8 @@ RETRIES = (
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
 BUSY = 0.8
 """Share of the time above which an event loop delays its slots."""
+QUEUED = 1.5
+"""Requests in flight per place of the engines above which the queues only make responses older."""
 MIN_SECONDS = 10.0
 """Shorter batches tell nothing about bottlenecks."""
 FAULTS = (
@@ -65,8 +67,11 @@ def _together(processes: Sequence[Usage]) -> Usage:
     return Usage(processes[0].seconds, busy_s, request_s)
 
 
-def warn_of_bottleneck(runtime: Runtime, load: BatchLoad) -> None:
-    """Log, once per kind, what keeps the engines from being busy and the setting that relieves it."""
+def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) -> None:
+    """Log, once per kind, what the slots wait for most and the setting that relieves it.
+
+    `stood_s`: seconds for which slots of a continuous batch waited for new weights, summed over the slots.
+    """
     seconds, slots = load.engine.seconds, runtime.settings.n_env
     if seconds < MIN_SECONDS:
         return
@@ -82,9 +87,20 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad) -> None:
         )
     if waiting > slots / 2:
         found["env"] = f"{waiting:.0f} of {slots} slots wait for their environment on average: raise env_workers"
+    if stood_s / seconds > slots / 2:
+        found["trainer"] = (
+            f"{stood_s / seconds:.0f} of {slots} slots wait for new weights on average, because max_staleness is "
+            f"{runtime.settings.max_staleness}: raise it, or give the trainer more GPUs and the rollout fewer"
+        )
+    asked, places = load.engine.request_s / seconds, runtime.flags.places
+    if places and asked > QUEUED * places:
+        found["engine"] = (
+            f"{asked:.0f} requests are in flight on average, and the engines run {places} at once: the others wait in "
+            "their queues; add engines, raise --sglang-server-concurrency if their memory allows, or lower n_env"
+        )
     for kind in found.keys() - runtime.warned:
         runtime.warned.add(kind)
-        logger.warning("the engines are kept waiting, because %s", found[kind])
+        logger.warning("bottleneck of the rollout: %s", found[kind])
 
 
 def batch_metrics(

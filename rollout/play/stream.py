@@ -7,6 +7,7 @@ waits for them (`stale_turns: wait`), or they lose their loss (`mask`).
 """
 
 import asyncio
+import time
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -68,6 +69,8 @@ class Stream:
         """By slot number: finished turns of its episode; the episode may already have taken the next response."""
         self._failed = 0
         """Episodes lost since the last batch was full."""
+        self._stood_s = 0.0
+        """Seconds for which slots waited for new weights since the last batch, summed over the slots."""
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
@@ -107,11 +110,11 @@ class Stream:
         self._set_limit()
         return cut
 
-    def since_last_batch(self) -> tuple[Counter[str], BatchLoad]:
-        """Faults and load since the last call."""
+    def since_last_batch(self) -> tuple[Counter[str], BatchLoad, float]:
+        """Faults, load, and the slots' seconds at the limit of `max_staleness`, since the last call."""
         faults = self._runtime.fault_counts()
-        found = faults - self._faults, self._load()
-        self._faults, self._load = faults, measure(self._runtime)
+        found = faults - self._faults, self._load(), self._stood_s
+        self._faults, self._load, self._stood_s = faults, measure(self._runtime), 0.0
         return found
 
     async def pause(self) -> None:
@@ -169,7 +172,9 @@ class Stream:
         """Wait until the slot may issue a turn; the stream's end is the only reason not to."""
         self._no_longer_playing(slot)
         if not self._stopped:
+            began = time.monotonic()
             await self._gate.until(self._may_issue)
+            self._stood_s += time.monotonic() - began
             self.ledger["issued"] += 1
             self._playing[slot.number] = self._last_rollout(self._pushes)
         return not self._stopped
