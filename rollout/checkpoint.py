@@ -216,6 +216,7 @@ def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str,
         "log_probs": array("f", generation["log_probs"]),
         "finish_reason": FinishReason(generation["finish_reason"]),
         "weight_versions": tuple(generation["weight_versions"]),
+        "version_ends": tuple(generation.get("version_ends", ())),
     }
     changed = {
         "prompt": _read_prompt(item["prompt"], images, tensors),

@@ -221,8 +221,11 @@ async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tm
     assert max(max(batch) for batch in trainer.staleness) == 1, "turns that finished during the pause come first"
 
 
-async def test_answers_that_survive_new_weights_are_as_old_as_their_oldest_token(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, on_update="continue", max_staleness=2)
+@pytest.mark.parametrize("processes", some([1, 2], [1]))
+async def test_answers_that_survive_new_weights_are_as_old_as_their_oldest_token(
+    tmp_path: Path, processes: int
+) -> None:
+    trainer = Trainer(tmp_path, on_update="continue", max_staleness=2, rollout_processes=processes)
     await trainer.run(range(6))
     no_gap_and_none_twice(trainer.turns())
     shares = [output.metrics["turn/mixed_weights_ratio"] for output in trainer.outputs]
