@@ -117,13 +117,13 @@ class Generation:
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
     """Weight versions that produced the tokens, in order; more than one if the weights changed during the response."""
-    version_ends: tuple[int, ...] = ()
-    """Of each version, the number of tokens up to its last one; empty if the engine does not say."""
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's meta_info without the per-token lists, for slime's own bookkeeping."""
     trained: bool = True
     """False masks every token: the response was altered on arrival, so its log-probs are not its own, or the
     turn is older than `max_staleness`."""
+    version_ends: tuple[int, ...] = ()
+    """Of each of `weight_versions`, the number of tokens up to its last one; empty if the engine does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def with_pictures(folder: Path) -> Path:
 def pictured(folder: Path) -> EpisodeSource:
     """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one more."""
     log_probs = array("f", [-0.1, -0.2])
-    generation = Generation([5, 6], log_probs, "ab", FinishReason.STOP, ("3",), {"id": "x"}, trained=False)
+    generation = Generation([5, 6], log_probs, "ab", FinishReason.STOP, ("3",), {"id": "x"}, False, (2,))
     pixels = [torch.arange(40, dtype=torch.bfloat16).reshape(4, 10) + number for number in range(3)]
     parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
     images = ["first", "second", "first"]

@@ -76,11 +76,13 @@ class World:
             version = self.version
             await asyncio.sleep(self.random.expovariate(1.0))
             if version == self.version or self.plan.on_update == "finish":
-                return Generation([1], [-0.5], "x", FinishReason.STOP, (str(version),), (1,))
+                return Generation([1], [-0.5], "x", FinishReason.STOP, (str(version),), version_ends=(1,))
             if self.plan.on_update == "continue":
                 versions = tuple(map(str, range(version, self.version + 1)))
                 ends = tuple(range(1, len(versions) + 1))
-                return Generation([1] * len(ends), [-0.5] * len(ends), "x", FinishReason.STOP, versions, ends)
+                return Generation(
+                    [1] * len(ends), [-0.5] * len(ends), "x", FinishReason.STOP, versions, version_ends=ends
+                )
 
     def push(self, after: int) -> None:
         self.version += 1
