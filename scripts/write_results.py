@@ -18,9 +18,8 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from embedded.studies.contrasts import area_lines, contrast_lines  # noqa: E402
 from embedded.studies.report import plot_by_length, table_lines, write_csv  # noqa: E402
-from embedded.studies.results import Run, read_csv  # noqa: E402
+from embedded.studies.results import Run, area_lines, contrast_lines, read_csv  # noqa: E402  # noqa: E402
 from embedded.studies.study import Study, load_study  # noqa: E402
 
 PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "results" / "long_horizon.md")

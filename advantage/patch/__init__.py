@@ -4,31 +4,137 @@ slime calls it once in every process of the actor and of the critic. Each module
 framework. `compute_advantages_and_returns` is replaced only if the framework lacks `--custom-advantage-function-path`,
 or would whiten without context parallelism. Where the framework has that flag, `install` sets it, because slime drops
 it for the critic when `--megatron-config-path` is used.
+
+It also decides how often the critic trains on each batch, and which values the actor gets (`critic_updates`,
+`actor_values`). All passes use the returns and old values from before the first one. With `value_pretraining`, the
+critic trains on the last batch alone, which has all turns; values and returns are computed again after each pass and
+not clipped.
 """
 
+import copy
 import functools
 import logging
+import math
+import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from advantage.critic import Progress, progress_of
 from advantage.errors import UnsupportedFrameworkError
 from advantage.flags import HOOK, advantage_flags, check_flags
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
-from advantage.patch.critic import install_critic, pretrain_critic
 from advantage.patch.roles import install_roles
-from advantage.patch.versions import find_framework, original
+from advantage.patch.versions import Framework, Replace, find_framework, original
 from advantage.ranks import current_layout
-from advantage.settings import AdvantageSettings
+from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.images import expand
 from advantage.training.policy_loss import finish_dis, install_dis
 from advantage.training.value_weight import weigh_first_tokens
 from advantage.training.whitening import whiten
 from advantage.turn_table import STALENESS
+
+
+def _still(schedule: Any) -> Any:
+    """Copy a learning-rate schedule that does not advance: only the last pass on a batch advances it."""
+    still = copy.copy(schedule)
+    still.step = lambda increment=0: None
+    return still
+
+
+def install_critic(framework: Framework, settings: AdvantageSettings, replace: Replace) -> None:
+    """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if the framework cannot."""
+    passes, after = settings.critic_updates, settings.actor_values == "after"
+    if after and framework.name != "slime":
+        raise UnsupportedFrameworkError(
+            f"{framework.name} sends the critic's values to the actor before the critic trains: use actor_values: "
+            "before"
+        )
+    if framework.actor is None or (passes == 1 and not after):
+        return  # only a preflight, or nothing to change
+    if not callable(getattr(framework.actor, "train", None)):
+        raise UnsupportedFrameworkError(
+            f"{framework.actor.__name__} has no train, so critic_updates and actor_values cannot be changed"
+        )
+    actor: Any = framework.actor
+
+    def wrapped(train: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(train)
+        def train_critic(
+            rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, *rest: Any, **named: Any
+        ) -> Any:
+            role = getattr(model[0], "role", "actor")
+            if role != "critic":
+                return train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
+            try:
+                for number in range(1, passes):
+                    model[0].role = f"critic-pass{number}"  # the prefix of its metrics
+                    train(rollout_id, model, optimizer, _still(opt_param_scheduler), *rest, **named)
+            finally:
+                model[0].role = role
+            result = train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
+            if after:  # slime sends the values to the actor next
+                role_args = sys.modules["megatron.training.global_vars"].get_args()
+                _compute_values(role_args, actor, model, *rest[:2])
+            return result
+
+        return train_critic
+
+    replace(actor, "train", wrapped)
+
+
+def _compute_values(args: Any, actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
+    new = actor.forward_only(actor.get_values, args, model, data_iterator, num_microbatches)
+    data_iterator[0].rollout_data.update(new)
+
+
+def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingSettings, replace: Replace) -> None:
+    """Let the critic's process only collect until the last batch, then train on it until it has converged."""
+    actor = framework.actor
+    if actor is None:
+        return  # a preflight, without a training process
+    missing = [name for name in ("train", "forward_only", "get_values") if not callable(getattr(actor, name, None))]
+    if missing:
+        raise UnsupportedFrameworkError(f"{actor.__name__} has no {missing[0]}, which value_pretraining needs")
+
+    def pretrained(train: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(train)
+        def all_passes(
+            rollout_id: int, model: Any, optimizer: Any, schedule: Any, iterator: Any, microbatches: Any, *rest: Any
+        ) -> None:
+            if rollout_id + 1 < settings.batches:
+                return
+            args.value_clip = math.inf
+            data, progress, stages = iterator[0].rollout_data, progress_of.of(args), current_layout().pipeline
+            while progress.begin_pass(settings, model, stages):
+                _log(args, framework, progress)
+                # The pass counts as a rollout, so that its metrics are logged after those of the one before.
+                number = rollout_id + len(progress.explained) - 1
+                with progress.held_out_hidden(data):
+                    train(number, model, optimizer, _still(schedule), iterator, microbatches, *rest)
+                _compute_values(args, actor, model, iterator, microbatches)
+                actor.compute_advantages_and_returns(args, data)
+            _log(args, framework, progress)
+            progress.finish(settings, model)
+            optimizer.reload_model_params()
+
+        return all_passes
+
+    replace(actor, "train", pretrained)
+
+
+def _log(args: Any, framework: Framework, progress: Progress) -> None:
+    """Send the last measurement to slime's tracking, which runs on one rank."""
+    if framework.actor is None or framework.model is None or not framework.actor.is_megatron_main_rank():
+        return
+    metrics = {"train/critic-held_out_explained_variance": progress.explained[-1]}
+    step = {"critic/pass": len(progress.explained) - 1}
+    framework.model.logging_utils.log(args, {**metrics, **step}, step_key="critic/pass")
+
 
 logger = logging.getLogger(__name__)
 

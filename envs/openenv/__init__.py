@@ -3,11 +3,10 @@
 from typing import Any
 
 from envs.base import BaseInteractionEnv, describe_task, read_env_settings
-from envs.openenv.game import OpenEnvGame
+from envs.openenv.game import OpenEnvGame, OpenEnvTools
 from envs.openenv.protocol import CALL_TOOL
 from envs.openenv.session import action_schema, fields_of
 from envs.openenv.settings import OpenEnvSettings
-from envs.openenv.tools import OpenEnvTools
 
 __all__ = ["DEFAULT_TASK", "SETTINGS", "OpenEnvGame", "OpenEnvSettings", "OpenEnvTools", "build_env"]
 

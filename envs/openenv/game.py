@@ -1,24 +1,31 @@
-"""An environment with one action per turn.
+"""The environments on an OpenEnv server: one action per turn, or an MCP environment, whose tools the model calls.
 
-A response that the server refuses changes nothing there: the default action is sent instead or, without one, the last
-observation is shown again with the reason. Each refusal is a turn.
+In a game, a response that the server refuses changes nothing there: the default action is sent instead or, without one,
+the last observation is shown again with the reason. Each refusal is a turn. With tools, every call is a step on the
+server.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from envs.errors import EnvironmentFault
+from envs.base import Observation, StepInfo
+from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import load_attribute
 from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
-from envs.openenv.protocol import Outcome
-from envs.openenv.session import RejectedError, Session, open_session
+from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome
+from envs.openenv.session import RejectedError, Session, check_unchanged, first_seen, open_session
 from envs.openenv.settings import OpenEnvSettings
+from envs.questions import Question
 from envs.text_game import ANSWER_FORMAT, Frame, TextGame
 from envs.tools.calls import short
-from envs.tools.results import encodable
+from envs.tools.env import ToolEnv
+from envs.tools.mcp.tools import read_schema, tool_result
+from envs.tools.results import ToolResult, ToolSpec, encodable, read_result
+from envs.tools.settings import ToolSettings
 
 PROMPT = Path(__file__).with_name("prompt.j2")
 Ending = Literal["terminated", "truncated"]
@@ -137,3 +144,127 @@ def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
         return found
 
     return ending
+
+
+EMPTY = "The episode begins."
+"""Shown where the first observation has no text."""
+UNLIMITED_STEPS = 1000
+"""Turns of an episode with `max_steps: null`."""
+_WHAT = "tools"
+_GRACE_S = 5.0
+_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
+
+
+class OpenEnvTools(ToolEnv):
+    """One episode on a server. It ends when the server says so, or with an answer that calls no tool."""
+
+    def __init__(self, settings: OpenEnvSettings, task: str, seed: int) -> None:
+        useless = [key for key in _UNUSED if getattr(settings, key)]
+        if useless:
+            raise ConfigError(f"env.{useless[0]}: the server offers tools, which it does not apply to; remove it")
+        self._server = settings
+        self._game: Session | None = None
+        self._ended: str | None = None
+        self._earned = 0.0
+        self._read, self._ending = make_reader(settings), read_ending(settings)
+        known = first_seen(_WHAT, settings)
+        if known is None:
+            session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
+            session.close()
+        label = f"the OpenEnv server {settings.urls[0]}"
+        specs = [
+            ToolSpec(read_schema(tool, label), functools.partial(self._call, tool["name"]), source=label)
+            for tool in known
+        ]
+        call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
+        tool_settings = ToolSettings(
+            instruction=settings.instruction,
+            prompt_template=settings.prompt_template,
+            tools_in=settings.tools_in,
+            max_steps=settings.max_steps or UNLIMITED_STEPS,
+            max_calls=settings.max_calls,
+            timeout_s=call_s,
+            turn_timeout_s=call_s * settings.max_calls,
+            format_penalty=settings.format_penalty,
+            deterministic=settings.deterministic,
+        )
+        super().__init__(Question(""), specs, tool_settings, task, seed)
+
+    def reset(self) -> Observation:
+        self.close()
+        session, outcome = open_session(self._server, self.seed, self._begin)
+        self._ended, self._earned = None, 0.0
+        try:
+            text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
+            self.question, self.mission = Question(text), text
+            observation = super().reset()
+        except BaseException:
+            session.close()
+            raise
+        self._game = session
+        return observation
+
+    def _begin(self, session: Session) -> Outcome:
+        _list_tools(session, self._server)
+        return session.reset(self.seed)
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        observation, done, info = super().step(response_text)
+        info["progression"] = min(max(self._earned, 0.0), 1.0)
+        if self._ended == "truncated":
+            info["terminated"], info["truncated"] = False, True
+        return observation, done, info
+
+    def over(self) -> bool:
+        return self._ended is not None
+
+    def close(self) -> None:
+        if self._game is not None:
+            self._game.close()
+            self._game = None
+        super().close()
+
+    def _call(self, tool: str, /, **arguments: Any) -> ToolResult:
+        if self._ended is not None:
+            return _failed("the episode is over, so the tool was not called")
+        assert self._game is not None
+        try:
+            outcome = self._game.step({"type": CALL_TOOL, "tool_name": tool, "arguments": arguments})
+        except RejectedError as error:
+            return _failed(str(error))
+        self._earned += outcome.reward
+        if outcome.done:
+            self._ended = self._ending(outcome)
+        observation, reward = outcome.observation, outcome.reward
+        error, result = observation.get("error"), observation.get("result")
+        if error:
+            words = error.get("message") if isinstance(error, Mapping) else error
+            return _failed(str(words), reward)
+        if isinstance(result, Mapping) and isinstance(result.get("content"), list):
+            try:
+                return replace(tool_result(result), reward=reward)
+            except (KeyError, TypeError, AttributeError) as problem:
+                raise EnvironmentFault(f"the server sent a result that is not MCP's: {short(result)}") from problem
+        if "result" not in observation:
+            return ToolResult("\n".join(filter(None, self._read(observation))), reward=reward)
+        return replace(read_result(result, self.settings), reward=reward)
+
+
+def _failed(why: str, reward: float = 0.0) -> ToolResult:
+    return ToolResult(f"error: {why}", reward=reward, failed=True)
+
+
+def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
+    """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault if it fails."""
+    tools = session.first("step", {"type": LIST_TOOLS}).observation.get("tools")
+    well_formed = isinstance(tools, list) and all(
+        isinstance(tool, Mapping)
+        and isinstance(tool.get("name"), str)
+        and isinstance(tool.get("input_schema"), Mapping)
+        and isinstance(tool.get("description"), str | None)
+        for tool in tools
+    )
+    if not well_formed or not tools:
+        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
+    check_unchanged(_WHAT, tools, settings, session.url)
+    return tools

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("scipy", reason="needs pip install 'slime-verlog[studies]'")
 
-from embedded.studies.contrasts import areas, holm, interval, results, sign_flip_p
-from embedded.studies.results import Run
+from embedded.studies.results import Run, areas, holm, interval, results, sign_flip_p
 from embedded.studies.study import Study, load_study
 from slime_verlog import ConfigError, read_settings
 

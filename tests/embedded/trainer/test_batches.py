@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedded.trainer.batches import micro_batches, optimizer_steps
-from embedded.trainer.losses import approx_kl, policy_loss, value_loss
+from embedded.trainer.ppo import approx_kl, policy_loss, value_loss
 from rollout.errors import ConfigError
 
 
