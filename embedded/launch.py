@@ -80,7 +80,7 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held:
 def launch(options: Namespace) -> int:
     """Train one seed, or several and print their table; returns 1 if an actor did not train or an episode failed."""
     from embedded.arguments import read_keys
-    from rollout.bridge.overrides import set_key, with_assignments
+    from rollout.bridge.settings import set_key, with_assignments
 
     flags = with_assignments({}, options.set_flag, "--set-flag", "lr=1e-4")
     keys = with_assignments(read_keys(options.config), options.set, "--set")
@@ -279,7 +279,7 @@ class _Run:
 
         from embedded.engine.decoder import write_policy
         from embedded.trainer.checkpoint import saved_actor
-        from embedded.trainer.weights import megatron_to_hf
+        from embedded.trainer.megatron import megatron_to_hf
 
         updates = saved_updates(self.folder)
         if updates <= 0:

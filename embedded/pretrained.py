@@ -66,9 +66,9 @@ def train_model(flags: argparse.Namespace) -> dict[str, Any]:
     """Imitate, evaluate, train, evaluate and report; returns the summary. Raises ConfigError for a mistake."""
     from embedded.arguments import EmbeddedFlags, read_keys
     from embedded.launch import run_seed
-    from embedded.run.log import read_rows
+    from embedded.run.record import read_rows
     from embedded.warmstart.imitation import WarmStart
-    from rollout.bridge.overrides import set_key
+    from rollout.bridge.settings import set_key
 
     if_held: IfHeld = "overwrite" if flags.overwrite else "refuse"
     check_folder(flags.out, if_held, resumes=False)

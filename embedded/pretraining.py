@@ -43,7 +43,7 @@ def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
     critic explains nothing of the held-out returns.
     """
     from embedded.arguments import make_args
-    from embedded.run.log import MetricsLog, read_rows
+    from embedded.run.record import MetricsLog, read_rows
     from embedded.train import train
     from embedded.trainer.checkpoint import is_checkpoint
 

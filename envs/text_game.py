@@ -1,10 +1,12 @@
-"""Base of games with one named action per turn: parsing, penalty and bookkeeping.
+"""Bases of games with one named action or one free command per turn: parsing, penalty and bookkeeping.
 
 Every response executes exactly one legal action. An invalid one executes the default action and receives the format
-penalty instead of the game's reward.
+penalty instead of the game's reward. Of a free command, only the game can tell whether it understood it; one that it
+does not understand does not change it.
 """
 
 import abc
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
-from envs.errors import ConfigError, EpisodeOverError
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from slime_verlog import Field, Settings
 
 ANSWER_FORMAT = (
@@ -259,3 +261,57 @@ def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
         raise ConfigError(f"prompt template {path} cannot be read: {error.strerror}") from error
     except jinja2.TemplateError as error:
         raise ConfigError(f"prompt template {path}: {error}") from error
+
+
+COMMAND_FORMAT = (
+    "Choose your next move. Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: one command"
+)
+
+MAX_CHARACTERS = 100
+_COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
+# Text adventures read the words after these as a second command in the same turn.
+_JOINING = frozenset({"and", "then"})
+
+
+class CommandGame(TextGame):
+    """A game with free commands. Subclasses implement `start` and `try_command`, and may restrict `translate`."""
+
+    answer_format = COMMAND_FORMAT
+    actions = ()
+    default_action = "look"
+
+    @abc.abstractmethod
+    def try_command(self, command: str) -> Frame | None:
+        """Execute the command; None, without any change, if the game does not understand it."""
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        command = self.translate(candidate)
+        frame = self.try_command(command) if command is not None else None
+        if frame is None:
+            return None, self.play(self.default_action)
+        return command, frame
+
+    def play(self, action: str) -> Frame:
+        frame = self.try_command(action)
+        if frame is None:
+            raise EnvironmentFault(f"the game does not understand its own default command {action!r}")
+        return frame
+
+    def translate(self, candidate: str) -> str | None:
+        return clean_command(candidate)
+
+
+def clean_command(candidate: str) -> str | None:
+    """Read the first line as one command of plain words, without quotes and markup; None if it is not one."""
+    lines = candidate.strip().splitlines()
+    if not lines or len(lines[0]) > 2 * MAX_CHARACTERS:
+        return None
+    command = " ".join(lines[0].strip("\"'`*>. \t").split())
+    if len(command) > MAX_CHARACTERS or not _COMMAND.fullmatch(command):
+        return None
+    return None if _JOINING & set(command.lower().split()) else command
+
+
+def list_commands(commands: list[str] | tuple[str, ...]) -> str:
+    """Return the line of the observation that lists the commands that would work now."""
+    return f"Commands that work now: {', '.join(commands)}."

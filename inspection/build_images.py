@@ -37,8 +37,8 @@ def build_images_of(task: Any) -> list[str]:
     """Build the images of a Harbor task, or of all tasks of `*`; print a line for each; return those that failed."""
     import time
 
+    from envs.harbor import select_folders
     from envs.harbor.dockerfile import UnsupportedLine
-    from envs.harbor.env import select_folders
     from envs.harbor.images.build import build_image
     from envs.harbor.settings import HarborSettings
     from envs.harbor.task import recipe_of

@@ -100,7 +100,7 @@ def rescored(episode: Mapping[str, Any], score: Score) -> dict[str, Any]:
 def ask_judge(episode: Mapping[str, Any], settings: JudgeSettings) -> list[float]:
     """Return the rewards of an episode that is played once more, from its record, before the judge."""
     from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation, text_of
-    from envs.judge.env import JudgedEnv
+    from envs.judge import JudgedEnv
 
     messages, story = episode["messages"], episode["story"]
     played = [turn for turn in story if "summary" not in turn]

@@ -74,8 +74,7 @@ def read_target(path: str, task: str | None = None, overrides: Sequence[str] = (
 
     Modules in the current directory can be imported, as with `python -m`.
     """
-    from rollout.bridge.overrides import with_assignments
-    from rollout.bridge.settings import check_keys
+    from rollout.bridge.settings import check_keys, with_assignments
     from slime_verlog import read_yaml_mapping
 
     if os.getcwd() not in sys.path:

@@ -1,29 +1,154 @@
 """Checks a command line before any GPU is requested: `python -m rollout.preflight [train.py|train_async.py] FLAGS`.
 
-The framework's own parser reads the flags, this project's checks follow, and one environment of every task is tried.
-The verdict is one sentence, on the last line; slime's own output is shown only after an unexpected error.
+The framework's own parsers read the flags, this project's checks follow, and one environment of every task is tried.
+The verdict is one sentence, on the last line; slime's own output is shown only after an unexpected error. Each of
+slime's parsers ignores flags that it does not know, so slime itself never notices a misspelt flag: those that none of
+them knows are refused here, and idle ones are named.
 """
 
+import argparse
+import contextlib
+import difflib
+import importlib
+import os
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+import traceback
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from advantage.flags import overrides_of
 from advantage.patch.versions import find_framework
-from rollout.bridge.checks import SOURCE, check_flags, installs_advantages
-from rollout.bridge.command_line import captured_output, flags_without_effect, parse_command_line
-from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.checks import BATCHES, SOURCE, check_flags, hooks_in_use, installs_advantages
+from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.roles import check_start_weights
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
-from rollout.errors import ConfigError, MissingDependencyError
+from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 from rollout.play.memory import Conversation, build_memory
 from rollout.play.runtime import encoders_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
 from rollout.workers.reply import EnvReply
 from slime_verlog import command
+
+ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
+"""Flags of the engine's parser, which slime skips if no engine starts."""
+SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
+
+
+def parse_command_line() -> Any:
+    """Return the framework's `args` for `sys.argv`; raises ConfigError for wrong and unknown flags."""
+    module = importlib.import_module(f"{FRAMEWORK}.utils.arguments")
+    with _options_seen() as known:
+        try:
+            args = module.parse_args()
+        except ConfigError:
+            raise
+        except Exception as error:
+            # Many of Megatron's assertions have no text, so the line that raised one stands in for it.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f": {error}" if str(error).strip() else f" at {frame.filename}:{frame.lineno}: {frame.line}"
+            raise ConfigError(f"{FRAMEWORK} refuses these flags: {type(error).__name__}{reason}") from error
+    no_engine = getattr(args, "debug_train_only", False)
+    refuse_unknown(sys.argv[1:], known, ENGINE_PREFIXES if no_engine else ())
+    return args
+
+
+def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ...] = ()) -> None:
+    """Raise ConfigError for flags that are neither `known` nor have an `ignored` prefix; suggests known ones."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    hints: list[str] = []
+    for flag in dict.fromkeys(flags):
+        if flag not in known and not flag.startswith(ignored):
+            near = difflib.get_close_matches(flag, known, 1, cutoff=0.8)
+            hints.append(f"{flag} (did you mean {near[0]}?)" if near else flag)
+    if hints:
+        raise ConfigError(
+            f"no parser of {FRAMEWORK}, Megatron or SGLang knows {', '.join(hints)}; it would be ignored silently"
+        )
+
+
+@contextlib.contextmanager
+def captured_output() -> Generator[None]:
+    """Hold back all output, C libraries included; show it after an error other than `SlimeVerlogError`."""
+    _flush()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(1), os.dup(2)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            _flush()
+            for target, descriptor in enumerate(saved, 1):
+                os.dup2(descriptor, target)
+                os.close(descriptor)
+            if not isinstance(sys.exception(), SlimeVerlogError | None):
+                file.seek(0)
+                shutil.copyfileobj(file, sys.stderr.buffer)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _options_seen() -> Generator[set[str]]:
+    """Collect the options of every parser that reads this process's command line; a bad value is a ConfigError."""
+    found: set[str] = set()
+    parser = argparse.ArgumentParser
+    original, original_error = parser.parse_known_args, parser.error
+
+    def recording(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        if args is None or list(args) == sys.argv[1:]:
+            found.update(self._option_string_actions)
+        return original(self, args, namespace)
+
+    def refusing(self: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise ConfigError(f"{FRAMEWORK} cannot read the flags: {message}")
+
+    parser.parse_known_args, parser.error = recording, refusing
+    try:
+        yield found
+    finally:
+        parser.parse_known_args, parser.error = original, original_error
+
+
+def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
+    """Return one sentence per flag without effect; `given` are the flags on the command line, without slime's own."""
+    hooks = hooks_in_use(args)
+    found = [sentence for flag, sentence in sentences("warned", hooks).items() if flag in given]
+    evaluates = getattr(args, "eval_function_path", None)
+    if "batches" in hooks and evaluates and evaluates not in BATCHES:
+        found.append(f"--eval-function-path {evaluates} plays the evaluations, so eval in the YAML is not read")
+    if "plays" in hooks and getattr(args, "loss_type", None) == "custom_loss":
+        found.append(
+            f"--loss-type custom_loss: {args.custom_loss_function_path} replaces the policy loss, so clipping, entropy "
+            "and KL flags have no effect unless it reads them"
+        )
+    if "patch" not in hooks:
+        return found
+    actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
+    for role, overrides in (("actor", actor), ("critic", critic)):
+        found += [
+            f"{args.megatron_config_path} sets {name} for the {role}, which nothing reads: the discounts are {keys} "
+            "in the YAML"
+            for name, keys in SLIME_DISCOUNTS.items()
+            if name in overrides
+        ]
+    found += [
+        f"{args.megatron_config_path} sets {name} {critic[name]} for the critic alone: it changes the critic's targets "
+        "and not the actor's advantages, which each role computes for itself; set it in the YAML for both"
+        + (", or lambda_critic for the critic" if name.startswith("lambda") else "")
+        for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
+        if name in critic and name not in actor
+    ]
+    return found
 
 
 @command()

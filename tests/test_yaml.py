@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.bridge.overrides import read_value
+from rollout.bridge.settings import read_value
 from slime_verlog import ConfigError, read_yaml
 
 ALIASED = "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))

@@ -14,7 +14,15 @@ from embedded.engine.decoder import write_policy
 from embedded.run.alarms import Alarms
 from embedded.run.ending import describe_played, judge, setting_of, spread, win_rate
 from embedded.run.folder import EPISODES, METRICS, SUMMARY, keep_lines, rewind, saved_updates, whole_lines, write_text
-from embedded.run.log import MetricsLog, actor_fault, evaluation_means, held_out, read_rows, reward_note, update_seconds
+from embedded.run.record import (
+    MetricsLog,
+    actor_fault,
+    evaluation_means,
+    held_out,
+    read_rows,
+    reward_note,
+    update_seconds,
+)
 from rollout.play.metrics import mean
 from rollout.transcript import RECORD_KEYS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embedded.run.log import actor_fault
+from embedded.run.record import actor_fault
 from embedded.studies.results import MEASURES, Run, curve, iqm_cell, markdown, mean_cell, read_runs
 from embedded.studies.study import Study
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embedded.run.log import Row, read_rows
-from embedded.studies.plan import DONE, ROWS
-from embedded.studies.study import Study
+from embedded.run.record import Row, read_rows
+from embedded.studies.study import DONE, ROWS, Study
 from rollout.play.metrics import mean
 
 MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}

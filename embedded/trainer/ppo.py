@@ -26,8 +26,16 @@ from embedded.arguments import cores, embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
-from embedded.trainer.megatron import Adam, GPTModel, build_model, build_optimizer, initialize, precision, predict
-from embedded.trainer.weights import megatron_to_hf
+from embedded.trainer.megatron import (
+    Adam,
+    GPTModel,
+    build_model,
+    build_optimizer,
+    initialize,
+    megatron_to_hf,
+    precision,
+    predict,
+)
 from envs.loading import load_attribute
 
 Reducer = Callable[[torch.Tensor], torch.Tensor]

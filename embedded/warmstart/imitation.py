@@ -16,11 +16,17 @@ from embedded.arguments import EmbeddedFlags, OptimizerFlags
 from embedded.engine.decoder import load_hf_model, write_policy
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
-from embedded.trainer.megatron import GPTModel, build_model, build_optimizer, initialize, precision, predict
-from embedded.trainer.weights import megatron_to_hf
+from embedded.trainer.megatron import (
+    GPTModel,
+    build_model,
+    build_optimizer,
+    initialize,
+    megatron_to_hf,
+    precision,
+    predict,
+)
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
-from embedded.warmstart.policy import PolicySize, build_policy, save_policy
-from embedded.warmstart.tokenizer import fixed_phrases, train_tokenizer
+from embedded.warmstart.policy import PolicySize, build_policy, fixed_phrases, save_policy, train_tokenizer
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder

@@ -1,6 +1,281 @@
-"""Agents as black boxes: any program that asks a model over HTTP is played and trained; each request is one turn."""
+"""Agents as black boxes: any program that asks a model over HTTP is played and trained; each request is one turn.
 
-from envs.agent.env import SETTINGS, AgentEnv, AgentRun, build_env
+
+Invariants: every request that is shown is one turn, and its prompt is the request's messages and tools. The program is
+alive only during its episode. The reward comes from the grader, once, after the program has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from envs.agent.parts import Message
+from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
+from envs.agent.request import Response, read_response, with_images
+from envs.agent.server import ModelServer, model_server
+from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
+from envs.base import (
+    BaseInteractionEnv,
+    Observation,
+    StepInfo,
+    describe_task,
+    make_observation,
+    read_env_settings,
+    text_of,
+    timed,
+)
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.loading import load_attribute, split_command
+from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
+from envs.swe.sandbox.workspace import hand_over, remove_tree
+from envs.tools.calls import short
+from envs.tools.execution import ToolTimeout, run_bounded
 
-__all__ = ["SETTINGS", "AgentEnv", "AgentRun", "AgentSettings", "build_env"]
+SETTINGS = AgentSettings
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """One run of the agent, for `prepare` (before its start) and for the grader (after its end)."""
+
+    task: str
+    seed: int
+    prompt: str
+    folder: Path
+    """The episode's copy of `workdir`, in which the program runs."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The YAML's `env.options`."""
+    exit_code: int | None = None
+    """None if `max_steps` or `time_limit_s` ended the episode."""
+    output: str = ""
+    """Beginning and end of what the program wrote to stdout and stderr."""
+    turns: int = 0
+    messages: tuple[Message, ...] = ()
+    """The last request that the model answered."""
+    answer: str = ""
+    """The model's last answer."""
+
+
+class AgentEnv(BaseInteractionEnv):
+    """One run of an agent's program."""
+
+    default_action = "the answer as text"
+    deterministic = False
+    whole_prompts = True
+
+    def __init__(self, task: str, seed: int, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.actions, self.max_steps = settings.actions, settings.max_steps
+        self._first = AgentRun(task, seed, settings.prompt, Path(), settings.options)
+        self._prepare = load_attribute(settings.prepare, "env.prepare") if settings.prepare else None
+        self._grade: Any = lambda run: run.exit_code == 0
+        if settings.grader:
+            self._grade = load_attribute(settings.grader, "env.grader")
+        self._words = split_command(settings.command, "env.command")
+        workdir = Path(settings.workdir or "/nonexistent").expanduser()
+        self._words[0] = find_program(self._words[0], search_path(settings.interpreter), workdir)
+        if settings.sandbox:
+            _check_sandbox(settings.interpreter)
+        self._episode: _Running | None = None
+
+    def reset(self) -> Observation:
+        self.close()
+        self._steps, self._work_s, self._unread = 0, 0.0, 0
+        episode = self._episode = _Running(model_server(), self.settings)
+        try:
+            self.run, workdir = replace(self._first, folder=episode.folder), self.settings.workdir
+            if workdir is not None:
+                shutil.copytree(Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True)
+            if self._prepare is not None:
+                prompt = self._bounded("prepare", self._prepare, self.run)
+                if prompt is not None and not isinstance(prompt, str):
+                    what = f"env.prepare {self.settings.prepare} returned {short(prompt)}, not a prompt"
+                    raise EnvironmentFault(what)
+                self.run = self.run if prompt is None else replace(self.run, prompt=prompt)
+            if self.settings.sandbox:
+                hand_over(episode.folder)
+            episode.start(self._words, self.run, self.settings)
+            waiting = self._await(episode, None)
+            if waiting is None:
+                end, refusal = episode.session.end, episode.session.refusal
+                what = end.words if end else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
+                why = f"; its last request was refused: {refusal}" if refusal else ""
+                raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
+            return self._show(waiting)
+        except BaseException:
+            self.close()
+            raise
+
+    def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
+        """Send the answer, if there is one, and wait for the next request; None if there is none."""
+        began, session = time.monotonic(), episode.session
+        left = self.settings.time_limit_s - self._work_s
+        try:
+            return episode.server.call(session.next(left) if answer is None else session.exchange(answer, left))
+        finally:
+            self._work_s += time.monotonic() - began
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        episode = self._episode
+        if episode is None or episode.session.current is None:
+            raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+        waiting = episode.session.current
+        answer = read_response(response_text, waiting.request, self.settings.max_calls)
+        self._steps += 1
+        self._unread += bool(answer.errors)
+        self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)
+        try:
+            following = self._await(episode, answer)
+            end = episode.session.end if following is None else None
+            if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
+                # It ended before it received the response, so its client's time limit is to blame.
+                raise EnvironmentFault(
+                    f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
+                )
+        except EnvironmentFault:
+            self.close()
+            raise
+        truncated = end is None and (following is None or self._steps >= self.max_steps)
+        info = self._info(response_text, answer, waiting)
+        if end is not None or truncated:
+            info["terminated"], info["truncated"] = end is not None, truncated
+            self._finish(episode, info, end)
+        return self._show(following), end is not None or truncated, info
+
+    def _finish(self, episode: _Running, info: StepInfo, end: End | None) -> None:
+        """End the program, and let the grader judge what it did."""
+        try:
+            episode.stop()
+            if end is not None:
+                self.run = replace(self.run, exit_code=end.exit_code)
+                info["metrics"] = {**info.get("metrics", {}), "exit_code": float(end.exit_code)}
+            if end is not None or self.settings.grade_at_limit:
+                ended = episode.session.end  # by now it has, also if a limit ended the episode
+                self.run = replace(self.run, output=ended.output if ended else "")
+                with timed("judge"):
+                    score = self._bounded("grader", self._grade, self.run)
+                if not isinstance(score, int | float) or not math.isfinite(score):
+                    name = self.settings.grader
+                    raise EnvironmentFault(f"env.grader {name} returned {short(score)}, not a finite number")
+                info["reward"] += float(score)
+                info["progression"] = min(max(float(score), 0.0), 1.0)
+        finally:
+            self.close()
+
+    def _bounded(self, name: str, function: Any, run: AgentRun) -> Any:
+        """Call `prepare` or the grader; an error and a time-out are faults."""
+        seconds = self.settings.grade_timeout_s
+        try:
+            return run_bounded(f"env.{name}", lambda: function(run), {}, seconds)
+        except ToolTimeout as error:
+            raise EnvironmentFault(f"env.{name} did not end within {seconds:g} s (env.grade_timeout_s)") from error
+        except ToolError as error:
+            raise EnvironmentFault(f"env.{name} {getattr(self.settings, name)} raised {error}") from error
+
+    def _info(self, text: str, answer: Response, waiting: Waiting) -> StepInfo:
+        assert self._episode is not None
+        session = self._episode.session
+        counts = {name: float(session.counts[name]) for name in ("retries", "refused", "lost_answers")}
+        numbers = {"thread": float(waiting.thread), "threads": float(len(session.threads)), "agent_s": self._work_s}
+        return {
+            "reward": -self.settings.format_penalty if answer.errors else 0.0,
+            "terminated": False,
+            "truncated": False,
+            "valid_action": not answer.errors,
+            "executed_action": self.default_action if answer.errors else answer.written,
+            "progression": 0.0,
+            "action": text[slice(*answer.span)] if answer.span else None,
+            "action_span": answer.span,
+            "moves": not waiting.request.compacts,
+            "metrics": {**counts, **numbers, "unread_calls": float(self._unread)},
+        }
+
+    def _show(self, waiting: Waiting | None) -> Observation:
+        self._messages = with_images(waiting.request.messages) if waiting is not None else []
+        self.tools = waiting.request.tools if waiting is not None else self.tools
+        return make_observation(text_of(self._messages[-1]) if self._messages else "")
+
+    def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
+        """Return the messages of the request that waits; none after the episode's end."""
+        return self._messages
+
+    def close(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            episode.close()
+
+
+class _Running:
+    """What an episode must release: its session, its program and its folder."""
+
+    def __init__(self, server: ModelServer, settings: AgentSettings) -> None:
+        self.server, self.session = server, Session(settings.models, settings.request_mb << 20)
+        self.key = server.open(self.session)
+        self._outer = server.folder.make()
+        self._program: Program | None = None
+        self.folder, self._home, self._temporary = (self._outer / name for name in ("work", "home", "tmp"))
+        for folder in (self.folder, self._home, self._temporary):
+            folder.mkdir()
+
+    def start(self, words: list[str], run: AgentRun, settings: AgentSettings) -> None:
+        values = {"prompt": run.prompt, "task": run.task, "seed": str(run.seed), "model": settings.models[0]}
+        found = addresses(None if settings.sandbox else self.server.port, self.key)
+        places = {"folder": "/testbed" if settings.sandbox else str(run.folder), "base_url": found["OPENAI_BASE_URL"]}
+        argv = [_filled(word, values | places) for word in words]
+        for name in settings.pass_env:
+            if name not in os.environ:
+                raise ConfigError(f"env.pass_env: the environment has no variable {name}")
+        variables = {name: os.environ[name] for name in settings.pass_env}
+        variables |= {f"AGENT_{name.upper()}": value for name, value in values.items()}
+        variables |= found
+        variables |= {name: _filled(value, values | places) for name, value in settings.variables.items()}
+        on_end = lambda end: self.server.soon(self.session.ended, end)
+        if settings.sandbox:
+            sandbox = Sandbox(run.folder, settings.interpreter, settings.limits)
+            self._program = start_sandboxed(argv, sandbox, self.server.socket, variables, on_end)
+        else:
+            own = {"PATH": search_path(settings.interpreter), "LANG": "C.UTF-8"}
+            own |= {"HOME": str(self._home), "TMPDIR": str(self._temporary)}
+            self._program = start_plain(argv, run.folder, {**own, **variables}, on_end)
+
+    def stop(self) -> None:
+        """End the program and refuse its requests; a second call does nothing."""
+        program, self._program = self._program, None
+        try:
+            if program is not None:
+                program.stop()
+        finally:
+            self.server.close(self.key)
+
+    def close(self) -> None:
+        """Stop, and remove the episode's files."""
+        try:
+            self.stop()
+        finally:
+            remove_tree(self._outer)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Return the text with each `{name}` of `values` replaced; other braces are left alone."""
+    return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
+
+
+@functools.lru_cache(maxsize=32)
+def _check_sandbox(python: Path) -> None:
+    check_sandbox(Sandbox(Path(__file__).parent, python, writable_tree=False))
+
+
+def build_env(sample: Any, args: Any) -> AgentEnv:
+    """Return the environment of one episode; `task` and `seed` reach the program and the grader."""
+    task, seed = describe_task(sample)
+    return AgentEnv(task, seed, read_env_settings(AgentSettings, args))

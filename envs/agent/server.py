@@ -9,7 +9,6 @@ are too many.
 import asyncio
 import functools
 import json
-import os
 import secrets
 import socket
 import threading
@@ -24,7 +23,7 @@ from envs.agent.parts import RequestError
 from envs.agent.request import Request, read_request
 from envs.agent.session import Session, Waiting
 from envs.errors import EnvironmentFault
-from envs.swe.sandbox.workspace import process_folder
+from envs.swe.sandbox.workspace import per_process, process_folder
 from envs.tools.calls import short
 
 MAX_UNKNOWN = 128
@@ -280,14 +279,5 @@ def _refused(api: Api, error: RequestError) -> web.Response:
     return web.json_response(api.refusal(error), status=error.status)
 
 
-_lock = threading.Lock()
-_servers: dict[int, ModelServer] = {}
-"""By process id, because threads do not survive a fork."""
-
-
-def model_server() -> ModelServer:
-    """Return this process's server, started by the first call; raises EnvironmentFault if that fails."""
-    with _lock:
-        if os.getpid() not in _servers:
-            _servers[os.getpid()] = ModelServer()
-        return _servers[os.getpid()]
+model_server = per_process(ModelServer)
+"""Returns this process's server, started by the first call; raises EnvironmentFault if that fails."""

@@ -5,8 +5,8 @@
 
 import shutil
 
-from envs.agent.env import AgentRun
-from envs.swe.env import SWEEnv, SWESettings, make_env
+from envs.agent import AgentRun
+from envs.swe import SWEEnv, SWESettings, make_env
 from envs.swe.verdict.evaluate import evaluate
 from slime_verlog import read_settings
 

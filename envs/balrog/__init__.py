@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 
 import yaml
 
-from envs.command_game import MAX_CHARACTERS, clean_command
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.randomness import OwnRandomness
-from envs.text_game import Frame, GameSettings, TextGame
+from envs.text_game import MAX_CHARACTERS, Frame, GameSettings, TextGame, clean_command
 from slime_verlog import Field, merge
 
 INSTALL = "BALROG is not installed; get it with: pip install 'balrog @ git+https://github.com/balrog-ai/BALROG.git'"

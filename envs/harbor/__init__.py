@@ -1,10 +1,189 @@
-"""Tasks in Harbor's format (Terminal-Bench 2 and others): work in a shell, rewarded by the tests of the task."""
+"""Tasks in Harbor's format (Terminal-Bench 2 and others): work in a shell, rewarded by the tests of the task.
 
-from envs.harbor.env import HarborEnv, build_env
-from envs.harbor.reference import expert_action
+The environment is a task's files, a shell to work on them, and the task's own tests at the end. A task's reference
+solution checks the task, and is the expert that plays it with the agent's tools.
+"""
+
+import base64
+import fnmatch
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envs.base import describe_task, read_env_settings
+from envs.errors import ConfigError, SlimeVerlogError, did_you_mean
+from envs.harbor.machine import start
+from envs.harbor.places import SOLUTION, part_of
 from envs.harbor.settings import HarborSettings
+from envs.harbor.task import HarborTask, find_tasks, read_task
+from envs.harbor.verifier import Verdict, verify
+from envs.swe.sandbox.sandbox import check_sandbox, find_bwrap
+from envs.swe.sandbox.workspace import copy_tree, remove_tree
+from envs.swe.shell import Finding, Judgement, ShellEnv
+from envs.swe.tools import MAX_COMMAND_BYTES, TOOLS, Call, Workbench, harmless
+from envs.tools.results import clip
+
+ANY = "*"
+"""Task that draws one of those that `include` and `exclude` select."""
+_DESCRIPTIONS = {"run": "Run a shell command.", "submit": "End the task. The files are checked as they are now."}
+
+
+class HarborEnv(ShellEnv[HarborSettings]):
+    """One task in Harbor's format. `close` removes the episode's files."""
+
+    default_action = "run ls"
+    offered = {name: replace(TOOLS[name], description=text) for name, text in _DESCRIPTIONS.items()}
+    template = Path(__file__).with_name("prompt.j2")
+    limit_notes = (
+        "When they are used up without a submit, the task counts as not done.",
+        "When they are used up, the files are checked as they are then.",
+    )
+
+    def __init__(self, task: HarborTask, settings: HarborSettings) -> None:
+        super().__init__(task.instruction, settings)
+        self.task, self.mission = task, self.mission.strip()
+        self.verdict: Verdict | None = None
+        """How the episode was judged; None until its end, or if it ended without being judged."""
+
+    def open_files(self) -> tuple[Workbench, str]:
+        self._machine, self.verdict = start(self.task, self.settings), None
+        sandbox = self._machine.for_agent()
+        check_sandbox(sandbox)
+        return Workbench(self._machine.workspace, sandbox, self.settings.output_chars), self.task.image.folder
+
+    def seconds_left(self) -> float:
+        left = float("inf") if self.task.agent_s is None else self.task.agent_s - self.used_s
+        return min(self.settings.command_timeout_s, left)
+
+    def judge_files(self) -> Judgement:
+        verdict = self.verdict = verify(self._machine)
+        why = clip(harmless(verdict.reason), 500)
+        sentence = f"No reward: {why}." if why else f"Reward: {verdict.reward:g}."
+        metrics = {"without_reward": float(bool(verdict.reason))}
+        return Judgement(verdict.reward, verdict.progression, sentence, metrics)
+
+    def prompt_variables(self) -> dict[str, Any]:
+        return {
+            "folder": self.task.image.folder,
+            "places": ", ".join(self.task.places),
+            "seconds": f"{self.settings.command_timeout_s:g}",
+        }
+
+
+def build_env(sample: Any, args: Any) -> HarborEnv:
+    """Make the environment of one task; the seed only draws among the tasks of `*`."""
+    task, seed = describe_task(sample)
+    settings = read_env_settings(HarborSettings, args)
+    find_bwrap()
+    tasks = select_tasks(task, settings)
+    return HarborEnv(tasks[seed % len(tasks)], settings)
+
+
+def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
+    """Read the tasks of `select_folders`; raises ConfigError also for one that cannot be played here."""
+    return [read_task(folder, settings) for folder in select_folders(name, settings)]
+
+
+def select_folders(name: str, settings: HarborSettings) -> list[Path]:
+    """Find the task `name`, or for `*` all that `include` and `exclude` select; raises ConfigError if it is unknown."""
+    folders = find_tasks(settings)
+    if name != ANY:
+        if name not in folders:
+            hint = did_you_mean(name, folders, f"there are {', '.join([*folders][:8])}", n=1)
+            searched = ", ".join(map(str, settings.task_folders()))
+            raise ConfigError(f"the folders {searched} hold no task {name!r}; {hint}")
+        return [folders[name]]
+    chosen = [
+        folder
+        for task, folder in folders.items()
+        if any(fnmatch.fnmatchcase(task, pattern) for pattern in settings.include)
+        and not any(fnmatch.fnmatchcase(task, pattern) for pattern in settings.exclude)
+    ]
+    if not chosen:
+        raise ConfigError(f"env.include and env.exclude leave none of the {len(folders)} tasks")
+    return chosen
+
+
+_CHUNK = 3 * (MAX_COMMAND_BYTES // 8)
+"""Bytes of a file that one command writes, so that their base64 form fits into it."""
+
+
+def check_references(name: str, settings: HarborSettings) -> Iterator[Finding]:
+    """Run the reference solution of a task, or of all tasks of `*`, and judge it and the untouched files."""
+    for task in select_tasks(name, settings):
+        try:
+            yield _check(task, settings)
+        except SlimeVerlogError as error:
+            yield Finding(task.name, str(error).removeprefix(f"{task.name}: "))
+
+
+def _check(task: HarborTask, settings: HarborSettings) -> Finding:
+    untouched = _judge(task, settings, solved=False)
+    if untouched.reward > 0:
+        return Finding(task.name, f"the untouched files are paid {untouched.reward:g}")
+    if not task.has_solution:
+        return Finding(task.name, note="there is no solution/solve.sh, so it is not known whether it can be solved")
+    solved = _judge(task, settings, solved=True)
+    if solved.reward <= 0:
+        why = solved.reason or "the tests pay 0"
+        printed = " ".join(solved.output.split())[-300:] or "nothing"
+        return Finding(task.name, f"the reference solution is not paid: {why}; it printed: {printed}")
+    return Finding(task.name, note="" if solved.reward == 1 else f"the reference solution is paid {solved.reward:g}")
+
+
+def _judge(task: HarborTask, settings: HarborSettings, *, solved: bool) -> Verdict:
+    machine = start(task, settings)
+    try:
+        if not solved:
+            return verify(machine)
+        part = machine.tree / part_of(SOLUTION)
+        remove_tree(part)
+        copy_tree(task.folder / "solution", part)
+        done = machine.for_solution().run(["bash", f"{SOLUTION}/solve.sh"])
+        if done.stopped:
+            return Verdict(reason=f"solve.sh was stopped by its {done.stopped} limit", output=done.output)
+        verdict = verify(machine)
+        return replace(verdict, output=f"{done.output}\n{verdict.output}")
+    finally:
+        machine.close()
+
+
+def expert_action(env: HarborEnv) -> str:
+    """The next response of an expert that copies the reference solution into /solution, runs it, and submits."""
+    calls = list(_calls(env.task))
+    first = env.steps * env.settings.max_calls
+    chosen = calls[first : first + env.settings.max_calls] or calls[-1:]
+    return "\n".join(call.text() for call in chosen)
+
+
+def _calls(task: HarborTask) -> Iterator[Call]:
+    """What the expert does. Without a solution, it submits the untouched files."""
+    folder = task.folder / "solution"
+    for file in sorted(folder.rglob("*")) if task.has_solution else ():
+        if file.is_file():
+            yield from _written(file, f"{SOLUTION}/{file.relative_to(folder).as_posix()}")
+    if task.has_solution:
+        exports = "".join(f"export {key}={shlex.quote(value)}; " for key, value in task.solution_variables.items())
+        yield Call("run", {"command": f"{exports}bash {SOLUTION}/solve.sh"})
+    yield Call("submit", {})
+
+
+def _written(file: Path, target: str) -> Iterator[Call]:
+    """Commands that write a file: as text where it is text, or in base64."""
+    data, place = file.read_bytes(), shlex.quote(target)
+    folder, mark = shlex.quote(target.rpartition("/")[0]), "END_OF_FILE"
+    text = data.decode("utf-8", "replace")
+    is_plain = text.encode() == data and text.endswith("\n") and "\0" not in text and mark not in text
+    if is_plain and len(data) < MAX_COMMAND_BYTES // 2:
+        yield Call("run", {"command": f"mkdir -p {folder} && cat > {place} <<'{mark}'\n{text}{mark}"})
+        return
+    yield Call("run", {"command": f"mkdir -p {folder} && : > {place}"})
+    for start_at in range(0, len(data), _CHUNK):
+        piece = base64.b64encode(data[start_at : start_at + _CHUNK]).decode()
+        yield Call("run", {"command": f"printf %s {piece} | base64 -d >> {place}"})
+
 
 SETTINGS = HarborSettings
 DEFAULT_TASK = "count-errors"
-
-__all__ = ["DEFAULT_TASK", "SETTINGS", "HarborEnv", "HarborSettings", "build_env", "expert_action"]

@@ -15,8 +15,7 @@ from typing import Any, Self
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import Image, UnsupportedLine, read_image
 from envs.harbor.places import find_places, home_of, refuse_dockerignore
-from envs.harbor.settings import BUILD, HarborSettings
-from envs.harbor.store import Recipe, find_image
+from envs.harbor.settings import BUILD, HarborSettings, Recipe, find_image
 from slime_verlog import read_yaml_mapping
 
 EXCLUDE = "exclude the task (env.exclude)"

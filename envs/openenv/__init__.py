@@ -1,15 +1,282 @@
-"""Environments of OpenEnv servers, over their WebSocket protocol and with the package websockets alone."""
+"""Environments of OpenEnv servers, over their WebSocket protocol and with the package websockets alone.
 
-from typing import Any
+In a game, a response that the server refuses changes nothing there: the default action is sent instead or, without one,
+the last observation is shown again with the reason. Each refusal is a turn. With tools, every call is a step on the
+server.
+"""
 
-from envs.base import BaseInteractionEnv, describe_task, read_env_settings
-from envs.openenv.game import OpenEnvGame
-from envs.openenv.protocol import CALL_TOOL
-from envs.openenv.session import action_schema, fields_of
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, read_env_settings
+from envs.errors import ConfigError, EnvironmentFault
+from envs.loading import load_attribute
+from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
+from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome
+from envs.openenv.session import (
+    RejectedError,
+    Session,
+    action_schema,
+    check_unchanged,
+    fields_of,
+    first_seen,
+    open_session,
+)
 from envs.openenv.settings import OpenEnvSettings
-from envs.openenv.tools import OpenEnvTools
+from envs.questions import Question
+from envs.text_game import ANSWER_FORMAT, Frame, TextGame
+from envs.tools.calls import short
+from envs.tools.env import ToolEnv
+from envs.tools.mcp.tools import read_schema, tool_result
+from envs.tools.results import ToolResult, ToolSpec, encodable, read_result
+from envs.tools.settings import ToolSettings
 
-__all__ = ["DEFAULT_TASK", "SETTINGS", "OpenEnvGame", "OpenEnvSettings", "OpenEnvTools", "build_env"]
+PROMPT = Path(__file__).with_name("prompt.j2")
+Ending = Literal["terminated", "truncated"]
+
+
+class OpenEnvGame(TextGame):
+    """One episode on a server."""
+
+    template_path = PROMPT
+    settings: OpenEnvSettings
+
+    def __init__(self, schema: Mapping[str, Any], settings: OpenEnvSettings, task: str, seed: int) -> None:
+        super().__init__(settings)
+        self.task, self.seed, self.deterministic = task, seed, settings.deterministic
+        self._mapping = read_actions(settings, schema)
+        self.actions = self._mapping.names
+        self._sends_default = settings.default_action is not None or bool(self.actions)
+        self.default_action = settings.default_action or next(iter(self.actions), "nothing")
+        if not self.actions:
+            what = "a JSON object" if self._mapping.fields else "what you do"
+            self.answer_format = ANSWER_FORMAT.replace("one allowed action", what)
+        self.max_steps = settings.max_steps or 0
+        self._read = make_reader(settings)
+        self._ending = read_ending(settings)
+        self._session: Session | None = None
+
+    def start(self) -> Frame:
+        self.close()
+        self._steps, self._return = 0, 0.0
+        self._session, outcome = open_session(self.settings, self.seed, lambda session: session.reset(self.seed))
+        with self._ended_by_errors():
+            return self._frame(outcome)
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        self._steps += 1
+        with self._ended_by_errors():
+            try:
+                action = self.translate(candidate)
+                if action is None:
+                    raise RejectedError("the answer is none of the allowed actions")
+                return action, self._send(action)
+            except RejectedError as why:
+                if self._sends_default:
+                    return None, self.play(self.default_action)
+                if late := 0 < self.max_steps <= self._steps:
+                    self.close()
+                shown = f"Nothing was done: {why}.\n{self._last.long_term}"
+                return None, replace(self._last, long_term=shown, reward=0.0, truncated=late)
+
+    def play(self, action: str) -> Frame:
+        try:
+            return self._send(action)
+        except RejectedError as error:
+            raise EnvironmentFault(f"the server refuses env.default_action {action!r}: {error}") from error
+
+    def translate(self, candidate: str) -> str | None:
+        if not self.actions:
+            return encodable(candidate)
+        return next((name for name in self.actions if name.lower() == candidate.strip().lower()), None)
+
+    def prompt_variables(self) -> dict[str, Any]:
+        variables = {"instruction": self.settings.instruction or "", "fields": list(self._mapping.fields)}
+        return {**super().prompt_variables(), **variables}
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session, self._running = None, False
+
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """End the session if anything is raised, so that its place on the server is free."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, action: str) -> Frame:
+        assert self._session is not None
+        outcome = self._session.step(self._mapping.read(action))
+        self._return += outcome.reward
+        return self._frame(outcome)
+
+    def _frame(self, outcome: Outcome) -> Frame:
+        """Return the frame of a reply; ends the session with the episode."""
+        ending = self._ending(outcome) if outcome.done else None
+        out_of_time = 0 < self.max_steps <= self._steps
+        if ending or out_of_time:
+            self.close()
+        long_term, short_term = self._read(outcome.observation)
+        key = self.settings.picture
+        self._last = Frame(
+            long_term,
+            short_term,
+            outcome.reward,
+            terminated=ending == "terminated",
+            truncated=ending == "truncated" or (ending is None and out_of_time),
+            progression=min(max(self._return, 0.0), 1.0),
+            image=read_image(outcome.observation, key) if key and self.settings.vlm else None,
+        )
+        return self._last
+
+
+def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
+    """Return what `done` means; raises ConfigError if the import path leads nowhere."""
+    given = settings.done_is
+    if given in ("terminated", "truncated"):
+        return lambda _: given
+    function = load_attribute(given, "env.done_is")
+
+    def ending(outcome: Outcome) -> Ending:
+        found = call_user_function(function, f"env.done_is: {given}", outcome.observation, outcome.reward)
+        if found not in ("terminated", "truncated"):
+            raise EnvironmentFault(f"env.done_is: {given} returned {short(found)}, not 'terminated' or 'truncated'")
+        return found
+
+    return ending
+
+
+EMPTY = "The episode begins."
+"""Shown where the first observation has no text."""
+UNLIMITED_STEPS = 1000
+"""Turns of an episode with `max_steps: null`."""
+_WHAT = "tools"
+_GRACE_S = 5.0
+_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
+
+
+class OpenEnvTools(ToolEnv):
+    """One episode on a server. It ends when the server says so, or with an answer that calls no tool."""
+
+    def __init__(self, settings: OpenEnvSettings, task: str, seed: int) -> None:
+        useless = [key for key in _UNUSED if getattr(settings, key)]
+        if useless:
+            raise ConfigError(f"env.{useless[0]}: the server offers tools, which it does not apply to; remove it")
+        self._server = settings
+        self._game: Session | None = None
+        self._ended: str | None = None
+        self._earned = 0.0
+        self._read, self._ending = make_reader(settings), read_ending(settings)
+        known = first_seen(_WHAT, settings)
+        if known is None:
+            session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
+            session.close()
+        label = f"the OpenEnv server {settings.urls[0]}"
+        specs = [
+            ToolSpec(read_schema(tool, label), functools.partial(self._call, tool["name"]), source=label)
+            for tool in known
+        ]
+        call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
+        tool_settings = ToolSettings(
+            instruction=settings.instruction,
+            prompt_template=settings.prompt_template,
+            tools_in=settings.tools_in,
+            max_steps=settings.max_steps or UNLIMITED_STEPS,
+            max_calls=settings.max_calls,
+            timeout_s=call_s,
+            turn_timeout_s=call_s * settings.max_calls,
+            format_penalty=settings.format_penalty,
+            deterministic=settings.deterministic,
+        )
+        super().__init__(Question(""), specs, tool_settings, task, seed)
+
+    def reset(self) -> Observation:
+        self.close()
+        session, outcome = open_session(self._server, self.seed, self._begin)
+        self._ended, self._earned = None, 0.0
+        try:
+            text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
+            self.question, self.mission = Question(text), text
+            observation = super().reset()
+        except BaseException:
+            session.close()
+            raise
+        self._game = session
+        return observation
+
+    def _begin(self, session: Session) -> Outcome:
+        _list_tools(session, self._server)
+        return session.reset(self.seed)
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        observation, done, info = super().step(response_text)
+        info["progression"] = min(max(self._earned, 0.0), 1.0)
+        if self._ended == "truncated":
+            info["terminated"], info["truncated"] = False, True
+        return observation, done, info
+
+    def over(self) -> bool:
+        return self._ended is not None
+
+    def close(self) -> None:
+        if self._game is not None:
+            self._game.close()
+            self._game = None
+        super().close()
+
+    def _call(self, tool: str, /, **arguments: Any) -> ToolResult:
+        if self._ended is not None:
+            return _failed("the episode is over, so the tool was not called")
+        assert self._game is not None
+        try:
+            outcome = self._game.step({"type": CALL_TOOL, "tool_name": tool, "arguments": arguments})
+        except RejectedError as error:
+            return _failed(str(error))
+        self._earned += outcome.reward
+        if outcome.done:
+            self._ended = self._ending(outcome)
+        observation, reward = outcome.observation, outcome.reward
+        error, result = observation.get("error"), observation.get("result")
+        if error:
+            words = error.get("message") if isinstance(error, Mapping) else error
+            return _failed(str(words), reward)
+        if isinstance(result, Mapping) and isinstance(result.get("content"), list):
+            try:
+                return replace(tool_result(result), reward=reward)
+            except (KeyError, TypeError, AttributeError) as problem:
+                raise EnvironmentFault(f"the server sent a result that is not MCP's: {short(result)}") from problem
+        if "result" not in observation:
+            return ToolResult("\n".join(filter(None, self._read(observation))), reward=reward)
+        return replace(read_result(result, self.settings), reward=reward)
+
+
+def _failed(why: str, reward: float = 0.0) -> ToolResult:
+    return ToolResult(f"error: {why}", reward=reward, failed=True)
+
+
+def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
+    """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault if it fails."""
+    tools = session.first("step", {"type": LIST_TOOLS}).observation.get("tools")
+    well_formed = isinstance(tools, list) and all(
+        isinstance(tool, Mapping)
+        and isinstance(tool.get("name"), str)
+        and isinstance(tool.get("input_schema"), Mapping)
+        and isinstance(tool.get("description"), str | None)
+        for tool in tools
+    )
+    if not well_formed or not tools:
+        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
+    check_unchanged(_WHAT, tools, settings, session.url)
+    return tools
+
 
 SETTINGS = OpenEnvSettings
 DEFAULT_TASK = "default"

@@ -1,5 +1,293 @@
-"""Questions with answers and images: where they come from, and how a response to one is graded."""
+"""Questions with answers and images, read from slime's data set, from a file or from the YAML.
 
-from envs.questions.reading import ParquetRows, Question, QuestionSettings, read_question
+Invariants: task and seed decide the question; one pass over the data shows every row once; an image keeps its place
+between the texts. `grading.py` grades a response to one.
+"""
 
-__all__ = ["ParquetRows", "Question", "QuestionSettings", "read_question"]
+import bisect
+import functools
+import itertools
+import json
+import random
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from envs.errors import ConfigError, MissingDependencyError
+from envs.images import MAX_PIXELS, open_image
+from slime_verlog import Field, Settings
+
+PLACEHOLDER = "<image>"
+"""Marks an image's place in the texts of data sets."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
+_SUPPORTED = "a question takes parts of type 'text' and 'image'"
+
+
+def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
+    """Return system text, user texts with None for each image, and images; raises ConfigError for other forms."""
+    if not isinstance(messages, list | tuple):
+        raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
+    system, texts, images = "", [], []
+    for message in messages:
+        role = message.get("role") if isinstance(message, Mapping) else message
+        if role not in ("system", "user"):
+            raise ConfigError(f"a question's messages may have the roles system and user, got {role!r:.60}")
+        found, inside = _read_content(message.get("content") or "")
+        if role == "system" and inside:
+            raise ConfigError("the system message of a question has a picture; move it into a user message")
+        if role == "system":
+            system = "".join(text or "" for text in found)
+            continue
+        texts += ["\n\n"] * bool(texts) + found
+        images += inside
+    return system, texts, images
+
+
+def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
+    if isinstance(content, str):
+        return [content], []
+    if not isinstance(content, list | tuple):
+        raise ConfigError(f"a message's content must be a text or a list of parts, got {type(content).__name__}")
+    texts: list[str | None] = []
+    images = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "image":
+            texts.append(None)
+            images.append(part.get("image", part))
+        else:
+            raise ConfigError(f"a question has a content part of {_kind_of(part)}; {_SUPPORTED}")
+    return texts, images
+
+
+def _kind_of(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return f"the form {type(part).__name__}"
+    keys = ", ".join(map(str, part))
+    return f"type {part['type']!r:.60} (keys: {keys})" if "type" in part else f"no type (keys: {keys})"
+
+
+def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ...]]:
+    """Lay out the texts of a question with `count` images: (whole text, its pieces).
+
+    The whole text has `<image>` in place of each image that has text before it. The pieces are the texts before,
+    between and after the images, one more than images; there are none if all images come first.
+
+    A None in `texts` is the place of an image. Without any, the `<image>` marks inside the texts are; without those,
+    the images come first. Raises ConfigError if there are more or fewer places than images.
+    """
+    if None not in texts:
+        divided = re.split(f"({PLACEHOLDER})", "".join(text or "" for text in texts))
+        texts = [None if part == PLACEHOLDER else part for part in divided]
+    places = texts.count(None)
+    if places and places != count:
+        raise ConfigError(
+            f"the question's text has places for {places} pictures, but {count} were given; check the data, "
+            "env.image_key, or slime's --multimodal-keys"
+        )
+    pieces = [""]
+    for text in texts:
+        pieces += [""] if text is None else []
+        pieces[-1] += text or ""
+    if places and any(piece.strip() for piece in pieces[:-1]):
+        pieces = [pieces[0].lstrip(), *pieces[1:-1], pieces[-1].rstrip()]
+        return PLACEHOLDER.join(pieces), tuple(pieces)
+    return "".join(pieces).strip(), ()
+
+
+def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
+    """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for URLs."""
+    for value in values:
+        row = value if isinstance(value, Mapping) else {"path": value}
+        if row.get("type", "image") != "image":
+            raise ConfigError(f"a question's pictures hold one of {_kind_of(row)}; {_SUPPORTED}")
+        for address in (row.get(key) for key in ("path", "image", "url") if not row.get("bytes")):
+            if isinstance(address, str) and _URL.match(address):
+                raise ConfigError(
+                    f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
+                    "give its path, its bytes or a data URI"
+                )
+    return tuple(open_image(value, max_pixels) for value in values)
+
+
+_TEMPLATE_MARKS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
+"""Strings that show that a prompt has already been through a chat template."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question. `images` are PIL images in the order in which the text refers to them."""
+
+    text: str
+    answer: Any = None
+    images: tuple[Any, ...] = ()
+    system: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tools: Any = None
+    """The question's own list of tools, as `registry.select_tools` takes it; None offers all tools."""
+    pieces: tuple[str, ...] = ()
+    """The texts before, between and after the images; empty if all images come first. See `lay_out`."""
+
+
+class QuestionSettings(Settings):
+    """Where the questions come from."""
+
+    data: str | tuple[Any, ...] | Mapping[str, Any] | None = None
+    """A `.parquet`, `.jsonl` or `.json` file, a list of rows, or a mapping from task names to either. Without it, the
+    question is the sample's prompt, as slime's own data set provides it."""
+    question_key: str = "question"
+    """Column with the question: text, or a list of chat messages."""
+    answer_key: str = "answer"
+    """Column with the reference answer."""
+    image_key: str = "images"
+    """Column with the question's images."""
+    tool_key: str = "tools"
+    """Column with the row's own tools, by name or schema; metadata, such as from slime's `--tool-key`, goes first."""
+    max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
+    """Largest image of a question, in pixels. Larger ones are refused."""
+
+
+def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
+    """Return the question of a sample, its task and its seed.
+
+    Raises:
+        ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a content part that
+            cannot be shown, or a text that refers to more or fewer images than there are.
+        EnvironmentFault: an image cannot be read.
+    """
+    metadata = getattr(sample, "metadata", None) or {}
+    task, seed = str(metadata.get("task", "sample")), metadata.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"sample.metadata['seed'] must be an integer, not negative, got {seed!r}")
+    if settings.data is None:
+        return replace(_from_sample(sample, settings), tools=metadata.get("tools")), task, seed
+    rows = _rows(settings.data, task)
+    if not rows:
+        raise ConfigError(f"env.data holds no rows for task {task!r}")
+    epoch, place = divmod(seed, len(rows))
+    row = rows[_order(len(rows), epoch)[place]]
+    if settings.question_key not in row:
+        raise ConfigError(
+            f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "
+            "set env.question_key, env.answer_key and env.image_key"
+        )
+    found = row.get(settings.image_key)
+    found = [] if found is None else found if isinstance(found, list | tuple) else [found]
+    images = open_images(found, settings.max_image_pixels)
+    more = row["metadata"] if isinstance(row.get("metadata"), Mapping) else {}
+    question = _question(row[settings.question_key], row.get(settings.answer_key), images, settings, more)
+    choices = (metadata.get("tools"), row.get(settings.tool_key), question.metadata.get("tools"))
+    return replace(question, tools=next((tools for tools in choices if tools is not None), None)), task, seed
+
+
+@functools.lru_cache(maxsize=8)
+def _order(count: int, epoch: int) -> Sequence[int]:
+    order = list(range(count))
+    random.Random(f"{count}/{epoch}").shuffle(order)
+    return order
+
+
+def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
+    prompt, label = getattr(sample, "prompt", None), getattr(sample, "label", None)
+    if not prompt:
+        raise ConfigError(
+            "there is no question: set env.data to a file, or provide questions with --prompt-data and slime's own "
+            "data source"
+        )
+    inputs = getattr(sample, "multimodal_inputs", None) or {}
+    unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
+    if unknown:
+        raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
+    images = open_images(inputs.get("images") or (), settings.max_image_pixels)
+    metadata = dict(getattr(sample, "metadata", None) or {})
+    if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATE_MARKS):
+        raise ConfigError(
+            "the sample's prompt has already been through a chat template; leave out --apply-chat-template, because "
+            "the rollout applies the template"
+        )
+    return _question(prompt, label, images, settings, metadata)
+
+
+def _question(
+    content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
+) -> Question:
+    """Return a question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
+    system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
+    images = images or open_images(inside, settings.max_image_pixels)
+    text, pieces = lay_out(texts, len(images))
+    return Question(text, answer, images, system, metadata, pieces=pieces)
+
+
+def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:
+    if isinstance(data, Mapping):
+        if task not in data:
+            raise ConfigError(f"env.data names {', '.join(map(str, data))}, but the task is {task!r}")
+        data = data[task]
+    if not isinstance(data, str):
+        return data
+    path = Path(data).expanduser()
+    try:
+        return _read_rows(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"env.data: {path} cannot be read: {error.strerror or error}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _read_rows(path: Path, edited: int) -> Sequence[Mapping[str, Any]]:
+    rows = read_rows(path, "env.data")
+    if isinstance(rows, ParquetRows) or (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        return rows
+    raise ConfigError(f"env.data: {path} must hold a list of objects")
+
+
+def read_rows(path: Path, key: str) -> Any:
+    """Read the rows of a .parquet file or of JSON lines, or what a .json file holds; ConfigErrors name the `key`."""
+    if path.suffix == ".parquet":
+        return ParquetRows(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else [json.loads(s) for s in text.split("\n") if s.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{key}: {path} is damaged, not valid {path.suffix[1:].upper()}: {error}") from error
+
+
+class ParquetRows(Sequence[Mapping[str, Any]]):
+    """Rows of a parquet file, read one row group at a time; the last few groups are kept in memory.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+        ConfigError: the file is not a parquet file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(f"{path} needs pyarrow; install it with: pip install pyarrow") from error
+        try:
+            self._file = pyarrow.parquet.ParquetFile(path)
+        except pyarrow.ArrowInvalid as error:
+            raise ConfigError(f"{path} is not a parquet file: {error}") from error
+        metadata = self._file.metadata
+        sizes = (metadata.row_group(k).num_rows for k in range(metadata.num_row_groups))
+        self._ends = list(itertools.accumulate(sizes))
+        self._group = functools.lru_cache(maxsize=4)(self._file.read_row_group)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        group = bisect.bisect_right(self._ends, index)
+        with self._lock:
+            table = self._group(group)
+        return table.slice(index - self._ends[group] + len(table), 1).to_pylist()[0]

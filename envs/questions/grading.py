@@ -15,7 +15,7 @@ from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.loading import load_attribute
-from envs.questions.reading import Question
+from envs.questions import Question
 
 Grade = Callable[[str, Question], float | tuple[float, str]]
 """A grader: takes answer and question, returns a score, 1 for right, or a score and feedback for the model."""

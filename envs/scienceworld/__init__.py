@@ -14,10 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from envs.command_game import CommandGame, list_commands
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, did_you_mean
 from envs.loading import import_extra
-from envs.text_game import Frame, GameSettings
+from envs.text_game import CommandGame, Frame, GameSettings, list_commands
 from slime_verlog import Field
 
 _KEPT = 4

@@ -1,5 +1,182 @@
-"""Sokoban: push every box onto a target, in levels that are drawn from the seed or read from files."""
+"""Sokoban: push every box onto a target, in levels that are drawn from the seed or read from files.
 
-from envs.sokoban.env import DEFAULT_TASK, SETTINGS, Sokoban, build_env, expert_action, explain_action
 
-__all__ = ["DEFAULT_TASK", "SETTINGS", "Sokoban", "build_env", "expert_action", "explain_action"]
+The symbols of the map are RAGEN's (or those of level files), and `reward: native` pays what gym-sokoban pays, which
+RAGEN trains on. Levels come from our own generator, so a seed gives other levels here than there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from envs.base import make_image
+from envs.errors import ConfigError, did_you_mean
+from envs.sokoban.board import SYMBOLS, Push, Room, State, draw_room, find_pushes, is_stuck, moves_of
+from envs.sokoban.levels import TASKS, make_level, read_level
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
+from slime_verlog import Field
+
+ACTIONS = {
+    "up": "go one step up, and push the box if one stands there",
+    "down": "go one step down, and push the box if one stands there",
+    "left": "go one step to the left, and push the box if one stands there",
+    "right": "go one step to the right, and push the box if one stands there",
+    "stay": "stay where you are for this turn",
+}
+_SHAPE_KEYS = ("width", "height", "boxes", "least_pushes")
+_MEANINGS = ("a wall", "floor", "a target", "a box", "a box on a target", "you", "you on a target")
+
+
+class SokobanSettings(GameSettings):
+    """Settings of Sokoban. The size and number of boxes are null by default: the task then sets them."""
+
+    width: int | None = Field(None, ge=4, le=20)
+    """Cells from left to right, outer walls included."""
+    height: int | None = Field(None, ge=4, le=20)
+    """Cells from top to bottom, outer walls included."""
+    boxes: int | None = Field(None, ge=1, le=8)
+    """Boxes, and targets."""
+    least_pushes: int | None = Field(None, ge=1)
+    """Use only levels whose solution, as the search finds it, has at least this many pushes."""
+    levels_path: str | None = None
+    """Text file in Boxoban's format, or folder of such files, whose levels are played instead of generated ones; the
+    seed chooses one, and the task may have any name."""
+    reward: Literal["sparse", "native"] = "sparse"
+    """`sparse`: 1 for solving the level. `native`: gym-sokoban's rewards: -0.1 per turn, 1 for a box pushed onto a
+    target, -1 for one pushed off, and 10 for solving the level."""
+    end_when_stuck: bool = False
+    """End the episode as a loss when a box can no longer reach a target. Most such positions are recognized."""
+    symbols: Literal["ragen", "xsb"] = "ragen"
+    """Symbols of the map: RAGEN's `#_OX√PS`, or those of level files, `# .$*@+`, each for wall, floor, target, box, box
+    on a target, player, player on a target."""
+    spaced: bool = False
+    """Put a space between the symbols of a row, so that a tokenizer does not join them into one token."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SokobanSettings:
+        for key in _SHAPE_KEYS:
+            if self.levels_path is not None and getattr(self, key) is not None:
+                raise ConfigError(f"env.{key} shapes generated levels; remove it to play those of env.levels_path")
+        return self
+
+
+class Sokoban(PlannedGame):
+    """One Sokoban episode."""
+
+    settings: SokobanSettings
+    settings_model = SokobanSettings
+    room: Room
+    template_path = Path(__file__).with_name("prompt.j2")
+    answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
+    actions = ACTIONS
+    default_action = "stay"
+
+    def __init__(self, task: str, seed: int, settings: SokobanSettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed = task, seed
+        self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
+        # Levels of files get the limit of Boxoban's size.
+        chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
+        if not self._written and task not in TASKS:
+            hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
+            raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
+        self._shape = replace(TASKS["four_boxes" if self._written else task], **chosen)
+        self.max_steps = settings.max_steps or self._shape.max_steps
+        self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
+        self.state = State(0, 0)
+        self.steps = 0
+
+    def start(self) -> Frame:
+        self.room, self.state = self._written or make_level(self._shape, self.seed)
+        self.steps = 0
+        return self._frame("")
+
+    def play(self, action: str) -> Frame:
+        before = self.state
+        if action in self.room.strides:
+            self.state = self.room.move(before, action)
+        self.steps += 1
+        gained = self.room.placed(self.state.boxes) - self.room.placed(before.boxes)
+        solved = self.state.boxes == self.room.targets
+        reward = gained + 10.0 * solved - 0.1 if self.settings.reward == "native" else float(solved)
+        event = f"You {'went' if self.state.boxes == before.boxes else 'pushed a box'} {_towards(action)}."
+        if self.state == before:
+            event = f"You could not go {_towards(action)}: something is in the way."
+        return self._frame("You stayed." if action == "stay" else event, reward, solved)
+
+    def translate(self, candidate: str) -> str | None:
+        words = candidate.lower().strip(" .,!'\"`*[]").removeprefix("move ").removeprefix("push ").removeprefix("go ")
+        return words if words in ACTIONS else None
+
+    def plan(self) -> list[str]:
+        """Return the moves that solve the level from here; empty if the search finds none."""
+        return moves_of(self.room, self.state, self._pushes() or ())
+
+    def explain(self) -> str:
+        """Return the reasoning behind `advice`: how many pushes are left, and which box is next."""
+        room, state, pushes = self.room, self.state, self._pushes()
+        if not pushes:
+            return "I find no way to bring all boxes onto targets, so I wait."
+        first = pushes[0]
+        moves = moves_of(room, state, (first,))
+        how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
+        left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
+        (y, x), (y0, x0) = divmod(first.box, room.width), divmod(state.player, room.width)
+        across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
+        along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
+        box = f"the box ({', '.join(filter(None, (across, along)))} from me)"
+        return f"{left}. Next I push {box} {_towards(first.direction)}. {how}."
+
+    def render(self) -> np.ndarray:
+        """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
+        return draw_room(self.room, self.state)
+
+    def prompt_variables(self) -> dict[str, Any]:
+        legend = list(zip(SYMBOLS[self.settings.symbols], _MEANINGS, strict=True))
+        return {**super().prompt_variables(), "legend": legend, "picture_only": self.settings.vlm == "only"}
+
+    def _pushes(self) -> tuple[Push, ...] | None:
+        """Return pushes that solve the level; keep the rest of the plan for the state after its first push."""
+        here = self.state.boxes, self.room.reach(self.state)
+        if here not in self._plans:
+            self._plans[here] = find_pushes(self.room, self.state)
+        pushes = self._plans[here]
+        if pushes:
+            cell, direction = pushes[0]
+            after = self.room.move(State(cell - self.room.strides[direction], self.state.boxes), direction)
+            self._plans.setdefault((after.boxes, self.room.reach(after)), pushes[1:])
+        return pushes
+
+    def _frame(self, event: str, reward: float = 0.0, solved: bool = False) -> Frame:
+        room, boxes = self.room, self.state.boxes
+        placed, total = room.placed(boxes), room.targets.bit_count()
+        stuck = is_stuck(room, boxes)
+        lost = stuck and self.settings.end_when_stuck
+        late = self.steps >= self.max_steps and not (solved or lost)
+        status = f"Boxes on targets: {placed} of {total}."
+        return Frame(
+            long_term=" ".join(filter(None, (event, status, "A box can no longer reach a target." if lost else ""))),
+            short_term=room.draw(self.state, SYMBOLS[self.settings.symbols], " " * self.settings.spaced),
+            reward=reward,
+            terminated=solved or lost,
+            truncated=late,
+            progression=placed / total,
+            image=make_image(draw_room(room, self.state)) if self.settings.vlm else None,
+            metrics={"boxes_on_targets": float(placed), "stuck": float(stuck)},
+        )
+
+
+SETTINGS = SokobanSettings
+DEFAULT_TASK = "one_box"
+build_env = Sokoban.from_sample
+expert_action = Sokoban.advice
+explain_action = Sokoban.explain
+
+
+def _towards(direction: str) -> str:
+    return direction if direction in ("up", "down") else f"to the {direction}"

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from envs.errors import ConfigError
-from envs.sokoban.board import Room, State, each, read_room, shift
-from envs.sokoban.solver import find_pushes, moves_of, push_distances
+from envs.sokoban.board import Room, State, each, find_pushes, moves_of, push_distances, read_room, shift
 
 _MAX_DRAWS = 3000
 _MAX_NODES = 2000

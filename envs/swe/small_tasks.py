@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, did_you_mean
+from envs.swe.verdict.evaluate import JudgeSettings, run_tests
 from envs.swe.verdict.instances import Instance, read_instance
-from envs.swe.verdict.runs import JudgeSettings, run_tests
 from envs.swe.verdict.trees import build_tree, building, commit_all
 from slime_verlog import read_yaml_mapping
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from envs.errors import SlimeVerlogError
-from envs.swe.env import SWEEnv, SWESettings, check_machine, make_env
+from envs.swe import SWEEnv, SWESettings, check_machine, make_env
 from envs.swe.shell import Finding
 from envs.swe.small_tasks import SMALL_TASKS
-from envs.swe.verdict.evaluate import evaluate
+from envs.swe.verdict.evaluate import evaluate, run_tests
 from envs.swe.verdict.instances import load_instances
-from envs.swe.verdict.runs import run_tests
 from envs.swe.verdict.trees import build_reference, build_tree, pristine_tree, scratch_tree
 from slime_verlog import command, read_settings, read_yaml_mapping
 

@@ -1,7 +1,9 @@
 """The tool environment: a question, tools, and a final answer that may be graded.
 
 Invariants: any text is a legal answer. An answer with a call that cannot be read or does not fit its schema runs
-nothing and costs the format penalty. An answer without calls is the final one.
+nothing and costs the format penalty. An answer without calls is the final one. When a call fails, its result is an
+error message and the failure is counted; a tool is a fault of the environment only if it cannot begin the episode or
+raises `EnvironmentFault`.
 """
 
 import json
@@ -13,18 +15,105 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave
+from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, timed
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.images import ImageError
 from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
-from envs.tools.calls import CLOSE, OPEN, find_calls, reasoning_end, short
+from envs.tools.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end, short
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.registry import load_tools, select_tools
-from envs.tools.results import ToolEpisode, ToolResult, ToolSpec, encodable
-from envs.tools.session import ToolSession
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, read_result
 from envs.tools.settings import ToolSettings
 from slime_verlog import read_settings
+
+
+class ToolSession:
+    """One episode's tools. `counts` holds the number of failures of each kind."""
+
+    def __init__(self, specs: Sequence[ToolSpec], settings: ToolSettings) -> None:
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+        self._specs = {spec.name: spec for spec in specs}
+        self._live: dict[str, Tool] = {}
+
+    def create(self, episode: ToolEpisode) -> list[ToolResult]:
+        """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
+        shown = []
+        for name, spec in self._specs.items():
+            if not spec.stateful:
+                continue
+            seconds = spec.create_timeout_s or self._timeout(name)
+            try:
+                self._live[name] = spec.target(dict(spec.config))
+                value = run_bounded(name, self._live[name].create, {"episode": episode}, seconds)
+                shown += [] if value is None else [read_result(value, self.settings)]
+            except Exception as error:
+                self.release()
+                raise EnvironmentFault(f"the tool {name} could not begin the episode: {error}") from error
+        return shown
+
+    def check(self, found: Calls) -> tuple[list[Call], list[str]]:
+        """Return the calls, with arguments converted to the schema's types, and all errors."""
+        errors = list(found.errors)
+        if found.cut:
+            errors.append(f"an answer may hold at most {self.settings.max_calls} calls")
+        calls = []
+        for call in found.calls:
+            spec = self._specs.get(call.name)
+            if spec is None:
+                errors.append(f"there is no tool {short(call.name)}; there are {', '.join(self._specs)}")
+                continue
+            arguments = spec.check.convert(call.arguments) if call.as_text else dict(call.arguments)
+            wrong = spec.check(arguments)
+            errors += [] if wrong is None else [wrong]
+            calls.append(Call(call.name, arguments))
+        return calls, errors
+
+    def run(self, call: Call, deadline: float) -> ToolResult:
+        """Run a checked call until `deadline`, in `time.monotonic` seconds; passes on EnvironmentFault."""
+        seconds = min(self._timeout(call.name), deadline - time.monotonic())
+        live = self._live.get(call.name)
+        function = live.execute if live is not None else self._specs[call.name].target
+        try:
+            if seconds <= 0:
+                raise ToolTimeout("not run: the calls of this turn took longer than they may together")
+            with timed(f"tool {call.name}"):
+                value = run_bounded(call.name, function, call.arguments, seconds)
+            result = read_result(value, self.settings)
+            if result.failed:
+                self.counts["tool_errors"] += 1
+            return result
+        except (ToolError, ImageError) as error:
+            self.counts["tool_errors"] += 1
+            self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)
+            return read_result(ToolResult(f"error: {error}", failed=True), self.settings)
+
+    def reward(self) -> float:
+        """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward` fails counts as 0."""
+        total = 0.0
+        for name, tool in self._live.items():
+            try:
+                value = run_bounded(name, tool.calc_reward, {}, self._timeout(name))
+                total += read_result((None, value), self.settings).reward
+            except ToolError:
+                self.counts["tool_errors"] += 1
+        return total
+
+    def release(self) -> None:
+        """Free the stateful tools; calling it twice is fine."""
+        while self._live:
+            name, tool = self._live.popitem()
+            try:
+                run_bounded(name, tool.release, {}, self._timeout(name))
+            except ToolError:
+                self.counts["tool_release_errors"] += 1
+
+    def _timeout(self, name: str) -> float:
+        own = self._specs[name].timeout_s
+        return own if own is not None else self.settings.timeout_s
+
 
 SETTINGS = ToolSettings
 _TEMPLATE = Path(__file__).with_name("prompt.j2")

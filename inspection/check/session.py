@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.mixture import TaskSpec
-from inspection.check.findings import CountTokens, Finding, Status, judge
-from inspection.check.playthrough import Playthrough, play, replay_difference
+from inspection.check.findings import CountTokens, Finding, Playthrough, Status, judge, play, replay_difference
 from inspection.target import Target
 from inspection.text import bold, paint, printable
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
@@ -120,12 +119,12 @@ def _references(task: TaskSpec) -> Iterator[Finding]:
     """Whether the reference solution of a SWE or Harbor task is rewarded and the untouched files are not."""
     results: Iterable[Any] = ()
     if task.env_path == "envs.swe":
-        from envs.swe.env import SWESettings
+        from envs.swe import SWESettings
         from envs.swe.validate import validate_instances
 
         results = validate_instances(read_settings(SWESettings, task.options, "env."), [task.task])
     elif task.env_path == "envs.harbor":
-        from envs.harbor.reference import check_references
+        from envs.harbor import check_references
         from envs.harbor.settings import HarborSettings
 
         results = check_references(task.task, read_settings(HarborSettings, task.options, "env."))

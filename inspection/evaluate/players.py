@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 
 from envs.loading import load_env_module
 from envs.tools.calls import CLOSE, OPEN, find_calls
-from inspection.evaluate.sweep import SweepPoint
+from inspection.evaluate.table import SweepPoint
 from rollout.errors import ConfigError, EngineError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Message

@@ -18,7 +18,7 @@ import aiohttp
 from tqdm import tqdm
 
 from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
-from inspection.evaluate.sweep import SweepPoint
+from inspection.evaluate.table import SweepPoint
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.evaluate import after_refusal, play_episode

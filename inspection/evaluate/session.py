@@ -27,8 +27,7 @@ from tqdm import tqdm
 from embedded.run.folder import differences, write_text
 from inspection.evaluate.players import SCRIPTED, Kind, MissingExpertError, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
-from inspection.evaluate.sweep import Key, SweepPoint, read_sweep, without_speed
-from inspection.evaluate.table import build_table
+from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed
 from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes, replacing
 from inspection.target import check_numbers
 from rollout.spec import EpisodeSpec

@@ -24,7 +24,7 @@ import yaml
 
 from envs.base import text_of
 from inspection.command import VERSION
-from inspection.view.prompts import split_prompts
+from inspection.records import split_prompts
 from slime_verlog import ConfigError
 
 FAMILIES = {

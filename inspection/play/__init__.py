@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play until the input ends."""
-    from inspection.play.game import Game
-    from inspection.play.session import Session
+    from inspection.play.session import Game, Session
 
     target.check_numbers(options, {"seed": 0})
     chosen = target.read_target(options.target, options.task, options.set)

@@ -14,10 +14,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from inspection.report.invalid import Rejections, legal_actions, sort_rejections
-from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict
-from inspection.report.numbers import measure
-from inspection.report.played import Played
-from inspection.report.reading import Episode, read_run
+from inspection.report.numbers import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict, measure
+from inspection.report.reading import Episode, Played, read_run
 
 _JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
 _NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")

@@ -1,14 +1,175 @@
-"""Computes the numbers of one column."""
+"""Computes the numbers of one column; `measures.yaml` says what each means, its healthy range and what to do outside.
 
+Several say how varied responses are, and how much their reasoning depends on the observation. RAGEN (Wang et al. 2025,
+"Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv 2504.20073) calls the fall
+into repeated phrasing the echo trap. RAGEN-2 (Wang et al. 2026, "Reasoning Collapse in Agentic RL", arXiv 2604.06268)
+splits the diversity of responses Z to prompts X into H(Z|X) and the mutual information I(X;Z), and calls a low I(X;Z)
+template collapse: responses vary, but not with the prompt. Its estimates need the policy's log-probs of each response
+under each prompt; those here need only the recorded text, and are deterministic.
+"""
+
+import enum
+import itertools
+import math
+import random
+import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from inspection.report import information
+import yaml
+
 from inspection.report.invalid import NO_LINE, Rejections
-from inspection.report.measures import Value
-from inspection.report.played import Played
-from inspection.report.reading import Episode
+from inspection.report.reading import Episode, Played
+from slime_verlog import Settings
+
+
+class Verdict(enum.StrEnum):
+    """How a number or a question is judged, from best to worst."""
+
+    NONE = "-"
+    """Not judged: not measured, or only information."""
+    GOOD = "good"
+    """Within the healthy range."""
+    LOOK = "look"
+    """Read some episodes before you train."""
+    ACT = "act"
+    """Change something before you train."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measured number."""
+
+    number: float | None
+    """None if it could not be measured."""
+    note: str = ""
+    """Why it could not be measured, or a detail."""
+    error: float | None = None
+    """Standard error."""
+
+
+class Measure(Settings):
+    """One number of the report."""
+
+    key: str
+    question: int
+    title: str
+    good: float | None = None
+    """The limit of the healthy range; None if the number is not judged."""
+    act: float | None = None
+    """The limit from which on something should change; None if there is none."""
+    higher: bool = True
+    """Whether higher is better."""
+    percent: bool = True
+    advice: str = ""
+    """What to do outside of the healthy range."""
+
+    def judge(self, value: Value) -> Verdict:
+        """Compare with the healthy range."""
+        if value.number is None or self.good is None:
+            return Verdict.NONE
+        sign = 1 if self.higher else -1
+        if sign * value.number >= sign * self.good:
+            return Verdict.GOOD
+        return Verdict.ACT if self.act is not None and sign * value.number <= sign * self.act else Verdict.LOOK
+
+    def show(self, number: float | None) -> str:
+        """Return the number as text."""
+        if number is None:
+            return "-"
+        return f"{100 * number:.1f} %" if self.percent else f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}"
+
+    def healthy(self) -> str:
+        """Return the healthy range as text."""
+        if self.good is None:
+            return ""
+        return f"{'at least' if self.higher else 'at most'} {self.show(self.good)}" if self.good else "none"
+
+
+class Question(Settings):
+    """One of the four questions."""
+
+    text: str
+    headlines: tuple[str, ...]
+    """Keys of the numbers that answer it if all are healthy."""
+
+
+_DATA = yaml.safe_load(Path(__file__).with_name("measures.yaml").read_text(encoding="utf-8"))
+QUESTIONS: Mapping[int, Question] = {number: Question(**question) for number, question in _DATA["questions"].items()}
+MEASURES = tuple(Measure(key=key, **measure) for key, measure in _DATA["numbers"].items())
+BY_KEY = {measure.key: measure for measure in MEASURES}
+
+
+CANDIDATES = 16
+PAIRS = 1000
+_WORD = re.compile(r"\w+")
+
+
+def entropy(counts: Counter[Any]) -> float:
+    """Plug-in entropy of a distribution, in bits."""
+    total = sum(counts.values())
+    return -sum(n / total * math.log2(n / total) for n in counts.values() if n) if total else 0.0
+
+
+def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]) -> tuple[float, int] | None:
+    """Return the share of reasonings that resemble their observation more than 15 others, and how many were tried.
+
+    None with too few. RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the
+    policy's log-probs. Each observation counts once, and at most 400 do. Ties share the point, so equal reasonings
+    score 1/16 on average.
+    """
+    pairs = [pair for pair in zip(observations, reasonings, strict=True) if pair[1].strip()]
+    rng = random.Random(0)
+    rng.shuffle(pairs)
+    pairs = list(dict(pairs).items())[:400]
+    distinct = [observation for observation, _ in pairs]
+    if len(pairs) < CANDIDATES:
+        return None
+    terms = {text: _terms(text) for text in distinct}
+    found = Counter(term for bag in terms.values() for term in bag)
+    weight = {term: math.log(len(distinct) / k) for term, k in found.items()}
+    norm = {text: math.sqrt(sum(weight[term] ** 2 for term in bag)) or 1.0 for text, bag in terms.items()}
+    hits = 0.0
+    for observation, reasoning in pairs:
+        said = _terms(reasoning)
+        others = rng.sample(distinct, CANDIDATES)
+        others = [text for text in others if text != observation][: CANDIDATES - 1]
+        scores = [sum(weight[term] for term in said & terms[text]) / norm[text] for text in (observation, *others)]
+        level = [score for score in scores if score >= scores[0] - 1e-9]
+        hits += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
+    return hits / len(pairs), len(pairs)
+
+
+def _terms(text: str) -> set[str]:
+    words = _WORD.findall(text.lower())
+    return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
+
+
+def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None]) -> float | None:
+    """Mean Jaccard index of the word trigrams of two reasonings in different states; 1 if all are equal.
+
+    Unlike counts of distinct n-grams, it does not depend on the number of texts. None with fewer than 10 pairs.
+    """
+    rng = random.Random(0)
+    used = [k for k, text in enumerate(reasonings) if text.strip()]
+    if len(used) < 2:
+        return None
+    grams: dict[int, set[tuple[str, ...]]] = {}
+    values = []
+    for _ in range(PAIRS):
+        first, second = rng.sample(used, 2)
+        if states[first] != states[second]:
+            for k in {first, second} - grams.keys():
+                words = _WORD.findall(reasonings[k].lower())
+                grams[k] = {tuple(words[j : j + 3]) for j in range(max(len(words) - 2, 1))}
+            a, b = grams[first], grams[second]
+            values.append(len(a & b) / len(a | b))
+    return sum(values) / len(values) if len(values) >= 10 else None
+
 
 _DISTINCT_OF = 1000
 _MIN_PER_TASK = 20
@@ -28,21 +189,21 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
     sample = played.sample()
     thought = [turn for turn in sample if turn.parts.reasoning]
     reasonings = [turn.parts.reasoning for turn in thought]
-    overlap = information.mean_overlap(reasonings, [turn.state for turn in thought])
+    overlap = mean_overlap(reasonings, [turn.state for turn in thought])
     compared = thought[:: max(len(thought) // _DISTINCT_OF, 1)][:_DISTINCT_OF]
     distinct = len({turn.parts.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
     few = _NO_REASONING if not thought else "too few answers"
     unused = [action for action in actions if action not in played.actions]
     pointing = Value(None, few)
-    if found := information.retrieve_observations([turn.observation for turn in thought], reasonings):
-        (accuracy, tried), chance = found, 1 / information.CANDIDATES
+    if found := retrieve_observations([turn.observation for turn in thought], reasonings):
+        (accuracy, tried), chance = found, 1 / CANDIDATES
         detail = f"right in {accuracy:.0%} of {tried}, chance {chance:.0%}"
         pointing = Value(max((accuracy - chance) / (1 - chance), 0.0), detail)
     return {
         "distinct_reasoning": Value(distinct, f"of {len(compared)} answers" if compared else few),
         "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
         "observation_retrieval": pointing,
-        "effective_actions": Value(2 ** information.entropy(played.actions) if played.actions else None),
+        "effective_actions": Value(2 ** entropy(played.actions) if played.actions else None),
         "same_state_variety": _variety(played),
         "unused_actions": Value(len(unused) / len(actions), ", ".join(unused[:8]) + " ..." * (len(unused) > 8))
         if actions

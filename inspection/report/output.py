@@ -13,7 +13,7 @@ import jinja2
 
 from inspection.report.columns import Alarm, Column
 from inspection.report.invalid import ALIAS_KINDS, CAUSES, Place
-from inspection.report.measures import BY_KEY, MEASURES, QUESTIONS, Measure, Verdict
+from inspection.report.numbers import BY_KEY, MEASURES, QUESTIONS, Measure, Verdict
 from inspection.report.reading import EXCERPT
 from inspection.text import align
 

@@ -1,7 +1,13 @@
-"""Reads `episodes.jsonl` as checked episodes and turns, and splits each response into reasoning and action."""
+"""Reads `episodes.jsonl` as checked episodes and turns, splits each response, and counts what several numbers need.
 
+A response is split into reasoning and action. A column has the episodes of a run, a setting and a player.
+"""
+
+import itertools
 import math
+import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +15,7 @@ from typing import Any, NamedTuple
 
 from envs.text_game import find_action
 from inspection.records import FILE, read_episodes
+from inspection.report.invalid import Place, Rejected, find_match
 from slime_verlog import ConfigError
 
 _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECASE)
@@ -165,7 +172,7 @@ def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -
     response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
     finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
-    _, found, tail = observation.partition(_COMMANDS)  # the line that `envs.command_game.list_commands` writes
+    _, found, tail = observation.partition(_COMMANDS)  # the line that `envs.text_game.list_commands` writes
     parts = split_answer(response, executed if valid else None)
     cut_parts = Parts(parts.reasoning[:_MAX_TEXT], parts.action[:_MAX_TEXT], parts.after[:EXCERPT], parts.has_marker)
     return Turn(
@@ -205,3 +212,88 @@ def _number(record: Mapping[str, Any], key: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{key} must be a finite number, got {value}")
     return value
+
+
+SAMPLED_TURNS = 4000  # turns that the measures that compare texts look at
+LOOP = 3
+"""Turns in a row with the same action, and an observation that stays the same, that count as a loop."""
+_REPEATS = 2  # earlier occurrences of an attempt after which it counts as repeated
+_MAX_CANDIDATES = 20_000
+
+
+class Played:
+    """The episodes of one column in the order in which they were played."""
+
+    def __init__(self, player: str, episodes: Sequence[Episode]) -> None:
+        self.player, self.episodes = player, episodes
+        self.turns = [turn for episode in episodes for turn in episode.turns]
+        self.valid = [turn for turn in self.turns if turn.valid]
+        self.reasoned = [turn for turn in self.turns if turn.words]
+        self.by_task: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            self.by_task.setdefault(episode.task, []).append(episode)
+        self.env_paths = list(dict.fromkeys(episode.env_path for episode in episodes))
+        """Environments of the episodes; several if tasks are mixed."""
+        self.actions = Counter(turn.executed for turn in self.valid)
+        """Executed actions of valid responses."""
+        self.is_scripted = player in ("random", "expert") and not self.reasoned
+        """Whether a scripted player gave the responses, without reasoning."""
+        self.looped = self.stuck = 0
+        """Turns in loops, and turns that repeat an earlier attempt, of episodes that were not won."""
+        self.loops: list[tuple[int, Place]] = []
+        for episode in episodes:
+            if not episode.success:
+                self._count_repeats(episode)
+
+    def _count_repeats(self, episode: Episode) -> None:
+        """Count turns in loops, and turns that repeat an earlier attempt: an action in an observation.
+
+        A stretch of equal attempts that ends in another observation had an effect, such as a walk through an empty
+        room, and counts as one attempt.
+        """
+        seen: Counter[tuple[int, str]] = Counter()
+        groups = itertools.groupby(episode.turns, lambda turn: (turn.state, turn.executed))
+        stretches = [(attempt, len(list(group))) for attempt, group in groups]
+        start = 0
+        for number, ((state, executed), length) in enumerate(stretches, 1):
+            changed = number < len(stretches) and stretches[number][0][0] != state
+            if state is not None:
+                repeats = 1 if changed else length
+                self.stuck += sum(seen[state, executed] + k >= _REPEATS for k in range(repeats))
+                seen[state, executed] += repeats
+                if length >= LOOP and not changed:
+                    self.looped += length
+                    place = Place(episode.task, episode.seed, start + 1, f"{executed[:EXCERPT]} x {length}")
+                    self.loops.append((length, place))
+            start += length
+
+    def sample(self) -> list[Turn]:
+        """Return up to `SAMPLED_TURNS` turns in the order in which they were played."""
+        if len(self.turns) <= SAMPLED_TURNS:
+            return self.turns
+        return [self.turns[k] for k in sorted(random.Random(0).sample(range(len(self.turns)), SAMPLED_TURNS))]
+
+    def by_words(self) -> list[tuple[int, Place]]:
+        """Return the number of words of each reasoning and its place, the shortest first."""
+        found = [(turn.words, place) for turn, place in self._places() if turn.words]
+        return sorted(found, key=lambda item: item[0])
+
+    def rejected(self) -> list[Rejected]:
+        """Return the invalid responses, those with the same text in place of the action together."""
+        found: dict[tuple[Any, ...], Rejected] = {}
+        for turn, place in self._places():
+            if turn.valid:
+                continue
+            parts, cut = turn.parts, bool(turn.cut)
+            commands = turn.commands if find_match(parts.action, turn.commands) else ()
+            candidate = f"{parts.action}\n{parts.after}".strip()[:EXCERPT]
+            key = (candidate.lower(), parts.has_marker, cut, commands)
+            if key not in found and len(found) >= _MAX_CANDIDATES:
+                key = ("", True, cut, ())
+            new = Rejected(candidate, parts.has_marker, turn.asked_for_marker, cut, commands, place)
+            found.setdefault(key, new).count += 1
+        return list(found.values())
+
+    def _places(self) -> list[tuple[Turn, Place]]:
+        numbered = [(e, number, turn) for e in self.episodes for number, turn in enumerate(e.turns, 1)]
+        return [(turn, Place(e.task, e.seed, number, turn.ending)) for e, number, turn in numbered]

@@ -18,10 +18,9 @@ from embedded.run.folder import write_text
 from inspection.records import FILE
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
-from inspection.view.replay import write_gif
+from inspection.view.replay import Worlds, write_gif
 from inspection.view.sources import cut_record, episode_sources, files_of, find_files, left_out, read_run
 from inspection.view.training import expand_runs, names_of, read_training
-from inspection.view.worlds import Worlds
 from slime_verlog import ConfigError
 
 PAIR = 2  # two runs are compared episode by episode; of more, a page compares the training

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from inspection.view.prompts import find_changes, split_prompts
+from inspection.records import find_changes, split_prompts
 
 CHUNK_CHARACTERS = 1_000_000
 """Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""

@@ -99,16 +99,12 @@ class SummaryMemory:
 
 @dataclass(frozen=True)
 class PeriodicClearMemory:
-    """Grows turn by turn and is emptied every `period` turns; in between, prompts share prefixes."""
+    """Grows turn by turn and is emptied every `horizon` turns; in between, prompts share prefixes."""
 
-    period: int
-
-    @property
-    def horizon(self) -> int | None:
-        return self.period
+    horizon: int
 
     def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
-        return _show(_last(past, index % self.period))
+        return _show(_last(past, index % self.horizon))
 
 
 def build_memory(config: MemorySettings) -> Memory:

@@ -18,8 +18,16 @@ from envs.base import BaseInteractionEnv, Observation, StepInfo, collect
 from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describe, place_of_method, text_of
 from envs.loading import load_env_module
 from rollout.spec import EnvSpec, ObservationLimits
-from rollout.workers.observation_limits import cut_messages, cut_observation
-from rollout.workers.reply import HEADER, EnvReply, check_observation, check_reply, read_step, refuse_coroutine
+from rollout.workers.reply import (
+    HEADER,
+    EnvReply,
+    check_observation,
+    check_reply,
+    cut_messages,
+    cut_observation,
+    read_step,
+    refuse_coroutine,
+)
 
 WORDS = ("left", "go", "yes", "stop", "42", "open the door", "I do not know", "look")
 """Responses of the random player where an environment names no actions."""

@@ -14,8 +14,7 @@ from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_
 from embedded.arguments import EmbeddedFlags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
-from embedded.warmstart.policy import PolicySize, build_policy, save_policy
-from embedded.warmstart.tokenizer import train_tokenizer
+from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
 from rollout.bridge.framework import train_data_keys
 from slime_verlog import read_settings
 from tests.fixtures.warm_python import warm_engines

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from embedded.pretrained import find_model, main
-from embedded.run.log import read_rows
+from embedded.run.record import read_rows
 from embedded.studies.run import main as run_study
 from embedded.trainer.megatron import build_model, initialize, predict
 from embedded.warmstart.policy import save_policy

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from advantage.errors import PretrainingError
 from embedded.launch import run_seed
-from embedded.run.log import read_rows
+from embedded.run.record import read_rows
 from embedded.train import train
 from embedded.trainer.ppo import PpoTrainer
 from embedded.warmstart.imitation import WarmStart

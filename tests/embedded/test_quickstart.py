@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedd
 
 from embedded.launch import run_seed
 from embedded.quickstart import CONFIG, main
-from embedded.run.log import reward_note
+from embedded.run.record import reward_note
 from embedded.run.report import win_rate
 from embedded.warmstart.imitation import WarmStart
 from embedded.warmstart.policy import PolicySize

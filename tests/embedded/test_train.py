@@ -12,8 +12,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from embedded.arguments import make_args
 from embedded.train import train
-from embedded.warmstart.policy import build_policy, save_policy
-from embedded.warmstart.tokenizer import train_tokenizer
+from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
 from rollout.errors import CheckpointError, ConfigError
 from rollout.play.memory import NOTES_REQUEST
 from tests.embedded.conftest import SIZE, TEXTS, sharpen

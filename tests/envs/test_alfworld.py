@@ -13,7 +13,7 @@ pytest.importorskip("alfworld", reason="ALFWorld: pip install 'slime-verlog[alfw
 pytest.importorskip("fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all")
 
 from envs import alfworld
-from envs.alfworld.env import list_games, load_game
+from envs.alfworld import list_games, load_game
 from envs.errors import ConfigError, MissingDependencyError
 from tests.envs.contract import fuzz
 from tests.fixtures.alfworld_rooms import build_env, make_game, write_game

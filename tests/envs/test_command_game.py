@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.command_game import MAX_CHARACTERS, CommandGame, clean_command
 from envs.errors import EnvironmentFault
-from envs.text_game import Frame, GameSettings
+from envs.text_game import MAX_CHARACTERS, CommandGame, Frame, GameSettings, clean_command
 
 
 class Parrot(CommandGame):

@@ -9,9 +9,8 @@ import pytest
 
 from envs.errors import ConfigError
 from envs.sokoban import Sokoban, build_env, expert_action, explain_action
-from envs.sokoban.board import SYMBOLS, read_room
+from envs.sokoban.board import SYMBOLS, find_pushes, is_stuck, moves_of, read_room
 from envs.sokoban.levels import TASKS, make_level
-from envs.sokoban.solver import find_pushes, is_stuck, moves_of
 
 LEVEL_OF_SEED_7 = """\
 ########

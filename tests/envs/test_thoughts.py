@@ -9,7 +9,7 @@ import pytest
 
 from envs import babaisai, crafter
 from envs.babaisai.levels import TASKS
-from envs.textworld.env import explain_plan
+from envs.textworld import explain_plan
 
 
 def play(

@@ -27,7 +27,7 @@ from envs.agent import anthropic_format, openai_format
 from envs.agent.request import RequestError, read_response
 from envs.questions import Question
 from envs.questions.grading import exact, find_answer
-from envs.swe.calls import parse_response
+from envs.swe.tools import parse_response
 from envs.text_game import find_action, render_template
 from envs.tools.calls import find_calls
 from rollout.bridge.settings import RolloutSettings, load_settings

@@ -211,8 +211,7 @@ class _Tracker:
 
 def make_policy(folder: Path) -> Path:
     """A small random policy with a tokenizer, sharp enough that its choices are not ties."""
-    from embedded.warmstart.policy import PolicySize, build_policy, save_policy
-    from embedded.warmstart.tokenizer import train_tokenizer
+    from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
     from tests.embedded.conftest import TEXTS, sharpen
 
     torch.manual_seed(0)

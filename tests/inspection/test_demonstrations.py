@@ -124,7 +124,7 @@ def test_a_yaml_that_trains_or_evaluates_on_demonstrated_seeds_is_refused(line: 
 
 
 def test_demonstrations_share_no_textworld_games_with_training_or_evaluation() -> None:
-    from envs.textworld.env import TextWorldSettings, _read_recipe
+    from envs.textworld import TextWorldSettings, _read_recipe
 
     options = TextWorldSettings(games=512)
     games = [

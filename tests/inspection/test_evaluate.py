@@ -13,10 +13,9 @@ import yaml
 from aiohttp import web
 
 from inspection.command import main
-from inspection.evaluate.sweep import sweep_points
-from inspection.evaluate.table import Cell
+from inspection.evaluate.table import Cell, sweep_points
 from inspection.records import read_episodes
-from rollout.bridge.overrides import set_key
+from rollout.bridge.settings import set_key
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -146,8 +145,7 @@ def test_a_models_folder_is_served_here_and_repeats_with_its_seed(tmp_path: Path
 
 def make_policy(folder: Path) -> Path:
     """A tiny random model that speaks the counting game's words."""
-    from embedded.warmstart.policy import PolicySize, build_policy, save_policy
-    from embedded.warmstart.tokenizer import train_tokenizer
+    from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
 
     texts = ["seed 5 count 1 path left\nleft 4", "ACTION: left", "ACTION: right"] * 4
     tokenizer = train_tokenizer(texts, ["Current Observation:\n"])

@@ -13,7 +13,7 @@ import pytest
 
 from inspection.command import main
 from inspection.records import append_episode
-from inspection.report.measures import MEASURES, Verdict
+from inspection.report.numbers import MEASURES, Verdict
 from rollout.bridge.sample import facts_of
 from rollout.data_source import EpisodeSource
 from rollout.evaluate import evaluate

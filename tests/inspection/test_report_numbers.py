@@ -10,8 +10,8 @@ import yaml
 
 from inspection.command import main
 from inspection.records import read_episodes
-from inspection.report.information import mean_overlap
 from inspection.report.invalid import find_match
+from inspection.report.numbers import mean_overlap
 from inspection.report.reading import split_answer
 from tests.fixtures.recorded_episodes import make_turn, number, numbers, write
 

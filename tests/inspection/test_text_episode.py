@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from inspection.evaluate.playing import play_text_episode, scripted
-from inspection.export.atif import trajectory_of
-from inspection.export.writing import rows_of, write_parquet
+from inspection.export.writing import rows_of, trajectory_of, write_parquet
 from inspection.records import append_episode, read_episodes
 from inspection.report.reading import read_run
 from inspection.view.page import Packer

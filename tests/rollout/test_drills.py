@@ -9,8 +9,7 @@ import pytest
 from embedded.engine.decoder import load_hf_model
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
-from embedded.warmstart.policy import PolicySize, build_policy, save_policy
-from embedded.warmstart.tokenizer import train_tokenizer
+from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
 from rollout import continuous, fixed_turn
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes

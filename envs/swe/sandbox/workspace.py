@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from envs.errors import EnvironmentFault
 
@@ -28,6 +28,7 @@ MAX_FILE_BYTES = 4 << 20
 PREFIX = "slime-verlog-files-"
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 """Where `rm`, `cp`, `find` and others are searched."""
+T = TypeVar("T")
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
 _MAX_WAITING = 16
@@ -91,16 +92,22 @@ class ProcessFolder:
         remove_tree(self.path)
 
 
-_making = threading.Lock()
-_folders: dict[int, ProcessFolder] = {}
+def per_process(make: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that calls `make` once in each process; a fork has neither its threads nor its locks."""
+    made: dict[int, T] = {}
+    making = threading.Lock()
+
+    def made_here() -> T:
+        with making:
+            if os.getpid() not in made:
+                made[os.getpid()] = make()
+            return made[os.getpid()]
+
+    return made_here
 
 
-def process_folder() -> ProcessFolder:
-    """The folder of this process, made at the first call; a forked process has another."""
-    with _making:
-        if os.getpid() not in _folders:
-            _folders[os.getpid()] = ProcessFolder()
-        return _folders[os.getpid()]
+process_folder = per_process(ProcessFolder)
+"""Returns the folder of this process."""
 
 
 def remove_tree(folder: Path) -> None:

@@ -18,10 +18,9 @@ from pydantic import TypeAdapter
 from envs.errors import ConfigError
 from envs.swe.verdict import trees
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, Report, run_probes
+from envs.swe.verdict.evaluate import Expected, JudgeSettings, Plan, ProbeRun, Report, TestRun, run_probes, run_tests
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
-from envs.swe.verdict.runs import JudgeSettings, TestRun, run_tests
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8

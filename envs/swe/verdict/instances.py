@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from envs.errors import ConfigError
-from envs.questions import ParquetRows
+from envs.questions import ParquetRows, read_rows
 from slime_verlog import Field, Settings, read_settings
 
 _TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
@@ -98,17 +98,9 @@ def _load(path: Path, _mtime: int) -> Mapping[str, Instance]:
 
 
 def _rows(path: Path) -> Iterable[Any]:
-    if path.suffix == ".parquet":
-        return ParquetRows(path)
-    if path.suffix not in (".json", ".jsonl"):
+    if path.suffix not in (".json", ".jsonl", ".parquet"):
         raise ConfigError(f"env.instances: {path} must end in .json, .jsonl or .parquet")
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
-        content = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
+    content = read_rows(path, "env.instances")
     if isinstance(content, Mapping):
         return [content] if "instance_id" in content else list(content.values())
-    return content if isinstance(content, list) else [content]
+    return content if isinstance(content, list | ParquetRows) else [content]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import embedded.studies.run as ablation
 import embedded.trainer.ppo
-from embedded.run.log import MetricsLog, read_rows
+from embedded.run.record import MetricsLog, read_rows
 from embedded.studies.run import Plan, main, make_plan, run_one, run_study
 from embedded.studies.study import PLAYED, Study, check_study, load_study, run_keys, study_names
 from embedded.warmstart.imitation import WarmStart
@@ -110,7 +110,7 @@ def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
 def test_runs_in_parallel_processes_give_the_same_rows(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedded.studies.processes.multiprocessing.get_context", lambda method: CONTEXT)
+    monkeypatch.setattr("embedded.studies.run.multiprocessing.get_context", lambda method: CONTEXT)
     for jobs, seeds in {1: [0], 2: [0, 1]}.items():
         run_study(plan(tiny(small, updates=1, eval_interval=9, seeds=seeds), tmp_path / str(jobs)), jobs)
     folders = ("1/tiny/v/seed_0", "2/tiny/v/seed_0", "2/tiny/v/seed_1")
@@ -123,7 +123,7 @@ def test_runs_in_parallel_processes_give_the_same_rows(
 def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
     method: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedded.studies.plan.SAVE_INTERVAL", 1)
+    monkeypatch.setattr("embedded.studies.study.SAVE_INTERVAL", 1)
     work = plan(tiny(small, updates=3), tmp_path)
     folder = work.run_folder("v", 0)
     original = getattr(MetricsLog, method)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedded.studies.processes import run_processes
+from embedded.studies.run import run_processes
 from slime_verlog import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_all_jobs_end_with_their_parent_and_without_a_traceback(tmp_path: Path, 
     jobs = {name: (str(tmp_path), name) for name in ("endless", "endless too")}
     script = tmp_path / "main.py"
     script.write_text(
-        "from embedded.studies.processes import run_processes\n"
+        "from embedded.studies.run import run_processes\n"
         "from tests.embedded.studies.test_processes import job\n"
         f"if __name__ == '__main__':\n    try:\n        run_processes({jobs!r}, job, 2)\n"
         "    except KeyboardInterrupt:\n        raise SystemExit('interrupted')\n"

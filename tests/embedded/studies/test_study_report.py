@@ -11,12 +11,11 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.run.log import read_rows
-from embedded.studies.plan import Plan
+from embedded.run.record import read_rows
 from embedded.studies.report import plot, table, table_lines, write_csv
 from embedded.studies.results import Run, read_csv, read_runs
 from embedded.studies.run import main, run_study
-from embedded.studies.study import Study, Variant
+from embedded.studies.study import Plan, Study, Variant
 from slime_verlog import read_settings
 
 

@@ -10,8 +10,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from embedded.trainer.megatron import build_model, build_optimizer, initialize, predict
-from embedded.trainer.weights import hf_to_megatron, megatron_to_hf
+from embedded.trainer.megatron import build_model, build_optimizer, hf_to_megatron, initialize, megatron_to_hf, predict
 from embedded.warmstart.policy import build_policy, save_policy
 from rollout.errors import ConfigError
 from tests.embedded.conftest import SIZE, sharpen, trainer_args

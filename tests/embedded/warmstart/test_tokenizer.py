@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from embedded.warmstart.tokenizer import common_ends, fixed_phrases, train_tokenizer
+from embedded.warmstart.policy import common_ends, fixed_phrases, train_tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "go to the red ball"},

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.babaisai import BabaIsAI, build_env, expert_action
-from envs.babaisai.env import YOU_BROKEN
+from envs.babaisai import YOU_BROKEN, BabaIsAI, build_env, expert_action, find_plan
 from envs.babaisai.levels import TASKS
-from envs.babaisai.planner import find_plan
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from rollout.bridge.settings import load_settings

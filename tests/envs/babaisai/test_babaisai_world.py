@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.babaisai.env import describe
+from envs.babaisai import describe, find_plan
 from envs.babaisai.levels import TASKS, make_level
-from envs.babaisai.planner import find_plan
 from envs.babaisai.world import DIRECTIONS, PROPERTIES, THING_COLORS, Piece, Rules, World, read_rules, text_block, thing
 
 

@@ -12,8 +12,7 @@ pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slim
 
 from envs import babyai
 from envs.babyai import levels
-from envs.babyai.levels import HELD_OUT, MIXED_GOALS, level_names
-from envs.babyai.view import describe_view
+from envs.babyai.levels import HELD_OUT, MIXED_GOALS, describe_view, level_names
 from envs.errors import ConfigError, MissingDependencyError
 from tests.conftest import load_recording
 

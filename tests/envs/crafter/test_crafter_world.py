@@ -22,9 +22,9 @@ from PIL import Image, ImageEnhance
 from envs.crafter.expert import advise
 from envs.crafter.image import _fade, draw
 from envs.crafter.vocabulary import describe
-from envs.crafter.world.noise import Noise
 from envs.crafter.world.player import Plant
 from envs.crafter.world.rules import ACHIEVEMENTS, ACTION_NAMES, MOVES, SIZE, STRIDE
+from envs.crafter.world.terrain import Noise
 from envs.crafter.world.world import Arrow, Cow, Skeleton, World, Zombie
 from tests.envs.crafter.crafter_reference import Reference, assert_same
 

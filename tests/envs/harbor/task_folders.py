@@ -9,7 +9,7 @@ from typing import Any
 
 from envs.harbor import HarborEnv, HarborSettings
 from envs.harbor.dockerfile import PATH, Image
-from envs.harbor.store import keep_image
+from envs.harbor.settings import keep_image
 from envs.harbor.task import recipe_of
 from envs.loading import build_env_from
 from tests.envs.swe.tiny_repository import needs_sandbox

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
+from envs.harbor import ANY, select_tasks
 from envs.harbor.dockerfile import read_image
-from envs.harbor.env import ANY, select_tasks
 from envs.harbor.settings import HarborSettings
 from envs.harbor.task import HarborTask, read_task
 from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task, start

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError, EnvironmentFault
-from envs.judge.client import JudgeClient, VerdictCache
+from envs.judge import JudgeClient, VerdictCache
 from envs.loading import build_env_from
 from tests.envs.judge.test_judge import CRITERIA, GOOD, RUBRIC, build, play
 from tests.fixtures.judge_server import JudgeServer

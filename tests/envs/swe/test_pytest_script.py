@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envs.swe.sandbox.supervise import Outcome
-from envs.swe.verdict.runs import TestRun, read_report
+from envs.swe.verdict.evaluate import TestRun, read_report
 
 REPOSITORY = Path(__file__).parents[3]
 CONFTEST = """

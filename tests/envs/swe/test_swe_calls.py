@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.swe.calls import TOOLS, Call, parse_response
+from envs.swe.tools import TOOLS, Call, parse_response
 from tests.envs.swe.tiny_repository import call
 
 

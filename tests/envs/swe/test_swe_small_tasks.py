@@ -11,10 +11,9 @@ import pytest
 
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
-from envs.swe import small_tasks
-from envs.swe.env import SWEEnv, SWESettings
+from envs.swe import SWEEnv, SWESettings, small_tasks
 from envs.swe.small_tasks import CACHETOOLS, SMALL_TASKS, TOOLZ, Package, SmallTask, small_instance
-from envs.swe.verdict.runs import run_tests
+from envs.swe.verdict.evaluate import run_tests
 from envs.swe.verdict.trees import build_tree, default_cache
 from tests.envs.swe.honest_repairs import variants
 from tests.envs.swe.swe_cheats import CHEATS

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from envs.swe.calls import Call
-from envs.swe.tools import harmless
+from envs.swe.tools import Call, harmless
 from envs.tools.results import clip
 from tests.envs.contract import fuzz
 from tests.envs.swe.test_swe import act

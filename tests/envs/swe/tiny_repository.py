@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from envs.errors import EnvironmentFault, MissingDependencyError
-from envs.swe import SWEEnv
+from envs.swe import SWEEnv, check_machine
 from envs.swe import build_env as build_swe
-from envs.swe.env import check_machine
 from envs.swe.small_tasks import unified_diff
+from envs.swe.verdict.evaluate import TestRun, run_tests
 from envs.swe.verdict.instances import Instance, load_instances
-from envs.swe.verdict.runs import TestRun, run_tests
 from envs.swe.verdict.trees import build_tree, commit_all
 
 TASK = "shop_total"

@@ -10,7 +10,7 @@ import yaml
 
 from envs.agent import AgentSettings
 from envs.geo3k import Geo3kSettings
-from envs.judge.env import JudgedSettings
+from envs.judge import JudgedSettings
 from envs.tools import ToolSettings, load_tools
 from rollout.bridge.settings import RolloutSettings
 from slime_verlog import read_settings

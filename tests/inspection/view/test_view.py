@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from inspection import command
+from inspection.records import find_changes, split_prompts, split_template
 from inspection.view import build
 from inspection.view.page import Packer
-from inspection.view.prompts import find_changes, split_prompts, split_template
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 from tests.fixtures.slime_dumps import write_by_hand
 

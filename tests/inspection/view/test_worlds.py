@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from envs.loading import build_env_from, load_env_module
-from inspection.view.replay import replay
-from inspection.view.worlds import Atlas, Worlds, choose_tile_size
+from inspection.view.replay import Atlas, Worlds, choose_tile_size, replay
 from tests.fixtures.played_episodes import record_episode
 
 pytest.importorskip("PIL", reason="pictures need Pillow")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.bridge.command_line import refuse_unknown
 from rollout.errors import ConfigError
+from rollout.preflight import refuse_unknown
 
 REPO = Path(__file__).parents[3]
 KNOWN = {"--lr", "--rollout-batch-size", "--sglang-mem-fraction-static"}
@@ -34,7 +34,7 @@ def test_flags_of_an_engine_that_does_not_start_are_not_unknown() -> None:
 
 def run_program(lines: str) -> subprocess.CompletedProcess[str]:
     """Run in a new process, because pytest replaces the streams of this one."""
-    program = f"import os\nfrom rollout.bridge.command_line import captured_output\n{lines}"
+    program = f"import os\nfrom rollout.preflight import captured_output\n{lines}"
     return subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from envs.base import PICTURE_PLACE, make_observation
 from envs.loading import build_env_from
 from inspection.evaluate.playing import play_text_episode
-from inspection.export.atif import trajectory_of
-from inspection.export.writing import rows_of
+from inspection.export.writing import rows_of, trajectory_of
 from inspection.view.sources import read_run
 from rollout import continuous, fixed_turn
 from rollout.bridge.flags import RolloutFlags

@@ -16,8 +16,8 @@ from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.play.runtime import close_runtimes
 from rollout.spec import ObservationLimits
-from rollout.workers.observation_limits import cut_messages, cut_observation, cut_text, shares
 from rollout.workers.pool import EnvPool
+from rollout.workers.reply import cut_messages, cut_observation, cut_text, shares
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

@@ -19,8 +19,7 @@ import pytest
 import torch
 import yaml
 
-from embedded.warmstart.policy import PolicySize, build_policy, save_policy
-from embedded.warmstart.tokenizer import train_tokenizer
+from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
 
 REPO = Path(__file__).parents[3]
 IMPORTS = Path(__file__).parent / "imports"

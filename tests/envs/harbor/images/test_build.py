@@ -17,8 +17,7 @@ from envs.errors import ConfigError
 from envs.harbor.dockerfile import UnsupportedLine
 from envs.harbor.images.bases import fetch_base
 from envs.harbor.images.build import build_image
-from envs.harbor.settings import HarborSettings
-from envs.harbor.store import context_digest, find_image, record_of
+from envs.harbor.settings import HarborSettings, context_digest, find_image, record_of
 from envs.harbor.task import recipe_of
 from inspection.command import main
 from slime_verlog import read_settings

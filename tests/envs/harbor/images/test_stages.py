@@ -2,9 +2,16 @@
 
 import pytest
 
-from envs.harbor.dockerfile import Instruction, UnsupportedLine, fill_in, read_instructions
+from envs.harbor.dockerfile import (
+    Instruction,
+    UnsupportedLine,
+    fill_in,
+    read_arguments,
+    read_dockerfile,
+    read_instructions,
+    run_command,
+)
 from envs.harbor.images.bases import full_name
-from envs.harbor.images.stages import read_arguments, read_dockerfile, run_command
 
 SHELL = ("/bin/sh", "-c")
 
