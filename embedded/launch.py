@@ -73,6 +73,9 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held:
         default = " (the default)" if name == if_held else ""
         held.add_argument(f"--{name}", action="store_const", dest="if_held", const=name, help=text + default)
     parser.set_defaults(if_held=if_held)
+    parser.add_argument("--model", help="start from this model, a Hugging Face folder or hub name, not from a new one")
+    text = "episodes to imitate first (default: 40, with --model 20); 0, with --model: none"
+    parser.add_argument("--demonstrations", type=int, metavar="N", help=text)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key")
     parser.add_argument("--set-flag", action="append", default=[], metavar="NAME=VALUE", help="slime's flag: lr=1e-4")
 
@@ -91,8 +94,9 @@ def launch(options: Namespace) -> int:
     for folder in folders.values():
         check_folder(folder, options.if_held)
     set_up_process()
+    start = _start(options.model, options.demonstrations, flags)
     summaries = [
-        run_seed(seed, folder, options.config, options.updates, keys=keys, if_held=options.if_held, **flags)
+        run_seed(seed, folder, options.config, options.updates, start, keys, options.if_held, **flags)
         for seed, folder in folders.items()
     ]
     if several:
@@ -101,6 +105,23 @@ def launch(options: Namespace) -> int:
         write_text(options.out / "seeds.json", json.dumps(by_seed, indent=2) + "\n")
         print(seeds_table(summaries))
     return int(any(summary["fault"] or summary["failed_episodes"] for summary in summaries))
+
+
+def _start(model: str | None, demonstrations: int | None, flags: Mapping[str, Any]) -> WarmStart | Path:
+    """How the policy begins: by imitation, of a new small policy or the model, or as the model is."""
+    from embedded.warmstart.imitation import WarmStart
+    from embedded.warmstart.policy import find_model
+    from slime_verlog import read_settings
+
+    given: dict[str, Any] = IMITATION
+    if model is not None:
+        folder = find_model(model)
+        if demonstrations == 0:
+            return folder
+        given = {"model": str(folder), "episodes": 20, "epochs": 1, "batch_size": 32, "lr": 1e-4}
+        given |= {"max_tokens": flags["max_tokens_per_gpu"]} if "max_tokens_per_gpu" in flags else {}
+    episodes = {} if demonstrations is None else {"episodes": demonstrations}
+    return read_settings(WarmStart, {**given, **episodes}, "demonstrations.")
 
 
 def run_seed(

@@ -3,9 +3,9 @@
 #   bash scripts/run_quickstart.sh                    seed 0, into outputs/quickstart/
 #   bash scripts/run_quickstart.sh --seeds 0 1 2      three seeds and their table
 #   bash scripts/run_quickstart.sh --config custom_configs/my.yaml --updates 40 --out outputs/mine
-# Options: --seed or --seeds, --config YAML, --updates N, --episodes N, --out FOLDER, --set KEY=VALUE, --set-flag
-# NAME=VALUE, --overwrite (docs/studies.md). The same command again continues a run that was stopped. It ends with the
-# commands that evaluate and show the trained policy.
+# Options: --seed or --seeds, --config YAML, --updates N, --episodes N, --out FOLDER, --model MODEL, --demonstrations N,
+# --set KEY=VALUE, --set-flag NAME=VALUE, --overwrite (docs/studies.md). The same command again continues a run that was
+# stopped. It ends with the commands that evaluate and show the trained policy.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/help.sh

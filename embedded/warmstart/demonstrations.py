@@ -183,7 +183,7 @@ def _play(
             raise ConfigError(
                 f"task {spec.name!r}: {spec.env.env_path} takes free text (its actions are empty) and has no "
                 "expert_action(env), so there is nothing to imitate; add expert_action(env), which returns a scripted "
-                "player's next answer, or train a language model: python -m embedded.pretrained --demonstrations 0"
+                "player's next answer, or train a language model: --model MODEL --demonstrations 0"
             )
         shown = reply.observation
         response, played = player(env, shown["text"]["long_term_context"])

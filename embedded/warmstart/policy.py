@@ -22,6 +22,7 @@ ANSWER_PHRASES = ("Previous plan:\n", "THINK:", "\nACTION:")
 ROLES = tuple(f"{role}\n" for role in ("system", "user", "assistant"))
 """Each role and the line break after it is one token."""
 NUMBERS = tuple(f" {digit}" for digit in range(10))
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 CHAT_TEMPLATE = """\
 {%- if tools -%}
@@ -125,6 +126,20 @@ class PolicySize(Settings):
             heads = f"heads {self.heads} must divide hidden {self.hidden}"
             raise ConfigError(f"size: {heads}, and kv_heads {self.kv_heads} must divide heads")
         return self
+
+
+def find_model(name: str) -> Path:
+    """Find the folder `name`, or download the hub's model of that name; raises ConfigError if neither works."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        failed = f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason}"
+        raise ConfigError(f"{failed} Give the folder of a Hugging Face model") from error
 
 
 def build_policy(tokenizer: Any, size: PolicySize | None = None, seed: int = 0) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.pretrained import main
+from embedded.quickstart import main
 from tests.fixtures.warm_python import run_python
 
 MISTAKES = {
@@ -40,20 +40,12 @@ def test_a_mistake_ends_in_one_sentence(mistake: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*.*"))
 
 
-def test_training_an_existing_model_keeps_the_run_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    done = run_python(["-m", "embedded.pretrained", "--device", "cpu", "--out", str(tmp_path)])
-    assert done.returncode == 1
-    told = f"error: {tmp_path} holds an unfinished run, and nothing was changed: --overwrite deletes it, another --out"
-    assert done.stderr.startswith(told) and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
 def test_a_model_that_the_hub_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(SystemExit) as caught:
-        main(["--device", "cpu", "--model", "nobody/nothing", "--out", str(tmp_path / "out")])
+        main(["--model", "nobody/nothing", "--out", str(tmp_path / "out")])
     sentence = "--model 'nobody/nothing' is not a folder and could not be downloaded from the hub"
     assert str(caught.value).startswith(f"error: {sentence}") and "\n" not in str(caught.value)
     assert not list(tmp_path.glob("out/*.*"))

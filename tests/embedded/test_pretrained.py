@@ -16,15 +16,16 @@ pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedd
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from embedded.pretrained import find_model, main
+from embedded.quickstart import main
 from embedded.run.record import read_rows
 from embedded.studies.run import main as run_study
 from embedded.trainer.megatron import build_model, initialize, predict
-from embedded.warmstart.policy import save_policy
+from embedded.warmstart.policy import find_model, save_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 
-TRIAL = ("--updates", "2", "--turns", "8", "--step-turns", "4", "--response-len", "6", "--eval-episodes", "2")
+FLAGS = ("rollout_batch_size=8", "global_batch_size=4", "rollout_max_response_len=6", "rollout_max_context_len=1024")
+TRIAL = ("--updates", "2", "--episodes", "2", *(f"--set-flag={flag}" for flag in FLAGS))
 
 
 @pytest.fixture
@@ -54,11 +55,11 @@ def test_a_tied_llama_trains_and_stays_as_it_was(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     before = (llama / "model.safetensors").read_bytes()
     out = tmp_path / "out"
-    flags = ["--model", str(llama), "--device", "cpu", "--out", str(out), "--max-turns", "3", *TRIAL]
+    flags = ["--model", str(llama), "--out", str(out), "--set", "max_turns=3", *TRIAL]
     main([*flags, "--demonstrations", demonstrations])
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["updates"], summary["turns"], summary["win_rate_after"]["n"]) == (2, 16, 2)
-    assert summary["rollout_tokens_per_s"] > 0 and summary["device"] == "CPU"
+    assert summary["device"] == "CPU"
     assert (llama / "model.safetensors").read_bytes() == before
     if demonstrations == "1":
         learned, given = load_file(out / "policy_before" / "model.safetensors"), load_file(llama / "model.safetensors")
@@ -85,13 +86,6 @@ def test_a_study_starts_from_a_model_and_computes_in_bfloat16(llama: Path, tmp_p
     with torch.no_grad():
         half, full = (predict(build_model(llama, initialize(), bf16=bf16), ids, *at) for bf16 in (True, False))
     assert 0 < (half - full).abs().max() < 0.1 and half.dtype == torch.float32
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so nothing is refused")
-def test_without_a_gpu_it_says_so(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="finds no CUDA device"):
-        main(["--model", str(llama), "--out", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_hub_name_is_found_in_the_cache_without_a_network(

@@ -45,7 +45,7 @@ def test_compiled_modules_are_kept_where_the_environment_says_otherwise() -> Non
 OPTIONS = {
     "run_quickstart.sh": "embedded/launch.py",
     "run_ablation.sh": "embedded/studies/run.py",
-    "run_embedded_gpu.sh": "embedded/pretrained.py",
+    "run_embedded_gpu.sh": "embedded/launch.py",
     "evaluate.sh": "inspection/evaluate/__init__.py",
     "check_gpu.sh": "tests/gpu/check.py",
 }
