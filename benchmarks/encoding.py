@@ -16,7 +16,6 @@ import random
 import statistics
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,22 +141,6 @@ def table(title: str, conversation: Conversation, turns: list[int], images: bool
         print(f"{way + ' / ours':<16}{ratios}")
 
 
-def memory(encoder: DeltaEncoder) -> None:
-    """Print the memory of an episode with one image per turn and all prompts kept."""
-    conversation = Conversation(encoder, 60, images=True)
-    tracemalloc.start()
-    kept, sizes = [encoder.prompt(conversation.messages(0))], {}
-    for turn in range(1, 60):
-        prompt, _ = encoder.append(kept[-1], conversation.response, [conversation.users[turn]])
-        kept.append(prompt)
-        inputs = [p.train_inputs for p in kept if p.train_inputs is not None]
-        tensors = {id(t): t.nbytes for chain in inputs for part in chain.parts for t in part.values()}
-        sizes[turn + 1] = tracemalloc.get_traced_memory()[0] + sum(tensors.values())
-    tracemalloc.stop()
-    shown = "  ".join(f"{n} images {sizes[n] / 2**20:.1f} MiB" for n in (15, 30, 60))
-    print(f"\nmemory of an episode with all its prompts kept: {shown}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", help="folder of a tokenizer with a chat template; default: a tiny ChatML one")
@@ -172,7 +155,6 @@ def main() -> None:
     table("text", Conversation(DeltaEncoder(tokenizer), max(options.turns), False), options.turns, False)
     encoder = DeltaEncoder(chatml_tokenizer(), processor())
     table("text and an image", Conversation(encoder, max(options.turns), True), options.turns, True)
-    memory(encoder)
 
 
 if __name__ == "__main__":

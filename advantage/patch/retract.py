@@ -15,10 +15,10 @@ from typing import Any
 from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import Framework, Replace
 
-_UPDATERS = (
-    ("backends.megatron_utils.update_weight.update_weight_from_distributed", "UpdateWeightFromDistributed"),
-    ("backends.megatron_utils.update_weight.update_weight_from_disk_delta", "UpdateWeightFromDiskDelta"),
-)
+_UPDATERS = {
+    "update_weight_from_distributed": "UpdateWeightFromDistributed",
+    "update_weight_from_disk_delta": "UpdateWeightFromDiskDelta",
+}
 """slime's classes that pause the engines from the trainer. With `--colocate`, no response is in flight at an update."""
 
 
@@ -27,36 +27,33 @@ def install_retraction(framework: Framework, replace: Replace) -> None:
 
     Raises UnsupportedFrameworkError if the framework pushes weights in another way.
     """
-    for module, name in _UPDATERS:
+    for module, name in _UPDATERS.items():
+        path = f"{framework.name}.backends.megatron_utils.update_weight.{module}"
         try:
-            updater = getattr(importlib.import_module(f"{framework.name}.{module}"), name)
+            replace(getattr(importlib.import_module(path), name), "connect_rollout_engines", _connecting)
         except (ImportError, AttributeError) as error:
             raise UnsupportedFrameworkError(
                 f"on_update: continue does not know how this {framework.name} pushes weights ({error}); use "
                 "on_update: abort"
             ) from error
-        replace(updater, "connect_rollout_engines", _connecting)
 
 
 def _connecting(connect: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(connect)
     def connected(self: Any, rollout_engines: Any, *rest: Any, **named: Any) -> None:
         connect(self, rollout_engines, *rest, **named)
-        self.rollout_engines = [RetractingEngine(engine) for engine in self.rollout_engines]
+        self.rollout_engines = [_RetractingEngine(engine) for engine in self.rollout_engines]
 
     return connected
 
 
-class RetractingEngine:
+class _RetractingEngine:
     """The handle of slime's engine actor, except that `pause_generation` retracts what is in flight."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
+        pause = functools.partial(engine._make_request.remote, "pause_generation", {"mode": "retract"})
+        self.pause_generation = SimpleNamespace(remote=pause)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-    @property
-    def pause_generation(self) -> Any:
-        pause = functools.partial(self._engine._make_request.remote, "pause_generation", {"mode": "retract"})
-        return SimpleNamespace(remote=pause)

@@ -4,7 +4,6 @@
     slime-verlog view outputs/before outputs/after           two runs side by side, paired by task and seed
     slime-verlog view outputs/seeds                          several runs: curves and differences of their settings
     slime-verlog view outputs/evaluation --follow            rewrites the page as the run goes on
-    slime-verlog view outputs/evaluation --gif win.gif --episode 3
 
 RUN is a training run's folder (also one of slime's with its tensorboard/), a file of episodes, a folder that holds one,
 or what slime writes for --dump-details, --save-debug-rollout-data and --save-debug-train-data.
@@ -23,17 +22,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--worlds", type=int, default=200, metavar="N", help="episodes to draw (default: 200)")
     parser.add_argument("--follow", action="store_true", help="rewrite the page when the run grows, until Ctrl-C")
     parser.add_argument("--every", type=float, default=5.0, metavar="S", help="seconds between looks (default: 5)")
-    parser.add_argument("--gif", type=Path, metavar="FILE", help="write an animation of --episode instead")
-    parser.add_argument("--episode", type=int, default=1, metavar="N", help="the one for --gif, from 1 (default: 1)")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for slime's dumps; default: DUMP/tokenizer")
     parser.add_argument("--trust", action="store_true", help="load dumps with any Python object, which may run code")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def run(options: Namespace) -> int:
-    """Write the page or the animation; return 0."""
-    from inspection.view.build import export_gif, follow, write_once
+    """Write the page; return 0."""
+    from inspection.view.build import follow, write_once
 
-    if options.gif is not None:
-        return export_gif(options)
     return follow(options) if options.follow else write_once(options)

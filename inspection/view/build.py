@@ -18,7 +18,7 @@ from embedded.run.folder import write_text
 from inspection.records import FILE
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
-from inspection.view.replay import Worlds, write_gif
+from inspection.view.replay import Worlds
 from inspection.view.sources import cut_record, episode_sources, files_of, find_files, left_out, read_run
 from inspection.view.training import expand_runs, names_of, read_training
 from slime_verlog import ConfigError
@@ -158,18 +158,6 @@ def _only_grew(before: _State, state: _State, options: Namespace) -> bool:
     return bool(before) and all(grown) and not any(file.suffix == ".pt" for file in before)
 
 
-def export_gif(options: Namespace) -> int:
-    """Write one episode of the first run as an animation."""
-    _checked(options)
-    episodes = _read(options.runs[0], options) if options.episode >= 1 else iter(())
-    episode = next(itertools.islice(episodes, max(options.episode - 1, 0), None), None)
-    if episode is None:
-        raise ConfigError(f"{options.runs[0]} has no episode {options.episode}; they are numbered from 1")
-    frames = write_gif(episode, options.gif, seconds_per_turn=0.4)
-    print(f"{options.gif}: {frames} frames")
-    return 0
-
-
 def _read(run: Path, options: Namespace, skip: int = 0) -> Iterator[dict[str, Any]]:
     return read_run(run, options.tokenizer, options.trust, skip=skip)
 
@@ -191,10 +179,9 @@ def page_path(options: Namespace) -> Path:
 def _checked(options: Namespace) -> Namespace:
     """The options; raises ConfigError for a number out of range, or an output that would replace something else."""
     check_numbers(options, {"most": 1, "worlds": 0, "every": 0.5})
-    for name, suffix in (("out", ".html"), ("gif", ".gif")):
-        path: Path | None = getattr(options, name)
-        if path is not None and path.suffix != suffix and path.exists():
-            raise ConfigError(f"--{name} {path} exists, and does not end in {suffix}; give another file")
+    path: Path | None = options.out
+    if path is not None and path.suffix != ".html" and path.exists():
+        raise ConfigError(f"--out {path} exists, and does not end in .html; give another file")
     return options
 
 

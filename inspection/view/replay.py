@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from envs.base import PICTURE_PLACE, make_image
 from inspection.records import split_prompts, text_of
 from rollout.spec import EnvSpec
 from rollout.tokens.image_files import png_uri, write_png
-from slime_verlog import ConfigError
 
 
 @dataclass
@@ -90,49 +88,6 @@ def _copy(image: Any) -> np.ndarray:
 
 def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
-
-
-_MIN_PIXELS = 320
-_CAPTION_PIXELS = 26
-
-
-def write_gif(episode: Mapping[str, Any], path: Path, seconds_per_turn: float) -> int:
-    """Replay the episode and write its animation; returns its frames. Raises ConfigError if it cannot be drawn."""
-    if not can_replay(episode):
-        raise ConfigError("the record does not say how to build its environment (env_path, task and seed)")
-    replayed = replay(episode)
-    if replayed is None:
-        raise ConfigError(f"{episode['env_path']} has no render(), so there is nothing to animate")
-    if replayed.note is not None:
-        raise ConfigError(replayed.note.rstrip("."))
-    captions = [_caption(number, turn) for number, turn in enumerate(episode["story"], 1)]
-    captions.append(f"end: {episode.get('stop') or 'the last state'}")
-    images = [_draw(frame, text) for frame, text in zip(replayed.frames, captions, strict=True)]
-    durations = [round(1000 * seconds_per_turn)] * (len(images) - 1) + [1500]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)
-    return len(images)
-
-
-def _caption(number: int, turn: Mapping[str, Any]) -> str:
-    reward = turn.get("reward") or 0.0
-    parts = [f"{number}", "(writes notes)" if "summary" in turn else str(turn.get("executed_action") or "")[:40]]
-    parts += ["(invalid)"] if turn.get("valid") is False else []
-    parts += [f"{reward:+.2f}"] if reward else []
-    return "  ".join(parts)
-
-
-def _draw(frame: np.ndarray, caption: str) -> Any:
-    """The frame, enlarged by a whole factor if it is small, above its caption."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    factor = max(1, -(-_MIN_PIXELS // max(frame.shape[:2])))
-    image = make_image(np.repeat(np.repeat(frame, factor, 0), factor, 1))
-    canvas = Image.new("RGB", (image.width, image.height + _CAPTION_PIXELS), (24, 26, 31))
-    canvas.paste(image, (0, 0))
-    pen, place = ImageDraw.Draw(canvas), (8, image.height + _CAPTION_PIXELS // 2)
-    pen.text(place, caption, fill=(232, 234, 238), anchor="lm", font=ImageFont.load_default(size=14))
-    return canvas.quantize(128)
 
 
 _TILES_PER_ROW = 32

@@ -90,10 +90,7 @@ def test_a_cut_last_record_is_left_out_with_a_sentence(tmp_path: Path, capsys: p
         (["{folder}/x.jsonl"], "line 1, is not"),
         (["{folder}/my.yaml"], "my.yaml is a YAML; view takes a run's folder or its episodes.jsonl"),
         (["{folder}/run", "--most", "0"], "--most must be at least 1, got 0"),
-        (["{folder}/run", "--gif", "{folder}/x.gif"], "does not say how to build its environment"),
-        (["{folder}/run", "--gif", "{folder}/x.gif", "--episode", "7"], "has no episode 7"),
         (["{folder}/run", "--out", "{folder}/run/episodes.jsonl"], "exists, and does not end in .html"),
-        (["{folder}/run", "--gif", "{folder}/run/episodes.jsonl"], "exists, and does not end in .gif"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
@@ -104,17 +101,6 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: s
         (tmp_path / "run" / "episodes.jsonl").unlink()
     with pytest.raises(SystemExit, match=f"error: .*{re.escape(sentence)}"):
         command.main(["view", *(word.format(folder=tmp_path) for word in words)])
-
-
-def test_a_gif_has_one_frame_per_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
-    episode = record_episode("envs.babaisai", "goto_win", 3)
-    run = write_run(tmp_path, [invented_episode(), episode])
-    assert view(run, "--gif", tmp_path / "win.gif", "--episode", 2) == 0
-    with image.open(tmp_path / "win.gif") as animation:
-        assert animation.n_frames == episode["turns"] + 1
-        assert min(animation.size) >= 256
-    assert f"{episode['turns'] + 1} frames" in capsys.readouterr().out
 
 
 def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
