@@ -1,4 +1,4 @@
-"""What `slime-verlog view` does: builds the page once, keeps rewriting it, or exports an animation."""
+"""What `slime-verlog view` does: builds the page once, or keeps rewriting it."""
 
 import itertools
 import os

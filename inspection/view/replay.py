@@ -1,4 +1,4 @@
-"""Replays a recorded episode in its environment, and draws its states: as an animated GIF, or for a page.
+"""Replays a recorded episode in its environment, and draws its states for a page.
 
 A page's worlds are tiles where they repeat, and PNG images elsewhere.
 """
