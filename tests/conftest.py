@@ -1,10 +1,12 @@
 """What all tests share: the recordings, and the system packages that would unlock skipped tests."""
 
+import gc
 import gzip
 import json
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,15 @@ from hypothesis import settings
 # A busy machine is no failure: examples are bounded in number, not in wall time.
 settings.register_profile("default-without-deadline", deadline=None)
 settings.load_profile("default-without-deadline")
+
+# Imports leave little garbage. What they made is not looked through again in each collection while the tests run.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # A shell starts background jobs with Ctrl-C ignored, and the commands that the tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,6 +45,15 @@ def _unknown_servers() -> None:
     if session := sys.modules.get("envs.openenv.session"):
         session._first.clear()
         session._gone_since.clear()
+
+
+@pytest.fixture
+def warm_env_workers() -> Iterator[None]:
+    """Meanwhile environment workers are forked from a process that has imported the large libraries."""
+    from tests.fixtures.warm_python import warm_workers
+
+    with warm_workers():
+        yield
 
 
 SYSTEM_PACKAGES = {
