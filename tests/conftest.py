@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +44,6 @@ def _unknown_servers() -> None:
     if session := sys.modules.get("envs.openenv.session"):
         session._first.clear()
         session._gone_since.clear()
-
-
-@pytest.fixture
-def warm_env_workers() -> Iterator[None]:
-    """Meanwhile environment workers are forked from a process that has imported the large libraries."""
-    from tests.fixtures.warm_python import warm_workers
-
-    with warm_workers():
-        yield
 
 
 SYSTEM_PACKAGES = {

@@ -31,7 +31,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _warm_engines(warm_env_workers: None) -> Iterator[None]:
+def _warm_engines() -> Iterator[None]:
     with warm_engines():
         yield
 

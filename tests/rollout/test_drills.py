@@ -19,7 +19,6 @@ from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.warm_python import warm_engines
 from tests.rollout.test_continuous import TURNS, Engine, no_gap_and_none_twice
 
-pytestmark = pytest.mark.usefixtures("warm_env_workers")
 BATCHES = 3
 
 

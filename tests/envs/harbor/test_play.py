@@ -19,7 +19,6 @@ from inspection.command import main
 from tests.envs.harbor.task_folders import SUBMIT, make_image, make_task, play, run, start
 from tests.envs.swe.tiny_repository import needs_sandbox
 
-pytestmark = pytest.mark.usefixtures("warm_env_workers")
 ROOT = Path(__file__).parents[3]
 CONFIG = str(ROOT / "custom_configs" / "harbor.yaml")
 PASS = "echo 1 > /logs/verifier/reward.txt"

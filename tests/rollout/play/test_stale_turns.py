@@ -238,7 +238,6 @@ def test_one_very_slow_step_is_waited_for_or_loses_its_loss(ahead: bool) -> None
     assert waited > 100 and masked > 5
 
 
-@pytest.mark.usefixtures("warm_env_workers")
 @pytest.mark.parametrize(("mode", "ahead"), pairs(["wait", "mask"], [False, True]))
 async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(tmp_path: Path, mode: str, ahead: bool) -> None:
     """Its worker is replaced and the episode replayed; a run that resumes in the middle continues without a gap."""
