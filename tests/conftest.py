@@ -1,5 +1,6 @@
 """What all tests share: the recordings, and the system packages that would unlock skipped tests."""
 
+import gc
 import gzip
 import json
 import shutil
@@ -14,6 +15,15 @@ from hypothesis import settings
 # A busy machine is no failure: examples are bounded in number, not in wall time.
 settings.register_profile("default-without-deadline", deadline=None)
 settings.load_profile("default-without-deadline")
+
+# Imports leave little garbage. What they made is not looked through again in each collection while the tests run.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # A shell starts background jobs with Ctrl-C ignored, and the commands that the tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

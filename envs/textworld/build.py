@@ -5,7 +5,9 @@ from the process-wide random generator. In any other process the same recipe cou
 """
 
 import json
+import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import textworld
@@ -16,6 +18,7 @@ from textworld.challenges.tw_cooking import cooking
 from textworld.challenges.tw_simple import simple
 from textworld.challenges.tw_treasure_hunter import treasure_hunter
 from textworld.generator.data import KnowledgeBase
+from textworld.logic import GameLogic
 
 from envs.textworld.games import GameRecipe
 
@@ -70,9 +73,16 @@ def _make_game(recipe: GameRecipe, options: textworld.GameOptions) -> textworld.
     if maze is None:
         options.nb_objects = parameters["objects"]
         return textworld.generator.make_game(options)
-    options.kb = KnowledgeBase.load(maze.KB_PATH)
+    options.kb = KnowledgeBase(_rules(maze.KB_PATH), os.path.join(maze.KB_PATH, "text_grammars"))
+    options.kb.logic_path = os.path.join(maze.KB_PATH, "logic")
     options.grammar.allowed_variables_numbering = maze is coin_collector
     return maze.make_game(parameters["mode"], options)
+
+
+@cache
+def _rules(folder: str) -> GameLogic:
+    """A theme's rules, parsed once for all attempts: that takes half a second."""
+    return KnowledgeBase.load(folder).logic
 
 
 _MAZES = {"treasure_hunter": treasure_hunter, "coin_collector": coin_collector}

@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -58,7 +59,7 @@ def by_definition(
             whole[rows[0].group].append(rows)
 
     def to_go(rows: list[TurnRow], gamma: float = GAMMA) -> float:
-        moved = [sum(row.turns[0].moves for row in rows[:k]) for k in range(len(rows))]
+        moved = list(accumulate((row.turns[0].moves for row in rows[:-1]), initial=0))
         return sum(gamma**n * row.turns[0].reward for n, row in zip(moved, rows, strict=True))
 
     episode_gamma = 1.0 if estimator == "gigpo" and discount == "step" else GAMMA

@@ -15,6 +15,7 @@ from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
 from tests.cases import some
 from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.warm_python import warm_engines
 from tests.rollout.test_continuous import TURNS, Engine, no_gap_and_none_twice
 
 BATCHES = 3
@@ -69,7 +70,7 @@ async def test_weight_loads_that_abort_answers_in_flight_lose_no_turn(
     tmp_path: Path, policy: Path, play: fixed_turn.Collect
 ) -> None:
     """The embedded engine gets new weights over and over, as slime sends them; each turn is of one version."""
-    with EngineProcess(EngineOptions(model_path=str(policy), max_running_requests=8)) as engine:
+    with warm_engines(), EngineProcess(EngineOptions(model_path=str(policy), max_running_requests=8)) as engine:
         state = load_hf_model(str(policy)).state_dict()
         keys = {"hf_checkpoint": str(policy), "n_env": 8, "max_staleness": 4, "max_turn_retries": 1000}
         args = rollout_args(tmp_path, engine.port, env={"max_length": 40}, rollout_max_response_len=24, **keys)
