@@ -11,7 +11,6 @@ import ast
 import re
 import sys
 import textwrap
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ def on_config(config: Any) -> None:
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made from files outside docs/, and a page for each source file that a page names."""
-    _lines.cache_clear()
     for name, file in PAGES.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
@@ -95,16 +93,7 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
 
 
 def _line_of(path: str, name: str) -> int:
-    if (line := _lines(path).get(name)) is None:
-        raise PluginError(f"{path} has no {name}")
-    return line
-
-
-@cache
-def _lines(path: str) -> dict[str, int]:
-    """The line of each name that the file defines."""
-    lines: dict[str, int] = {}
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-        if name := getattr(node, "name", None):
-            lines.setdefault(name, node.lineno)
-    return lines
+        if getattr(node, "name", None) == name:
+            return node.lineno
+    raise PluginError(f"{path} has no {name}")
