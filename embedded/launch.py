@@ -1,4 +1,4 @@
-"""Trains a small policy in a text environment on this machine: imitation, evaluation, PPO, evaluation, report.
+"""Trains a policy in a text environment on this machine: imitation, evaluation, PPO, evaluation, report.
 
 `slime-verlog train` and the quickstart are two names for this.
 """
@@ -51,6 +51,8 @@ WARMUP_NOTE = (
 )
 IMITATION: dict[str, Any] = {"least_steps": 200}
 """Fields of `WarmStart`: short episodes give few demonstrated turns, so the policy sees them more often."""
+LANGUAGE_MODEL: dict[str, Any] = {"episodes": 20, "epochs": 1, "batch_size": 32, "lr": 1e-4}
+"""Fields of `WarmStart` with `--model`: such a model needs little to learn the form of an answer."""
 
 
 def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held: IfHeld = "refuse") -> None:
@@ -108,7 +110,7 @@ def launch(options: Namespace) -> int:
 
 
 def _start(model: str | None, demonstrations: int | None, flags: Mapping[str, Any]) -> WarmStart | Path:
-    """How the policy begins: by imitation, of a new small policy or the model, or as the model is."""
+    """Return how the policy begins: a `WarmStart` for imitation, or the folder of a model that is used as it is."""
     from embedded.warmstart.imitation import WarmStart
     from embedded.warmstart.policy import find_model
     from slime_verlog import read_settings
@@ -118,8 +120,9 @@ def _start(model: str | None, demonstrations: int | None, flags: Mapping[str, An
         folder = find_model(model)
         if demonstrations == 0:
             return folder
-        given = {"model": str(folder), "episodes": 20, "epochs": 1, "batch_size": 32, "lr": 1e-4}
-        given |= {"max_tokens": flags["max_tokens_per_gpu"]} if "max_tokens_per_gpu" in flags else {}
+        shared = {"max_tokens_per_gpu": "max_tokens", "bf16": "bf16"}
+        given = {**LANGUAGE_MODEL, "model": str(folder)}
+        given |= {field: flags[flag] for flag, field in shared.items() if flag in flags}
     episodes = {} if demonstrations is None else {"episodes": demonstrations}
     return read_settings(WarmStart, {**given, **episodes}, "demonstrations.")
 
@@ -138,7 +141,7 @@ def run_seed(
 
     Args:
         config: path of the YAML.
-        start: how the policy learns by imitation, or the folder of a model that PPO starts from without it.
+        start: how the policy learns by imitation, or the folder of a model that PPO starts from without imitation.
         keys: its keys with overrides; default: as in the file.
         if_held: what to do if the folder holds a run. A finished run that is resumed stays as it is.
         flags: slime's flags by name; see `embedded.arguments.EmbeddedFlags`.
@@ -183,6 +186,10 @@ class _Run:
 
         for name in {"save", "load"} & flags.keys():
             raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
+        if "hf_checkpoint" in flags:
+            raise ConfigError(
+                "--set-flag hf_checkpoint: give the model as --model, so that it is imitated and reported"
+            )
         self.folder, self.start = folder, start
         self.policy = start if isinstance(start, Path) else folder / "policy_before"
         self.checkpoints = folder / CHECKPOINTS

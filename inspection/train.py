@@ -2,6 +2,7 @@
 
     slime-verlog train custom_configs/babyai.yaml --updates 40 --out outputs/babyai
     slime-verlog train my_env.yaml --seeds 0 1 2 --episodes 32 --set env.max_steps=30 --set-flag lr=1e-4
+    slime-verlog train my_env.yaml --model models/SmolLM2-135M-Instruct --set-flag lr=5e-6
 
 If the environment's module has `expert_action(env)`, the policy first imitates it, with many random actions in between.
 Otherwise it imitates random ones of the environment's `actions`, which teaches it to answer in the right form, and PPO

@@ -50,7 +50,7 @@ def install(args: Any) -> None:
         install_dis(framework.loss, _replace)
     install_roles(framework, _replace)
     if settings.on_update == "continue":
-        install_retraction(framework, _replace)
+        install_retraction(flags.update_weight_mode, framework, _replace)
     if settings.value_pretraining.batches:
         pretrain_critic(args, framework, settings.value_pretraining, _replace)
     else:

@@ -16,26 +16,26 @@ from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import Framework, Replace
 
 _UPDATERS = {
-    "update_weight_from_distributed": "UpdateWeightFromDistributed",
-    "update_weight_from_disk_delta": "UpdateWeightFromDiskDelta",
+    "full": ("update_weight_from_distributed", "UpdateWeightFromDistributed"),
+    "delta": ("update_weight_from_disk_delta", "UpdateWeightFromDiskDelta"),
 }
-"""slime's classes that pause the engines from the trainer. With `--colocate`, no response is in flight at an update."""
+"""By `--update-weight-mode`: slime's class that pauses the engines from the trainer. With `--colocate`, no response is
+in flight at an update."""
 
 
-def install_retraction(framework: Framework, replace: Replace) -> None:
-    """Make the process that pushes weights pause its engines with mode `retract`.
+def install_retraction(mode: str | None, framework: Framework, replace: Replace) -> None:
+    """Make the process that pushes weights pause its engines with mode `retract`; `mode` is `--update-weight-mode`.
 
     Raises UnsupportedFrameworkError if the framework pushes weights in another way.
     """
-    for module, name in _UPDATERS.items():
-        path = f"{framework.name}.backends.megatron_utils.update_weight.{module}"
-        try:
-            replace(getattr(importlib.import_module(path), name), "connect_rollout_engines", _connecting)
-        except (ImportError, AttributeError) as error:
-            raise UnsupportedFrameworkError(
-                f"on_update: continue does not know how this {framework.name} pushes weights ({error}); use "
-                "on_update: abort"
-            ) from error
+    module, name = _UPDATERS[mode or "full"]
+    path = f"{framework.name}.backends.megatron_utils.update_weight.{module}"
+    try:
+        replace(getattr(importlib.import_module(path), name), "connect_rollout_engines", _connecting)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedFrameworkError(
+            f"on_update: continue does not know how this {framework.name} pushes weights ({error}); use abort"
+        ) from error
 
 
 def _connecting(connect: Callable[..., None]) -> Callable[..., None]:
@@ -56,4 +56,6 @@ class _RetractingEngine:
         self.pause_generation = SimpleNamespace(remote=pause)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_engine":  # while it is unpickled
+            raise AttributeError(name)
         return getattr(self._engine, name)

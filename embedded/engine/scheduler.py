@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class Scheduler:
                 self._abort_rids.add(rid)
             self._wake.notify()
 
-    def pause(self, mode: str) -> None:
+    def pause(self, mode: Literal["abort", "retract"]) -> None:
         """Stop generating. `abort` ends all requests; `retract` lets them wait and go on after `resume`.
 
         A retracted request computes its prompt and its response so far again, so its next tokens are those of the
@@ -129,7 +129,10 @@ class Scheduler:
             self._wake.notify()
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> Future[str]:
-        """Replace the weights once no request is running, or while paused; resolves to the new version."""
+        """Replace the weights once no request is running; resolves to the new version.
+
+        Requests that wait, retracted ones too, go on with the new weights.
+        """
         done: Future[str] = Future()
         done.set_running_or_notify_cancel()
         with self._wake:
@@ -142,7 +145,7 @@ class Scheduler:
     def flush_cache(self) -> bool:
         """Forget shared prefixes; returns False while requests are in progress, as in SGLang.
 
-        Requests that wait while the engine is paused do not count, because they have not begun.
+        Requests that wait while the engine is paused do not count, because they need nothing in the cache.
         """
         with self._wake:
             if self._running or (self._waiting and not self._paused):
@@ -233,6 +236,7 @@ class Scheduler:
                 self._finish(request, {"type": "abort", "message": "aborted by request"})
 
     def _apply_retraction(self) -> None:
+        """Put running requests back at the head of the queue, in order; their rows are free."""
         if self._retract:
             for request in self._running.values():
                 request.row = -1

@@ -138,8 +138,8 @@ def find_model(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        failed = f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason}"
-        raise ConfigError(f"{failed} Give the folder of a Hugging Face model") from error
+        failed = f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason.rstrip('.')}"
+        raise ConfigError(f"{failed}; give the folder of a Hugging Face model") from error
 
 
 def build_policy(tokenizer: Any, size: PolicySize | None = None, seed: int = 0) -> Any:

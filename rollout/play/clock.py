@@ -8,7 +8,7 @@ from rollout.turn import Generation
 
 @dataclass
 class WeightClock:
-    """Counts actor updates behind rollout ids and behind the engine's weight versions.
+    """Counts the actor updates before a rollout, and those in the weights of a version.
 
     Each push of weights to the engine raises the version by one. Versions may begin with any number: the first batch of
     a process is played with the weights of its first rollout. `train.py` pushes after every rollout; `train_async.py`
@@ -94,9 +94,9 @@ class WeightClock:
     def token_staleness(self, generations: Iterable[Generation], rollout_id: int) -> float | None:
         """Mean staleness of the tokens that are trained on; None if no engine says which weights wrote them."""
         updates = tokens = 0
-        for generation in filter(lambda generation: generation.trained, generations):
+        for generation in filter(lambda generation: generation.trained and generation.version_ends, generations):
             start = 0
-            for version, end in zip(numbered_versions(generation), generation.version_ends, strict=False):
+            for version, end in zip(numbered_versions(generation), generation.version_ends, strict=True):
                 updates += (end - start) * self.staleness(version, rollout_id)
                 start = end
             tokens += start
@@ -105,7 +105,7 @@ class WeightClock:
 
 def numbered_versions(generation: Generation) -> list[int]:
     """The weight versions that produced the tokens, in order; empty if the engine does not number its weights."""
-    return [int(v) for v in generation.weight_versions if v.isdecimal() and len(v) < 20]
+    return [int(v) for v in generation.weight_versions if v.isdecimal() and len(v) < 20]  # longer: a hash
 
 
 def version_of(generation: Generation) -> int | None:

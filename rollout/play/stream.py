@@ -1,9 +1,9 @@
 """Slots that never stop playing; their finished turns become batches, those of the oldest weights first.
 
 Invariants: every issued turn is playing, pending, or handed out exactly once, and a slot's turns are handed
-out in order. A turn is due in the last batch whose updates still allow the weights that play it. It is issued only if
-the batches up to that one have a place for it. If the turns still playing could not all be trained on in time, a batch
-waits for them (`stale_turns: wait`), or they lose their loss (`mask`).
+out in order. A turn is due in the last rollout in which `max_staleness` still allows the weights that play it. It is
+issued only if the batches up to that one have a place for it. If the turns still playing could not all be trained on in
+time, a batch waits for them (`stale_turns: wait`), or they lose their loss (`mask`).
 """
 
 import asyncio
@@ -69,8 +69,9 @@ class Stream:
         """By slot number: finished turns of its episode; the episode may already have taken the next response."""
         self._failed = 0
         """Episodes lost since the last batch was full."""
-        self._stood_s = 0.0
-        """Seconds for which slots waited for new weights since the last batch, summed over the slots."""
+        self._stood_s, self._resumed_s = 0.0, 0.0
+        """Waits for new weights that ended since the last batch, in seconds summed over the slots; and when the stream
+        went on after its last pause, because a wait for the engine's GPUs is none for weights."""
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
@@ -92,10 +93,15 @@ class Stream:
             EngineError, FailureBudgetError: as in fixed-turn batches. The stream has stopped.
         """
         self._pushes = max(self._pushes, self._clock.pushes_before(rollout_id))
+        if self._paused:
+            self._resumed_s = time.monotonic()
         self._rollout_id, self._paused = rollout_id, False
         self._set_limit()
         if self._clock.needs_answer(rollout_id) or not self._may_issue():
-            await self._ask_version()
+            try:
+                await self._ask_version()
+            except Exception as error:
+                self._error = self._error or error
         await self._news.until(lambda: len(self._finished) >= self._size or self._error is not None)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -145,7 +151,7 @@ class Stream:
         self._gate.send()
 
     def _must_wait(self) -> bool:
-        """Whether the batches after this one would be too few for the turns in flight, each before it is too old."""
+        """Whether the turns in flight and those left over do not all fit into the batches before they are too old."""
         for due in set(self._playing.values()):
             left = max(0, bisect_right(self._finished, due, key=_due) - self._size)
             left += sum(other <= due for other in self._playing.values())
@@ -174,7 +180,7 @@ class Stream:
         if not self._stopped:
             began = time.monotonic()
             await self._gate.until(self._may_issue)
-            self._stood_s += time.monotonic() - began
+            self._stood_s += time.monotonic() - max(began, self._resumed_s)
             self.ledger["issued"] += 1
             self._playing[slot.number] = self._last_rollout(self._pushes)
         return not self._stopped
@@ -234,7 +240,7 @@ class Stream:
         self.on_turn()
 
     async def _ask_version(self) -> None:
-        """Learn the engine's weight version from a request of one token; no turn is playing that would tell it."""
+        """Learn the engine's weight version from a request of one token; turns in flight may still show older ones."""
         params = {**self._runtime.flags.sampling_params(), "max_new_tokens": 1}
         generation = await self._runtime.engine.generate(self._probe, params)
         self._follow_weights(generation, asked_since=True)
@@ -264,7 +270,10 @@ class Stream:
         return self._last_rollout(min(versions) - first)
 
     def _cut(self, waited_s: float) -> Batch:
-        """Take a batch of the turns that are due first; running episodes get a bootstrap prompt."""
+        """Take a batch of the turns that are due first; those that are too old lose their loss.
+
+        Running episodes get a bootstrap prompt.
+        """
         chosen, self._finished = self._finished[: self._size], self._finished[self._size :]
         parts: dict[tuple[int, int], list[_Finished]] = {}
         masked = 0
