@@ -25,6 +25,8 @@ from envs.swe.shell import ShellSettings
 from slime_verlog import Field
 
 EXAMPLES = Path(__file__).with_name("examples")
+BUILD = "set env.images and run slime-verlog build-images"
+"""What to do about a task that needs an image."""
 
 
 class HarborSettings(ShellSettings):
@@ -114,10 +116,6 @@ class HarborSettings(ShellSettings):
         if self.images is None:
             raise ConfigError("env.images is not set; set it to the folder that receives the built images")
         return Path(self.images).expanduser().absolute()
-
-
-BUILD = "set env.images and run slime-verlog build-images"
-"""What to do about a task that needs an image."""
 
 
 @dataclass(frozen=True)

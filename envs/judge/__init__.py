@@ -44,8 +44,16 @@ from slime_verlog import read_settings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Messages = Sequence[dict[str, str]]
+SETTINGS = JudgedSettings
 _TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
 _BESIDE = ("", "-journal", "-wal", "-shm")
+_SHOWN_CHARS = 1000
+"""Characters of an unusable verdict that are sent back to the judge."""
+_GRACE_S = 5.0
+"""Seconds past the deadline after which the event loop itself must be blocked."""
+_PATH = "/v1/chat/completions"
+_DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "default_action", "max_steps", "tools")
 
 
 class VerdictCache:
@@ -104,12 +112,8 @@ class VerdictCache:
         return self._path.stat().st_ino if self._path.exists() else None
 
 
-Messages = Sequence[dict[str, str]]
-_SHOWN_CHARS = 1000
-"""Characters of an unusable verdict that are sent back to the judge."""
-_GRACE_S = 5.0
-"""Seconds past the deadline after which the event loop itself must be blocked."""
-_PATH = "/v1/chat/completions"
+class _Refused(JudgeError):
+    """The server refused the request, so repeating it is useless."""
 
 
 class JudgeClient:
@@ -224,14 +228,6 @@ class JudgeClient:
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             found = None
         return found if isinstance(found, str) else settings.model
-
-
-class _Refused(JudgeError):
-    """The server refused the request, so repeating it is useless."""
-
-
-SETTINGS = JudgedSettings
-_DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "default_action", "max_steps", "tools")
 
 
 class JudgedEnv(BaseInteractionEnv):

@@ -37,6 +37,13 @@ from envs.tools.settings import ToolSettings
 
 PROMPT = Path(__file__).with_name("prompt.j2")
 Ending = Literal["terminated", "truncated"]
+EMPTY = "The episode begins."
+"""Shown where the first observation has no text."""
+UNLIMITED_STEPS = 1000
+"""Turns of an episode with `max_steps: null`."""
+_WHAT = "tools"
+_GRACE_S = 5.0
+_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
 
 
 class OpenEnvGame(TextGame):
@@ -152,15 +159,6 @@ def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
         return found
 
     return ending
-
-
-EMPTY = "The episode begins."
-"""Shown where the first observation has no text."""
-UNLIMITED_STEPS = 1000
-"""Turns of an episode with `max_steps: null`."""
-_WHAT = "tools"
-_GRACE_S = 5.0
-_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
 
 
 class OpenEnvTools(ToolEnv):

@@ -32,6 +32,23 @@ from envs.tools.schema import ArgumentCheck
 from slime_verlog import read_yaml_mapping
 
 _STRUCTURE = re.compile(r"<(?=[/|]|tool_call>|think>)")
+_MARKUP = re.compile(r"<(?=/?tool_(?:call|response)>|\|[A-Za-z0-9_▁]{1,64}\|>|｜[^｜\n]{1,64}｜>|/?s>|/?think>)")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+MAX_COMMAND_BYTES = 32 << 10
+_VIEW_LINES = 200
+_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
+"""Arguments that name a call where its result is shown."""
+_STOPPED = {
+    "time": "stopped: it ran past its time limit",
+    "memory": "stopped: its processes used more memory than they may",
+    "disk": "stopped: the files grew larger than they may; delete what is not needed",
+    "output": "stopped: it printed too much",
+}
+# Sorted, because grep follows the order of the disk, which differs from copy to copy.
+_GREP = (
+    'set -o pipefail; grep -rnIE --exclude-dir=.git --exclude-dir=__pycache__ -m 50 -e "$1" -- "$2" '
+    "| LC_ALL=C sort -s -t: -k1,1"
+)
 
 
 @dataclass(frozen=True)
@@ -145,18 +162,6 @@ def _check_call(tools: Mapping[str, ShellTool], call: tool_calls.Call) -> Call |
     return tools[call.name].read(call.arguments, call.as_text)
 
 
-MAX_COMMAND_BYTES = 32 << 10
-_VIEW_LINES = 200
-_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
-"""Arguments that name a call where its result is shown."""
-_STOPPED = {
-    "time": "stopped: it ran past its time limit",
-    "memory": "stopped: its processes used more memory than they may",
-    "disk": "stopped: the files grew larger than they may; delete what is not needed",
-    "output": "stopped: it printed too much",
-}
-
-
 @dataclass(frozen=True)
 class Workbench:
     """What tools act on."""
@@ -222,13 +227,6 @@ def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
     last = first + len(shown) - 1
     rest = "" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})"
     return "\n".join(shown) + rest
-
-
-# Sorted, because grep follows the order of the disk, which differs from copy to copy.
-_GREP = (
-    'set -o pipefail; grep -rnIE --exclude-dir=.git --exclude-dir=__pycache__ -m 50 -e "$1" -- "$2" '
-    "| LC_ALL=C sort -s -t: -k1,1"
-)
 
 
 def _search(bench: Workbench, pattern: str, path: str) -> str:
@@ -318,9 +316,6 @@ _TOOLS: Mapping[str, Callable[..., str]] = {
     "run": _run,
     "run_tests": _run_tests,
 }
-
-_MARKUP = re.compile(r"<(?=/?tool_(?:call|response)>|\|[A-Za-z0-9_▁]{1,64}\|>|｜[^｜\n]{1,64}｜>|/?s>|/?think>)")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 
 
 def harmless(text: str) -> str:

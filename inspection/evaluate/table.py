@@ -28,9 +28,18 @@ from slime_verlog import ConfigError, read_yaml_mapping
 
 Key = tuple[str, str, int, int]
 """Setting, task name, seed and repeat: what tells the episodes of one player apart."""
-
 SPEED_KEYS = ("n_env", "env_backend", "env_workers", "env_step_timeout_s", "env_reset_timeout_s", "engine")
 """YAML keys that do not change which episodes are played, nor how."""
+COLUMNS = {
+    "success": "win rate",
+    "return": "return",
+    "progression": "progression",
+    "turns": "turns",
+    "valid_action_ratio": "valid actions",
+}
+"""Titles of the columns that every environment has, by key of the record."""
+COUNTS = ("n", "failed", "context")
+DASH = "–"
 
 
 @dataclass(frozen=True)
@@ -104,18 +113,6 @@ def without_speed(config: Mapping[str, Any]) -> dict[str, Any]:
     held_out = {key: value for key, value in (config.get("eval") or {}).items() if key != "episodes"}
     kept = {key: value for key, value in config.items() if key not in (*SPEED_KEYS, "eval")}
     return {**kept, "eval": held_out}
-
-
-COLUMNS = {
-    "success": "win rate",
-    "return": "return",
-    "progression": "progression",
-    "turns": "turns",
-    "valid_action_ratio": "valid actions",
-}
-"""Titles of the columns that every environment has, by key of the record."""
-COUNTS = ("n", "failed", "context")
-DASH = "–"
 
 
 @dataclass(frozen=True)

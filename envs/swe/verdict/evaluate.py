@@ -30,6 +30,11 @@ _FOLDER, _SCRIPTS = "/judge", ("pytest_script.py", "encoding.py")
 _FIXED_ARGS = ("-q", "--tb=no", "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors")
 _BROKEN_CODES = (3, 4)
 """pytest's exit statuses for an internal error and for a command line or configuration that it refuses."""
+PROBES_TIME = 3
+"""The probes of one verdict together take no longer than this many times the limit of one run."""
+Report = Mapping[str, Any]
+Reports = Mapping[tuple[str, int], list[Report]]
+"""What each probe reported in each test, in order; by the test's id and the probe's number."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +155,6 @@ def _outcomes(records: Sequence[tuple[str, Mapping]]) -> Mapping[str, str]:
             case _:
                 outcomes[test] = "failed" if any(step.endswith(" failed") for step in done) else "skipped"
     return outcomes
-
-
-PROBES_TIME = 3
-"""The probes of one verdict together take no longer than this many times the limit of one run."""
-Report = Mapping[str, Any]
-Reports = Mapping[tuple[str, int], list[Report]]
-"""What each probe reported in each test, in order; by the test's id and the probe's number."""
 
 
 @dataclass(frozen=True)
