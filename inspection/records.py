@@ -16,7 +16,8 @@ from typing import Any
 from slime_verlog import ConfigError
 
 FILE = "episodes.jsonl"
-LARGE_KEYS = ("messages", "pictures", "story")  # keys of a record that tables do not need
+LARGE_KEYS = ("messages", "pictures", "story")
+"""Keys of a record that tables do not need."""
 _OPENINGS = (
     re.compile(r"<\|im_start\|>(?P<role>\w+)\n?"),  # ChatML: Qwen and many others
     re.compile(r"<\|start_header_id\|>(?P<role>\w+)<\|end_header_id\|>\n*"),  # Llama 3

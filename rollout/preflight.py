@@ -38,6 +38,7 @@ from slime_verlog import command
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
 SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
+"""slime's discounts by name, which nothing reads under the patch, and the YAML's keys in their place."""
 
 
 def parse_command_line() -> Any:

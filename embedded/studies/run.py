@@ -52,8 +52,10 @@ from embedded.studies.study import (
 )
 from slime_verlog import INTERRUPTED, ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
 
-PATIENCE_S = 15.0  # seconds that interrupted jobs get to end
-POLICIES = "policies"  # folder of the initial policies, which studies share
+PATIENCE_S = 15.0
+"""Seconds that interrupted jobs get to end."""
+POLICIES = "policies"
+"""Folder of the initial policies, which studies share."""
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
@@ -151,10 +153,10 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     from embedded.studies.report import write_report
 
     left, failures = left_to_do(plan), []
-    began, ended = time.monotonic(), itertools.count(1)
+    began, numbers = time.monotonic(), itertools.count(1)
 
     def say_when_done() -> None:
-        done = next(ended)
+        done = next(numbers)
         seconds = (time.monotonic() - began) / done * (len(left) - done)
         if seconds:
             end = datetime.now() + timedelta(seconds=seconds)

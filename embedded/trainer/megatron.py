@@ -48,6 +48,7 @@ _NAMES = {
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
+"""Megatron-core's names of a layer's weights that are not fused, and Hugging Face's."""
 _OPTIONAL = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 

@@ -10,7 +10,7 @@ several YOU things or with `noun is noun` rules are not searched.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -33,6 +33,7 @@ ACTIONS = {
 _MAX_STEPS = 100
 YOU_BROKEN = "The [...] IS YOU rule was broken, so nothing could move and the level was reset."
 Plan = list[str]
+"""Moves that win."""
 _GUIDANCE = 3
 """Weight of the estimated remaining distance against the steps made; above 1 is faster, with longer plans."""
 _FAR = 30
@@ -69,7 +70,7 @@ class BabaIsAI(PlannedGame):
         self._task = find_task(task)
         self._rng = np.random.RandomState(0)
         self._text = ""
-        self._plans: dict[tuple[Cell, ...], list[str]] = {}
+        self._plans: dict[tuple[Cell, ...], Plan] = {}
         self.world: World
         self.steps = 0
 
@@ -127,7 +128,7 @@ class BabaIsAI(PlannedGame):
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
         return np.asarray(draw_world(self.world))
 
-    def plan(self) -> list[str]:
+    def plan(self) -> Plan:
         """Return moves that win from here. The rest of the plan is kept for the state after its first move."""
         world = self.world
         here = tuple(world.cells)
@@ -187,7 +188,7 @@ def _describe_piece(label: str, dx: int, dy: int) -> str:
     return f"{label} {' and '.join(across + along)}" if across or along else ""
 
 
-def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None:
+def _next_push(world: World, plan: Plan) -> tuple[int, str, str] | None:
     """Return the first push of the plan: its number among the moves, the pushed piece, and the direction."""
     world = world.copy()
     for number, move in enumerate(plan):
@@ -202,7 +203,7 @@ def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None
     return None
 
 
-def _rule_change(world: World, plan: Sequence[str]) -> str:
+def _rule_change(world: World, plan: Plan) -> str:
     """Say which change of the rules comes first in the plan, as the end of a sentence."""
     now, world = set(world.rules.listed), world.copy()
     for move in plan:

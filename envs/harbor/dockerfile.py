@@ -36,6 +36,8 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
 }
 """Programs that come with each official image, beside a shell and the usual commands."""
 WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
+"""Instructions that change nothing for a command that is given. ENTRYPOINT, HEALTHCHECK and VOLUME name programs and
+folders of the image, so `read_image` refuses them; only a build, which makes that image, ignores them."""
 IGNORED = (*WITHOUT_EFFECT, "ENTRYPOINT", "HEALTHCHECK", "VOLUME")
 """Instructions without a meaning here: no process outlives a command, and no port or volume leads outside."""
 _KNOWN_FLAGS: Mapping[str, tuple[str, ...]] = {

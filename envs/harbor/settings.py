@@ -128,7 +128,7 @@ class Recipe:
 
 
 def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
-    """Find tree and settings of a task's image; raises ConfigError if it is not built from these very files."""
+    """Find the tree and the `Image` of a task; raises ConfigError if it is not built from these very files."""
     file, store = record_of(recipe, settings), settings.image_store()
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if not told or not (store / told["tree"]).is_dir():

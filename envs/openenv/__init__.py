@@ -42,8 +42,11 @@ EMPTY = "The episode begins."
 UNLIMITED_STEPS = 1000
 """Turns of an episode with `max_steps: null`."""
 _WHAT = "tools"
+"""What a server with tools must not change; `first_seen` keeps it."""
 _GRACE_S = 5.0
+"""Seconds by which a tool's time-out exceeds the session's."""
 _UNUSED = ("actions", "default_action", "vlm", "binary_reward")
+"""Settings that do not apply to a server with tools."""
 
 
 class OpenEnvGame(TextGame):

@@ -30,6 +30,7 @@ from slime_verlog import Field
 
 _SEED_BLOCK = 1_000_000_000
 _BETWEEN = re.compile(r" (?:with|from|on|into|in) ")
+"""Stands between the thing that a command is about and a second one."""
 
 
 class TextWorldSettings(GameSettings):

@@ -124,6 +124,8 @@ class ToolSession:
 
 @dataclass(frozen=True)
 class _Outcome:
+    """What one response did."""
+
     results: tuple[tuple[str, ToolResult], ...] = ()
     """Names of tools and their results, in order."""
     feedback: str = ""

@@ -1,6 +1,7 @@
-"""The points of a run, and its table: mean ± standard error per setting and task, as text, JSON, CSV and Markdown.
+"""Reads the settings of an evaluation (`SweepPoint`), and makes its table: text, JSON, CSV and Markdown.
 
-The YAML with `--set` and `--sweep` gives the points: checked settings, and the episodes to play with each.
+The YAML with `--set` and `--sweep` gives the points: checked settings, and the episodes to play with each. The table
+has mean ± standard error per setting and task.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ COLUMNS = {
 }
 """Titles of the columns that every environment has, by key of the record."""
 COUNTS = ("n", "failed", "context")
+"""Columns that count episodes, as `Table` explains them."""
 DASH = "–"
 
 
@@ -141,8 +143,8 @@ class Table:
 
     Standard errors are over seeds: the repeats of a seed count as their mean. A row has the numbers of episodes `n` (in
     the means), `failed` (excluded: the environment was lost, or the prompt was refused) and `context` (in the means;
-    ended because the next prompt was too long). Then come the fields of a
-    `Cell` for each of `COLUMNS`, and under `metrics` for each of the environment's own numbers.
+    ended because the next prompt was too long). Then come the fields of a `Cell` for each of `COLUMNS`, and under
+    `metrics` for each of the environment's own numbers.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -170,6 +172,7 @@ class Table:
         return "\n".join(align(lines, names)) + f"\n\n{self.caption}"
 
     def as_markdown(self) -> str:
+        """For documents: a table with the caption below it."""
         names, (titles, *lines) = self._grid()
         marks = ["---"] * names + ["---:"] * (len(titles) - names)
         return "\n".join(f"| {' | '.join(line)} |" for line in (titles, marks, *lines)) + f"\n\n{self.caption}\n"

@@ -1,4 +1,4 @@
-"""Computes the numbers of one column; `measures.yaml` says what each means, its healthy range and what to do outside.
+"""Defines the report's numbers and questions, and computes the numbers of one column; `measures.yaml` describes each.
 
 Several say how varied responses are, and how much their reasoning depends on the observation. RAGEN (Wang et al. 2025,
 "Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv 2504.20073) calls the fall
@@ -27,10 +27,14 @@ from inspection.report.reading import Episode, Played
 from slime_verlog import Settings
 
 CANDIDATES = 16
+"""Observations that a reasoning is compared with, its own among them."""
 PAIRS = 1000
+"""Pairs of reasonings that are drawn to measure their overlap."""
 _WORD = re.compile(r"\w+")
 _DISTINCT_OF = 1000
+"""Reasonings of which distinct ones are counted; among more, the share would be smaller."""
 _MIN_PER_TASK = 20
+"""Turns that a task needs for its share of valid ones to be compared."""
 _OUT_OF_TIME = ("time_limit", "max_turns")
 _NO_REASONING = "the answers hold no reasoning"
 _NO_IMAGES = "the pictures are not recorded"

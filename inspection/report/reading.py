@@ -22,15 +22,20 @@ _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECAS
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
 _HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
-EXCERPT = 160  # characters of an action or of an example
+EXCERPT = 160
+"""Characters of an action or of an example."""
 _MAX_TEXT = 2000
+"""Characters of an observation, or of a part of a response, that are kept."""
 MAX_BARE_ACTION_WORDS = 6
 """A response without a marker and with more words than this counts as reasoning without an action."""
-SAMPLED_TURNS = 4000  # turns that the measures that compare texts look at
+SAMPLED_TURNS = 4000
+"""Turns that the measures that compare texts look at."""
 LOOP = 3
 """Turns in a row with the same action, and an observation that stays the same, that count as a loop."""
-_REPEATS = 2  # earlier occurrences of an attempt after which it counts as repeated
+_REPEATS = 2
+"""Earlier occurrences of an attempt after which it counts as repeated."""
 _MAX_CANDIDATES = 20_000
+"""Kinds of invalid responses that are told apart; further ones count as one."""
 
 
 class Parts(NamedTuple):

@@ -20,6 +20,7 @@ CORE_FLAGS = frozenset(
     rollout_max_context_len rollout_max_response_len rollout_seed rollout_temperature rollout_top_k rollout_top_p save
     """.split()  # noqa: SIM905 - reads better as words
 )
+"""Flags of slime's own that it reads before the YAML, which must therefore not hold them."""
 
 
 class MemorySettings(Settings):

@@ -20,7 +20,7 @@ from envs.errors import ConfigError, EnvironmentFault
 from rollout.spec import ObservationLimits
 
 HEADER = struct.Struct("!Q")
-"""Precedes every reply of a worker process: the number of bytes in its pickle."""
+"""Precedes every pickle on a socket: its number of bytes. `worker.py` and `hosts.py` use it, and `players/wire.py`."""
 INFO_KEYS = ("reward", "terminated", "truncated", "valid_action", "executed_action", "progression")
 """Keys that `info` must have; see `envs.base.StepInfo`."""
 
@@ -251,9 +251,9 @@ def cut_observation(observation: Observation, limits: ObservationLimits) -> Obse
 
 def cut_messages(messages: Sequence[Mapping[str, Any]], limits: ObservationLimits) -> Sequence[Mapping[str, Any]]:
     """The messages of one observation: the same object if together they are within the limits, else a cut copy."""
-    texts = [part for message in messages for part in _parts(message) if _is_text(part)]
+    texts = [part for message in messages for part in _content_parts(message) if _is_text(part)]
     lengths = [len(part["text"]) for part in texts]
-    images = sum(part.get("type") == "image" for message in messages for part in _parts(message))
+    images = sum(part.get("type") == "image" for message in messages for part in _content_parts(message))
     if sum(lengths) <= limits.chars and images <= limits.images:
         return messages
     room, left = iter(shares(lengths, limits.chars)), iter(range(limits.images))
@@ -287,7 +287,7 @@ def shares(lengths: Sequence[int], total: int) -> list[int]:
     return kept
 
 
-def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     content = message.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -302,7 +302,7 @@ def _rebuilt(message: Mapping[str, Any], room: Iterable[int], left: Iterable[int
     """The message with its texts cut to the next shares and with as many images as `left` still yields."""
     room, left = iter(room), iter(left)
     parts = []
-    for part in _parts(message):
+    for part in _content_parts(message):
         if _is_text(part):
             parts.append({**part, "text": cut_text(part["text"], next(room))})
         elif part.get("type") != "image" or next(left, None) is not None:
