@@ -29,7 +29,6 @@ COMMAND_FORMAT = (
 IMAGE_ONLY = "The picture shows what you see."
 """Text of every observation under `vlm: only`."""
 MAX_CHARACTERS = 100
-"""Longest command."""
 _COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
 _JOINING = frozenset({"and", "then"})
 """Text adventures read the words after these as a second command in the same turn."""

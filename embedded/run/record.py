@@ -24,7 +24,6 @@ TURNS = 16
 """Turns per update; an episode's part of a batch is recorded as a whole, up to its last `LONGEST` turns."""
 LONGEST = 64
 _PER_TOKEN = ("log_probs", "kl", "values", "advantages", "returns")
-"""Columns of the training data that have one number per response token."""
 _NO_ROW = TurnRow(0, 0, TurnKind.BOOTSTRAP)
 PLAYER = "training"
 """What the records name as the player of training episodes."""

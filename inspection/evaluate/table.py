@@ -1,7 +1,6 @@
-"""Reads the settings of an evaluation (`SweepPoint`), and makes its table: text, JSON, CSV and Markdown.
+"""Reads the settings of an evaluation (`SweepPoint`), and makes its table: mean ± standard error per setting and task.
 
-The YAML with `--set` and `--sweep` gives the points: checked settings, and the episodes to play with each. The table
-has mean ± standard error per setting and task.
+The YAML with `--set` and `--sweep` gives the points: checked settings, and the episodes to play with each.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from rollout.tokens.image_files import png_uri, write_png
 
 _TILES_PER_ROW = 32
 _SIZES = range(8, 65)
-"""Widths of a tile that are tried, in pixels."""
 _REPEATED_SHARE = 0.5
 """Frames are stored as tiles if at most this share of their tiles is new."""
 

@@ -21,7 +21,6 @@ from envs.crafter.world.rules import COW, MATERIAL_ID, SIZE, SKELETON, WALKABLE,
 
 Vertex = tuple[int, ...]
 """Three coordinates of a lattice point, relative to the cell's corner."""
-
 _NEAR_ORIGIN: list[Vertex] = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
 _NEAR_FAR_END: list[Vertex] = [(1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1)]
 _BETWEEN: list[Vertex] = [*_NEAR_ORIGIN[1:], *_NEAR_FAR_END[:3]]
@@ -38,7 +37,6 @@ _SQUISH = (_EARLY + _LATE).sum(axis=1) * SQUISH_CONSTANT3
 
 Creatures = list[tuple[int, int, int]]
 """Kind, x and y of each creature, in the order in which they are added."""
-
 _ID = MATERIAL_ID
 _X, _Y = (axis.ravel() for axis in np.meshgrid(np.arange(SIZE), np.arange(SIZE), indexing="ij"))
 _DISTANCE = np.sqrt((_X - SIZE // 2) ** 2 + (_Y - SIZE // 2) ** 2)
@@ -61,7 +59,6 @@ _LAYERS = {
     "woods": (_X / 7, _Y / 7, 5),
 }
 """Where each layer of the landscape takes its noise from: x, y and z of all cells."""
-
 _Lots = tuple[tuple[int, float], ...]
 """Materials that a cell may become, each with its threshold; the first draw above its threshold decides."""
 _TREE: _Lots = ((_ID["tree"], 0.8),)

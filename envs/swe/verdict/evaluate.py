@@ -29,7 +29,6 @@ from envs.swe.verdict.values import fits as value_fits
 _FOLDER, _SCRIPTS = "/judge", ("pytest_script.py", "encoding.py")
 """Where the sandbox shows the scripts; the first of them is run."""
 _FIXED_ARGS = ("-q", "--tb=no", "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors")
-"""pytest's arguments for every repository."""
 _BROKEN_CODES = (3, 4)
 """pytest's exit statuses for an internal error and for a command line or configuration that it refuses."""
 PROBES_TIME = 3
