@@ -44,9 +44,10 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
 
     Raises:
         TurnTableError: the table is missing or foreign, or the turns of all ranks do not form episodes.
-        ConfigError: a setting is out of range.
+        ConfigError: a setting is out of range, or depends on the role of this process, which nothing has noted.
         ValueError: a value, reward or KL is not finite, or a row has the wrong length.
         OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
+        RuntimeError: several processes run without Megatron's process groups.
 
     Example: one turn of two tokens that ended its episode with reward 1.
 

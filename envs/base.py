@@ -45,7 +45,9 @@ class StepInfo(TypedDict):
     truncated: bool
     """A time limit was reached. If `terminated` is set as well, the episode counts as terminated."""
     valid_action: bool
+    """Whether the response named a legal action."""
     executed_action: str
+    """What was executed, as text; the default action if the response named no legal one."""
     progression: float
     """BALROG's progress measure, 0 to 1."""
     action: NotRequired[str | None]
@@ -95,7 +97,7 @@ class BaseInteractionEnv(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> Observation:
-        """Start the episode from its seed; return the first observation."""
+        """Start the episode from its seed; return the first observation. Raises EnvironmentFault if it cannot begin."""
 
     @abc.abstractmethod
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
@@ -103,6 +105,7 @@ class BaseInteractionEnv(abc.ABC):
 
         Raises:
             EpisodeOverError: called before `reset`, or after `done`.
+            EnvironmentFault: the environment broke; the response is not to blame.
         """
 
     def format_observation(self, observation: Observation) -> dict[str, Any] | list[dict[str, Any]]:

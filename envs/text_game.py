@@ -23,10 +23,17 @@ ANSWER_FORMAT = (
     "THINK: your reasoning, step by step\n"
     "ACTION: one allowed action"
 )
-
-
+COMMAND_FORMAT = (
+    "Choose your next move. Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: one command"
+)
 IMAGE_ONLY = "The picture shows what you see."
 """Text of every observation under `vlm: only`."""
+MAX_CHARACTERS = 100
+_COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
+_JOINING = frozenset({"and", "then"})
+"""Text adventures read the words after these as a second command in the same turn."""
+_templates: dict[tuple[Path, int], Any] = {}
+"""Parsed templates by path and time of the last change."""
 
 
 class GameSettings(Settings):
@@ -210,6 +217,34 @@ class PlannedGame(TextGame):
         return length / self._whole_way if length else 1.0
 
 
+class CommandGame(TextGame):
+    """A game with free commands. Subclasses implement `start` and `try_command`, and may restrict `translate`."""
+
+    answer_format = COMMAND_FORMAT
+    actions = ()
+    default_action = "look"
+
+    @abc.abstractmethod
+    def try_command(self, command: str) -> Frame | None:
+        """Execute the command; None, without any change, if the game does not understand it."""
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        command = self.translate(candidate)
+        frame = self.try_command(command) if command is not None else None
+        if frame is None:
+            return None, self.play(self.default_action)
+        return command, frame
+
+    def play(self, action: str) -> Frame:
+        frame = self.try_command(action)
+        if frame is None:
+            raise EnvironmentFault(f"the game does not understand its own default command {action!r}")
+        return frame
+
+    def translate(self, candidate: str) -> str | None:
+        return clean_command(candidate)
+
+
 def text_parts(value: Any) -> tuple[str, str] | None:
     """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything else."""
     found = value if isinstance(value, Mapping) else {"long_term_context": value}
@@ -244,9 +279,6 @@ def parse_template(text: str) -> Any:
     return jinja.from_string(text)
 
 
-_templates: dict[tuple[Path, int], Any] = {}
-
-
 def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
     """Render a Jinja file in Jinja's sandbox, with observations as values; raises ConfigError if it cannot."""
     import jinja2
@@ -261,44 +293,6 @@ def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
         raise ConfigError(f"prompt template {path} cannot be read: {error.strerror}") from error
     except jinja2.TemplateError as error:
         raise ConfigError(f"prompt template {path}: {error}") from error
-
-
-COMMAND_FORMAT = (
-    "Choose your next move. Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: one command"
-)
-
-MAX_CHARACTERS = 100
-_COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
-# Text adventures read the words after these as a second command in the same turn.
-_JOINING = frozenset({"and", "then"})
-
-
-class CommandGame(TextGame):
-    """A game with free commands. Subclasses implement `start` and `try_command`, and may restrict `translate`."""
-
-    answer_format = COMMAND_FORMAT
-    actions = ()
-    default_action = "look"
-
-    @abc.abstractmethod
-    def try_command(self, command: str) -> Frame | None:
-        """Execute the command; None, without any change, if the game does not understand it."""
-
-    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
-        command = self.translate(candidate)
-        frame = self.try_command(command) if command is not None else None
-        if frame is None:
-            return None, self.play(self.default_action)
-        return command, frame
-
-    def play(self, action: str) -> Frame:
-        frame = self.try_command(action)
-        if frame is None:
-            raise EnvironmentFault(f"the game does not understand its own default command {action!r}")
-        return frame
-
-    def translate(self, candidate: str) -> str | None:
-        return clean_command(candidate)
 
 
 def clean_command(candidate: str) -> str | None:

@@ -21,14 +21,18 @@ def generate_rollout(
     """Return the stream's next batch, or the held-out episodes if `evaluation` (slime's `--rollout-function-path`).
 
     Raises:
-        ConfigError: flags and YAML contradict each other, or the engine does not number its weights.
-        EngineError, FailureBudgetError: as in `rollout.fixed_turn.generate_rollout`.
+        ConfigError: as `rollout.fixed_turn.generate_rollout`, or the engine does not say which weights wrote what.
+        EngineError: as there, or a turn spanned a weight update more often than `max_turn_retries` allows.
+        EncodingError, FailureBudgetError, PlayerError, MissingDependencyError, CheckpointError: as there.
     """
     return rollout_with(collect, args, rollout_id, data_source, evaluation)
 
 
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
-    """Take the stream's next batch; the first call starts the stream."""
+    """Take the stream's next batch; the first call starts the stream.
+
+    Raises as `generate_rollout`, but never CheckpointError.
+    """
     runtime = await get_runtime(args)
     turns = runtime.flags.turns_per_batch
     if runtime.stream is None:

@@ -56,7 +56,11 @@ class EpisodeSource:
         when batch r + 1 has already been played."""
 
     async def open_slots(self, runtime: Runtime) -> None:
-        """Make the slots, or restore those of a checkpoint; does nothing if there are slots already."""
+        """Make the slots, or restore those of a checkpoint; does nothing if there are slots already.
+
+        Episodes whose environment cannot be restored are given up and counted. Raises EncodingError, PlayerError and
+        MissingDependencyError as `rollout.fixed_turn.generate_rollout`.
+        """
         if self.slots:
             return
         stride = self.settings.n_env
@@ -70,23 +74,23 @@ class EpisodeSource:
             ]
 
     def staleness(self, segments: Sequence[Segment], rollout_id: int) -> list[int]:
-        """Return the actor updates between playing and training each turn; -1 without weight versions."""
+        """Count actor updates from playing to training: one int per turn, in the order of the segments; -1: unknown."""
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
         if known := [version for version in versions if version is not None]:
             self.clock.learn(rollout_id, min(known), asked_since=True)
         return [-1 if version is None else self.clock.staleness(version, rollout_id) for version in versions]
 
     def episode(self, episode_id: int) -> EpisodeSpec:
-        """The training episode with this id."""
+        """Make the training episode with this id."""
         task = pick_task(self.tasks, self.flags.rollout_seed, episode_id)
         return make_episode(self.settings, task, episode_id, self.settings.seed_start + episode_id)
 
     def eval_episodes(self) -> list[EpisodeSpec]:
-        """All held-out episodes."""
+        """List all held-out episodes: the same seeds for every task."""
         return held_out_episodes(self.settings, self.eval_tasks)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Groups of `n_samples_per_prompt` samples that play the same episode; aborted groups first, then new ones."""
+        """Hand out `num_samples` groups, each as `group` makes it: aborted ones first, then those of new episodes."""
         groups = self.buffer[:num_samples]
         del self.buffer[: len(groups)]
         while len(groups) < num_samples:
@@ -95,7 +99,7 @@ class EpisodeSource:
         return groups
 
     def group(self, episode_id: int) -> list[Sample]:
-        """The `n_samples_per_prompt` samples that all play this episode."""
+        """Make the `n_samples_per_prompt` samples that all play this episode."""
         spec = self.episode(episode_id)
         count = self.flags.n_samples_per_prompt
         return [handout(spec, spec.episode_id * count + k) for k in range(count)]
@@ -105,13 +109,13 @@ class EpisodeSource:
         self.buffer.extend(samples)
 
     def take_group_ids(self, count: int) -> range:
-        """`count` ids of training groups; each id is given out once."""
+        """Give out `count` ids of training groups, each id once."""
         ids = range(self.next_group, self.next_group + count)
         self.next_group += count
         return ids
 
     def state(self) -> SourceState:
-        """A copy of the current state, which later batches do not change."""
+        """Copy the current state, so that later batches do not change it."""
         buffer = [episode_id_of(group[0]) for group in self.buffer]
         slots = slots_state(self.slots) or self.saved_slots
         return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept))

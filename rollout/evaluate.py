@@ -36,7 +36,7 @@ class EpisodeResult:
     """Each turn as readable text."""
 
     def facts(self) -> dict[str, Any]:
-        """The values that tables, metrics and the viewer show."""
+        """Return the values that tables, metrics and the viewer show."""
         return self.transcript.facts(self.spec, self.stop, self.fault)
 
 
@@ -44,7 +44,12 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
     """Play all of `source.eval_episodes()`, `n_env` at a time.
 
     `data[task]` has one entry per episode in seed order: `rewards` (the return; 0 if the environment was lost),
-    `truncated`, and `samples` (the last turn, whose metadata describes the whole episode).
+    `truncated`, and `samples` (the last turn, whose metadata describes the whole episode). `metrics` come from
+    `eval_metrics`.
+
+    Raises:
+        EngineError: the engine did not answer within the allowed retries, or refused more than a single prompt.
+        ConfigError, EncodingError, PlayerError, MissingDependencyError: as `rollout.fixed_turn.generate_rollout`.
     """
     runtime = await get_runtime(args)
     results = await play_episodes(runtime, source.eval_episodes(), source.settings.n_env)
@@ -63,7 +68,7 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
 
 
 async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once: int) -> list[EpisodeResult]:
-    """The episodes' results in the order of `specs`."""
+    """Play the episodes, `at_once` at a time; return their results in the order of `specs`. Raises as `evaluate`."""
     places = asyncio.Semaphore(at_once)
     with tqdm(total=len(specs), desc="evaluation", unit="episode", leave=False, mininterval=BAR_S) as progress:
 
@@ -82,7 +87,7 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
     """Play one episode to its end; a lost environment or a refused prompt ends it.
 
-    If `detailed`, the transcript keeps images, token ids, and the text and log-prob of every token.
+    If `detailed`, the transcript keeps images, token ids, and every token's text and log-prob. Raises as `evaluate`.
     """
     turns, transcript = list[Turn](), Transcript()
 
@@ -148,7 +153,11 @@ def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | No
 
 
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:
-    """Per task: success rate and its standard error, return, progression, turns, valid-action ratio."""
+    """Compute each task's means as `eval/<task>/<name>`; rates and `progression` are from 0 to 1.
+
+    The names are `success`, its standard error `success_se`, `return`, `progression`, `turns`, `valid_action_ratio` and
+    `episodes`, their number.
+    """
     metrics: dict[str, float] = {}
     for name, results in by_task.items():
         facts = [result.facts() for result in results]

@@ -31,10 +31,19 @@ def generate_rollout(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Return one batch of turns, or the held-out episodes if `evaluation` (slime's `--rollout-function-path`).
 
+    A batch's `samples` has one list per segment: its turns, then its bootstrap sample, if any. In the last batch of
+    value pretraining, it has one list per turn; for miles, lists with padding are added. `metrics` are floats by name.
+    `rollout.evaluate.evaluate` says what comes back of held-out episodes.
+
     Raises:
-        ConfigError: flags and YAML contradict each other; the text names the flag.
-        EngineError: the engine did not answer within the allowed retries.
-        FailureBudgetError: too many episodes failed; the text says how to reproduce the last failure.
+        ConfigError: flags and YAML contradict each other, the checkpoint has no tokenizer, or too few turns were kept
+            for the critic's warm-up or value pretraining; the text says what to change.
+        EncodingError: the chat template does not support `history`, or does not show the environment's tools.
+        EngineError: the engine refused a request, or did not answer within the allowed retries.
+        FailureBudgetError: too many episodes of the batch failed; the text says how to reproduce the last failure.
+        PlayerError: rollout processes (`rollout_processes`) cannot be started, or die again and again.
+        MissingDependencyError: `env_backend` is `ray`, and Ray is not installed.
+        CheckpointError: slime saves after this batch, and the rollout's state cannot be written.
     """
     return rollout_with(collect, args, rollout_id, data_source, evaluation)
 
@@ -46,7 +55,10 @@ Collect = Callable[[Any, int, EpisodeSource], Awaitable[Batch]]
 def rollout_with(
     collector: Collect, args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Return the batch that `collector` plays, as slime's samples, or the held-out episodes if `evaluation`."""
+    """Return the batch that `collector` plays, as slime's samples, or the held-out episodes if `evaluation`.
+
+    Raises as `generate_rollout`, ConfigError also for another data source than `EpisodeSource`.
+    """
     if not isinstance(data_source, EpisodeSource):
         raise ConfigError(
             f"fixed-turn batches are made of episodes, but the data source is a {type(data_source).__name__}: give "
@@ -65,7 +77,7 @@ async def collect_or_draw(
 ) -> RolloutFnTrainOutput:
     """Play this rollout's batch, or draw it from the turns that the critic's warm-up kept.
 
-    In value pretraining, the last batch holds the turns of all batches.
+    In value pretraining, the last batch holds the turns of all batches. Raises as `generate_rollout`.
     """
     runtime = await get_runtime(args)
     warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
@@ -85,7 +97,10 @@ async def collect_or_draw(
 
 
 async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
-    """Play the batch of `rollout_id`: all slots share its budget of turns until it is used up."""
+    """Play the batch of `rollout_id`: all slots share its budget of turns until it is used up.
+
+    Raises as `generate_rollout`, but never CheckpointError.
+    """
     runtime = await get_runtime(args)
     faults = runtime.fault_counts()  # before the slots are restored, so that episodes lost at a resume are counted
     await source.open_slots(runtime)

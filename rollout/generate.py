@@ -28,12 +28,15 @@ async def generate(
 
     Returns one sample (`history: full`), or a list: one sample per turn (`history: window`), or the whole episode and
     the state after it (`bootstrap_on_time_limit`). Every sample's reward is the episode's return. Its status is
-    COMPLETED, TRUNCATED after a limit, or FAILED with everything masked when the environment was lost. A single ABORTED
-    sample was stopped by slime's loop, and continues when slime hands it out again.
+    COMPLETED, TRUNCATED after a limit, or FAILED with everything masked: the environment was lost or could not start,
+    for example because the metadata name no task and seed, or its first prompt does not fit. A single ABORTED sample
+    was stopped by slime's loop, and continues when slime hands it out again.
 
     Raises:
-        EngineError: the engine did not answer within the allowed retries.
-        ConfigError: the sample names no task and seed, or the first prompt does not fit.
+        ConfigError: a setting or flag is invalid, or the checkpoint has no tokenizer.
+        EncodingError: the chat template does not support `history`, or does not show the environment's tools.
+        EngineError: the engine refused a request, or did not answer within the allowed retries.
+        MissingDependencyError: `env_backend` is `ray`, and Ray is not installed.
     """
     runtime = await get_runtime(args)
     settings, flags = runtime.settings, runtime.flags
@@ -86,6 +89,6 @@ async def _play(
 
 
 def _in_form(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:
-    """One sample or a list, the same for every episode of this run."""
+    """Return one sample or a list, the same for every episode of this run."""
     alone = runtime.settings.history == "full" and not runtime.settings.bootstrap_on_time_limit
     return samples[0] if alone else EpisodeSamples(samples)

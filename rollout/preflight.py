@@ -38,6 +38,7 @@ from slime_verlog import command
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
 SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
+"""slime's discounts by name, which nothing reads under the patch, and the YAML's keys in their place."""
 
 
 def parse_command_line() -> Any:
@@ -56,6 +57,28 @@ def parse_command_line() -> Any:
     no_engine = getattr(args, "debug_train_only", False)
     refuse_unknown(sys.argv[1:], known, ENGINE_PREFIXES if no_engine else ())
     return args
+
+
+@contextlib.contextmanager
+def _options_seen() -> Generator[set[str]]:
+    """Collect the options of every parser that reads this process's command line; a bad value is a ConfigError."""
+    found: set[str] = set()
+    parser = argparse.ArgumentParser
+    original, original_error = parser.parse_known_args, parser.error
+
+    def recording(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        if args is None or list(args) == sys.argv[1:]:
+            found.update(self._option_string_actions)
+        return original(self, args, namespace)
+
+    def refusing(self: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise ConfigError(f"{FRAMEWORK} cannot read the flags: {message}")
+
+    parser.parse_known_args, parser.error = recording, refusing
+    try:
+        yield found
+    finally:
+        parser.parse_known_args, parser.error = original, original_error
 
 
 def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ...] = ()) -> None:
@@ -97,28 +120,6 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-@contextlib.contextmanager
-def _options_seen() -> Generator[set[str]]:
-    """Collect the options of every parser that reads this process's command line; a bad value is a ConfigError."""
-    found: set[str] = set()
-    parser = argparse.ArgumentParser
-    original, original_error = parser.parse_known_args, parser.error
-
-    def recording(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
-        if args is None or list(args) == sys.argv[1:]:
-            found.update(self._option_string_actions)
-        return original(self, args, namespace)
-
-    def refusing(self: argparse.ArgumentParser, message: str) -> NoReturn:
-        raise ConfigError(f"{FRAMEWORK} cannot read the flags: {message}")
-
-    parser.parse_known_args, parser.error = recording, refusing
-    try:
-        yield found
-    finally:
-        parser.parse_known_args, parser.error = original, original_error
-
-
 def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
     """Return one sentence per flag without effect; `given` are the flags on the command line, without slime's own."""
     hooks = hooks_in_use(args)
@@ -151,29 +152,6 @@ def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
     return found
 
 
-@command()
-def main() -> None:
-    """Print the verdict; exit with status 1 and a sentence on stderr if training must not start."""
-    if FRAMEWORK == "none":
-        raise MissingDependencyError("neither slime nor miles can be imported; put a checkout on PYTHONPATH")
-    script = Path(sys.argv.pop(1)).name if sys.argv[1:2] and sys.argv[1].endswith(".py") else "train.py"
-    with captured_output():
-        args = parse_command_line()
-        if script == "train_async.py" and RolloutFlags.read(args).colocate:
-            raise ConfigError(
-                "train_async.py plays and trains at the same time, so --colocate cannot share their GPUs: leave it out "
-                "and give --rollout-num-gpus (our scripts: --disaggregated), or run train.py"
-            )
-        notes = check(args)
-        check_start_weights(args)
-        if installs_advantages(args):
-            find_framework()
-        warnings = flags_without_effect(args, {word.partition("=")[0] for word in sys.argv[1:]})
-    for warning in [*notes, *warnings]:
-        print(f"warning: {warning}", file=sys.stderr)
-    print("preflight: flags, YAML and environments are fine")
-
-
 def check(args: Any) -> list[str]:
     """Check flags and YAML, and try one environment of every task; returns notes about what could not be tried."""
     if args.data_source_path != SOURCE:
@@ -195,6 +173,29 @@ def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable
             flags.check_first_prompt(episode.name, len(prompt.token_ids), config.memory)
 
     return look
+
+
+@command()
+def main() -> None:
+    """Print the verdict; exit with status 1 and a sentence on stderr if training must not start."""
+    if FRAMEWORK == "none":
+        raise MissingDependencyError("neither slime nor miles can be imported; put a checkout on PYTHONPATH")
+    script = Path(sys.argv.pop(1)).name if sys.argv[1:2] and sys.argv[1].endswith(".py") else "train.py"
+    with captured_output():
+        args = parse_command_line()
+        if script == "train_async.py" and RolloutFlags.read(args).colocate:
+            raise ConfigError(
+                "train_async.py plays and trains at the same time, so --colocate cannot share their GPUs: leave it out "
+                "and give --rollout-num-gpus (our scripts: --disaggregated), or run train.py"
+            )
+        notes = check(args)
+        check_start_weights(args)
+        if installs_advantages(args):
+            find_framework()
+        warnings = flags_without_effect(args, {word.partition("=")[0] for word in sys.argv[1:]})
+    for warning in [*notes, *warnings]:
+        print(f"warning: {warning}", file=sys.stderr)
+    print("preflight: flags, YAML and environments are fine")
 
 
 if __name__ == "__main__":

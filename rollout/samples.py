@@ -55,7 +55,13 @@ def build_samples(
 def turn_sample(
     writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str, staleness: int = -1
 ) -> Sample:
-    """One turn as one sample: the prompt's tokens, then the model's, which are trained on unless they were altered."""
+    """Make a turn's sample: the prompt's tokens, then the model's, which are trained on unless they were altered.
+
+    Args:
+        segment: id that the samples of one segment share in the batch, and no others.
+        group: id of the sample's training group.
+        staleness: actor updates between playing and training the turn; -1 if they are not known.
+    """
     sample = writer.new(group, segment, turn.prompt)
     writer.append_generation(sample, turn.generation)
     sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
@@ -72,7 +78,7 @@ _FACTS = ("action", "executed_action", "reward", "terminated", "truncated", "pro
 
 
 def turn_facts(turn: Turn) -> dict[str, Any]:
-    """The values of a turn that the metrics and the trajectory viewer read."""
+    """Collect the values of a turn that the metrics and the trajectory viewer read."""
     return {
         **{"round_number": turn.index, "kind": SampleKind.TURN, "valid_action": turn.valid},
         **{name: getattr(turn, name) for name in _FACTS},
@@ -85,7 +91,7 @@ def turn_facts(turn: Turn) -> dict[str, Any]:
 
 
 def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
-    """The state after the last turn: its prompt and one dummy token, without loss."""
+    """Make the sample of the state after the last turn: its prompt and one dummy token, without loss."""
     assert segment.bootstrap is not None
     turn = segment.turns[-1]
     sample = writer.new(group_of(last), number, segment.bootstrap)
@@ -101,7 +107,7 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: 
 
 
 def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
-    """One masked token in place of an episode whose environment was lost, with every value that slime logs."""
+    """Put one masked token in place of an episode whose environment was lost, with every value that slime logs."""
     writer.make_inert(sample, group_of(sample))
     sample.status, sample.remove_sample = Sample.Status.FAILED, True
     sample.metadata = {
@@ -116,7 +122,7 @@ def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, faul
 def pretraining_samples(
     segments: Sequence[Segment], held_out: Set[int], group_ids: Sequence[int], seed: int, writer: SampleWriter
 ) -> list[list[Sample]]:
-    """One list of samples per turn, in random order; the turns of `held_out` episodes are marked in the turn table."""
+    """Make one list of samples per turn, in random order; turns of `held_out` episodes are marked in the turn table."""
     shuffled = list(group_ids)
     random.Random(f"value pretraining/{seed}").shuffle(shuffled)
     groups: dict[int, list[Sample]] = {}
@@ -151,7 +157,7 @@ def episode_samples(
 
 
 def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, stale: int) -> Sample:
-    """All turns in one sample: the model's tokens unchanged, the observations between them masked."""
+    """Write all turns into one sample: the model's tokens unchanged, the observations between them masked."""
     turns = segment.turns
     restart(sample, turns[0].prompt)
     spans: list[TurnSpan] = []
@@ -203,7 +209,7 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
 def evaluation_sample(
     writer: SampleWriter, spec: EpisodeSpec, turns: Sequence[Turn], facts: Mapping[str, Any]
 ) -> Sample:
-    """A held-out episode as the sample of its last turn; its metadata also holds the episode's `facts`."""
+    """Make the sample of a held-out episode's last turn; its metadata also holds the episode's `facts`."""
     if turns:
         sample = turn_sample(writer, turns[-1], 0, spec.episode_id, spec.name)
     else:
@@ -236,7 +242,8 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     uint8 masks, float32 log-probs. Only the logs read `rewards`.
 
     Raises:
-        ConfigError: a sample has no turn row, so it did not come from this project's rollouts.
+        ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its loss mask has
+            another length than its response; or it lacks what a flag replays in training, such as log-probs.
     """
     samples = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     masks = [_loss_mask(sample) for sample in samples]

@@ -20,6 +20,13 @@ from rollout.play.metrics import mean
 from rollout.turn import StopReason
 
 Row = dict[str, float]
+TURNS = 16
+"""Turns per update; an episode's part of a batch is recorded as a whole, up to its last `LONGEST` turns."""
+LONGEST = 64
+_PER_TOKEN = ("log_probs", "kl", "values", "advantages", "returns")
+_NO_ROW = TurnRow(0, 0, TurnKind.BOOTSTRAP)
+PLAYER = "training"
+"""What the records name as the player of training episodes."""
 
 
 class MetricsLog:
@@ -103,15 +110,6 @@ def reward_note(rows: Sequence[Mapping[str, float]]) -> str | None:
         return None
     same = f"every batch paid the same mean reward, {rewards[0]:g} per turn, so there was nothing to learn from"
     return f"{same}; look at the episodes, and reward progress (a success by chance is needed at least now and then)"
-
-
-TURNS = 16
-"""Turns per update; an episode's part of a batch is recorded as a whole, up to its last `LONGEST` turns."""
-LONGEST = 64
-_PER_TOKEN = ("log_probs", "kl", "values", "advantages", "returns")
-_NO_ROW = TurnRow(0, 0, TurnKind.BOOTSTRAP)
-
-PLAYER = "training"  # what the records name as the player of training episodes
 
 
 class TrainingRecord:

@@ -19,6 +19,10 @@ from slime_verlog import ConfigError, Field, Settings, merge, read_settings, rea
 FOLDER = Path(__file__).with_name("definitions")
 PLAYED = ("rollout_interaction_env_path", "env", "tasks", "eval", "max_turns")
 """Keys that decide which environments are built and how they are tried."""
+SAVE_INTERVAL = 10
+"""Updates between two checkpoints of a run."""
+ROWS, DONE = "rows.jsonl", "done.json"
+"""Files of a run beside its settings and checkpoints: its metrics, and that it is finished."""
 
 
 class Variant(Settings):
@@ -147,11 +151,6 @@ def run_keys(study: Study, variant: Variant) -> dict[str, Any]:
     from embedded.arguments import read_keys
 
     return merge(merge(read_keys(study.config), {"eval": {"episodes": study.eval_episodes}}), variant.keys)
-
-
-SAVE_INTERVAL = 10  # updates between two checkpoints of a run
-ROWS, DONE = "rows.jsonl", "done.json"
-"""Files of a run beside its settings and checkpoints: its metrics, and that it is finished."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ ROLES = tuple(f"{role}\n" for role in ("system", "user", "assistant"))
 """Each role and the line break after it is one token."""
 NUMBERS = tuple(f" {digit}" for digit in range(10))
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-
 CHAT_TEMPLATE = """\
 {%- if tools -%}
 {%- set said = messages[0].content + '\\n\\n' if messages and messages[0].role == 'system' else '' -%}
@@ -38,70 +37,6 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
 """
-
-
-def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_size: int = 512) -> Qwen2Tokenizer:
-    """Train byte-level BPE on `texts`; each of `phrases` becomes one token wherever it occurs.
-
-    `vocab_size` counts the 256 bytes and the merges; phrases and control tokens come on top. The class is Qwen2's own,
-    because AutoTokenizer loads that class for every Qwen2-shaped model, whatever the tokenizer file says.
-    """
-    core = Qwen2Tokenizer().backend_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
-    plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)) if p]
-    # Merges are trained on the rest of the text. Longer phrases are cut out first.
-    fixed = re.compile("|".join(map(re.escape, sorted(plain, key=len, reverse=True))))
-    varying = [part for text in texts for part in fixed.split(text)]
-    core.train_from_iterator([*["system", "user", "assistant", "tool"] * 8, *varying], trainer)
-    model = json.loads(core.to_str())["model"]
-    vocab = {token: i for token, i in model["vocab"].items() if token not in CONTROL_TOKENS}
-    tokenizer = Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(sorted(vocab, key=vocab.__getitem__))},
-        merges=[tuple(merge) for merge in model["merges"]],  # type: ignore[arg-type]
-        unk_token=None,  # type: ignore[arg-type]
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=["<|im_start|>"],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
-    added: list[Any] = [AddedToken(phrase, normalized=False) for phrase in plain]
-    tokenizer.add_tokens(added)
-    return tokenizer
-
-
-def common_ends(texts: Sequence[str]) -> tuple[str, str]:
-    """Find the longest common start and the longest common end of `texts`, cut at word boundaries."""
-    if not texts:
-        return "", ""
-    prefix = _common_prefix(texts)
-    if any(len(text) > len(prefix) for text in texts):
-        prefix = prefix[: prefix.rfind("\n") + 1 or max(prefix.rfind(" "), 0)]
-    rest = [text[len(prefix) :][::-1] for text in texts]
-    suffix = _common_prefix(rest)
-    # The suffix starts at a line break, so that the words before it are tokenized as everywhere else.
-    suffix = suffix[: suffix.rfind("\n") + 1][::-1]
-    return prefix, suffix
-
-
-def _common_prefix(texts: Sequence[str]) -> str:
-    low, high = min(texts), max(texts)
-    return next((low[:i] for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), low)
-
-
-def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
-    """Find the common starts and ends of all messages of one kind, over all conversations.
-
-    A kind is a role, with the last message of a conversation as a kind of its own.
-    """
-    kinds: dict[tuple[str, bool], list[str]] = {}
-    for messages in conversations:
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                kinds.setdefault((message["role"], i == len(messages) - 1), []).append(message["content"])
-    return [phrase for texts in kinds.values() for phrase in common_ends(texts) if len(phrase) > 3]
 
 
 class PolicySize(Settings):
@@ -173,3 +108,67 @@ def save_policy(model: Any, tokenizer: Any, folder: str | Path) -> None:
     """Write model (safetensors) and tokenizer as one Hugging Face folder."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_size: int = 512) -> Qwen2Tokenizer:
+    """Train byte-level BPE on `texts`; each of `phrases` becomes one token wherever it occurs.
+
+    `vocab_size` counts the 256 bytes and the merges; phrases and control tokens come on top. The class is Qwen2's own,
+    because AutoTokenizer loads that class for every Qwen2-shaped model, whatever the tokenizer file says.
+    """
+    core = Qwen2Tokenizer().backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)) if p]
+    # Merges are trained on the rest of the text. Longer phrases are cut out first.
+    fixed = re.compile("|".join(map(re.escape, sorted(plain, key=len, reverse=True))))
+    varying = [part for text in texts for part in fixed.split(text)]
+    core.train_from_iterator([*["system", "user", "assistant", "tool"] * 8, *varying], trainer)
+    model = json.loads(core.to_str())["model"]
+    vocab = {token: i for token, i in model["vocab"].items() if token not in CONTROL_TOKENS}
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(sorted(vocab, key=vocab.__getitem__))},
+        merges=[tuple(merge) for merge in model["merges"]],  # type: ignore[arg-type]
+        unk_token=None,  # type: ignore[arg-type]
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+    added: list[Any] = [AddedToken(phrase, normalized=False) for phrase in plain]
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def common_ends(texts: Sequence[str]) -> tuple[str, str]:
+    """Find the longest common start and the longest common end of `texts`, cut at word boundaries."""
+    if not texts:
+        return "", ""
+    prefix = _common_prefix(texts)
+    if any(len(text) > len(prefix) for text in texts):
+        prefix = prefix[: prefix.rfind("\n") + 1 or max(prefix.rfind(" "), 0)]
+    rest = [text[len(prefix) :][::-1] for text in texts]
+    suffix = _common_prefix(rest)
+    # The suffix starts at a line break, so that the words before it are tokenized as everywhere else.
+    suffix = suffix[: suffix.rfind("\n") + 1][::-1]
+    return prefix, suffix
+
+
+def _common_prefix(texts: Sequence[str]) -> str:
+    low, high = min(texts), max(texts)
+    return next((low[:i] for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), low)
+
+
+def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
+    """Find the common starts and ends of all messages of one kind, over all conversations.
+
+    A kind is a role, with the last message of a conversation as a kind of its own.
+    """
+    kinds: dict[tuple[str, bool], list[str]] = {}
+    for messages in conversations:
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                kinds.setdefault((message["role"], i == len(messages) - 1), []).append(message["content"])
+    return [phrase for texts in kinds.values() for phrase in common_ends(texts) if len(phrase) > 3]

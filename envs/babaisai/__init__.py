@@ -10,7 +10,7 @@ several YOU things or with `noun is noun` rules are not searched.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -23,14 +23,201 @@ from envs.babaisai.world import DIRECTIONS, Cell, World, draw_world
 from envs.errors import EnvironmentFault
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
 
+ACTIONS = {
+    "idle": "stay where you are for this turn",
+    "up": "go one step up",
+    "right": "go one step to the right",
+    "down": "go one step down",
+    "left": "go one step to the left",
+}
+_MAX_STEPS = 100
+YOU_BROKEN = "The [...] IS YOU rule was broken, so nothing could move and the level was reset."
 Plan = list[str]
-
+"""Moves that win."""
 _GUIDANCE = 3
 """Weight of the estimated remaining distance against the steps made; above 1 is faster, with longer plans."""
 _FAR = 30
 """Distance assumed if no block could complete a win rule."""
 _LOCKED = 6
 """Extra distance while something is STOP."""
+
+
+class BabaIsAISettings(GameSettings):
+    """Settings of BabaIsAI."""
+
+    balrog: ClassVar = {**GameSettings.balrog, "time_limit": "terminated"}
+
+    binary_reward: bool = True
+    """Replace every positive reward by 1; the game's own reward falls with the number of steps."""
+    time_limit: Literal["truncated", "terminated"] = "truncated"
+    """How the step limit ends an episode. BALROG reports `terminated`, as after a loss."""
+
+
+class BabaIsAI(PlannedGame):
+    """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed."""
+
+    settings: BabaIsAISettings
+    settings_model = BabaIsAISettings
+    template_path = Path(__file__).with_name("prompt.j2")
+    answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
+    actions = ACTIONS
+    default_action = "idle"
+
+    def __init__(self, task: str, seed: int, settings: BabaIsAISettings) -> None:
+        super().__init__(settings)
+        self.task, self.seed = task, seed
+        self.max_steps = settings.max_steps or _MAX_STEPS
+        self._task = find_task(task)
+        self._rng = np.random.RandomState(0)
+        self._text = ""
+        self._plans: dict[tuple[Cell, ...], Plan] = {}
+        self.world: World
+        self.steps = 0
+
+    def start(self) -> Frame:
+        # NumPy's legacy generator is seeded with 32 bits.
+        self._rng = np.random.RandomState(self.seed % 2**32)
+        self._next_level()
+        return self._frame(self._text)
+
+    def play(self, action: str) -> Frame:
+        self.steps += 1
+        won = lost = broken = False
+        if action in DIRECTIONS:
+            won, lost = self.world.step(action)
+            broken = not self._look()
+        reward = 1 - 0.9 * (self.steps / self.max_steps) if won else -1.0 if lost else 0.0
+        late = self.steps >= self.max_steps and not (won or lost)
+        if broken:
+            self._next_level()
+        terminates = late and self.settings.time_limit == "terminated"
+        return self._frame(
+            f"{YOU_BROKEN}\n\n{self._text}" if broken else self._text,
+            reward=reward,
+            terminated=won or lost or terminates,
+            truncated=late and not terminates,
+            progression=float(won),
+            metrics={"you_rule_broken": float(broken)},
+        )
+
+    def translate(self, candidate: str) -> str | None:
+        words = candidate.lower().replace("_", " ")
+        return words if words in ACTIONS else None
+
+    def explain(self) -> str:
+        """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
+        winners = [noun for noun, prop in self.world.rules.listed if prop == "win"]
+        seen = (
+            f"{noun} is win, and I see {line}."
+            for noun in winners
+            for line in self._text.splitlines()
+            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is ")
+        )
+        goal = next(seen, f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet.")
+        plan = self.plan()
+        if not plan:
+            return f"{goal} I find no way to win from here, so I wait."
+        purpose = "Nothing has to be pushed, so I"
+        if push := _next_push(self.world, plan):
+            number, label, direction = push
+            begin = "I push" if number == 0 else "I walk to where I can push"
+            purpose = f"{begin} {label} {_name(direction)}{_rule_change(self.world, plan)}. Next:"
+        return f"{goal} {purpose} go one step {_name(plan[0])}."
+
+    def render(self) -> np.ndarray:
+        """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
+        return np.asarray(draw_world(self.world))
+
+    def plan(self) -> Plan:
+        """Return moves that win from here. The rest of the plan is kept for the state after its first move."""
+        world = self.world
+        here = tuple(world.cells)
+        if here not in self._plans:
+            self._plans[here] = find_plan(world) or []
+        plan = self._plans[here]
+        if plan:
+            after = world.copy()
+            after.step(plan[0])
+            self._plans[tuple(after.cells)] = plan[1:]
+        return plan
+
+    def _next_level(self) -> None:
+        """Draw the next level; steps are counted from zero again, as in BALROG."""
+        self.world = make_level(self._task, self._rng)
+        self.steps = self._whole_way = 0
+        self._plans.clear()
+        if not self._look():
+            raise EnvironmentFault(f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level")
+
+    def _look(self) -> bool:
+        """Describe the world in `_text`; False, leaving the old text, if no YOU thing is visible."""
+        speaker = self.world.find_speaker()
+        if speaker is not None:
+            self._text = describe(self.world, speaker)
+        return speaker is not None
+
+    def _frame(self, text: str, **outcome: Any) -> Frame:
+        image = draw_world(self.world) if self.settings.vlm else None
+        return Frame(long_term=text, image=image, **outcome)
+
+
+SETTINGS = BabaIsAISettings
+DEFAULT_TASK = "goto_win"
+build_env = BabaIsAI.from_sample
+expert_action = BabaIsAI.advice
+explain_action = BabaIsAI.explain
+
+
+def describe(world: World, speaker: tuple[int, int]) -> str:
+    """List the active rules, then every visible thing and text block row by row, offset from the speaker's (x, y)."""
+    x0, y0 = speaker
+    lines = []
+    for index, x, y in world.interior:
+        cell = world.cells[index]
+        if cell and cell[-1].label is not None:
+            lines.append(_describe_piece(cell[-1].label, x - x0, y - y0))
+    rules = "\n".join([f"{noun} is {prop}" for noun, prop in world.rules.listed])
+    return f"Active rules:\n{rules}\n\nObjects on the map:\n" + "\n".join(lines)
+
+
+@cache
+def _describe_piece(label: str, dx: int, dy: int) -> str:
+    """Return one line, blank for the speaker. BALROG compares signed offsets, so left and up say "step"."""
+    across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
+    along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
+    return f"{label} {' and '.join(across + along)}" if across or along else ""
+
+
+def _next_push(world: World, plan: Plan) -> tuple[int, str, str] | None:
+    """Return the first push of the plan: its number among the moves, the pushed piece, and the direction."""
+    world = world.copy()
+    for number, move in enumerate(plan):
+        place = world.find_speaker()
+        if place is None:
+            return None
+        dx, dy = DIRECTIONS[move]
+        ahead = world.top(place[0] + dx, place[1] + dy)
+        if ahead is not None and ahead.label is not None and world.rules.moves_when_pushed(ahead):
+            return number, ahead.label, move
+        world.step(move)
+    return None
+
+
+def _rule_change(world: World, plan: Plan) -> str:
+    """Say which change of the rules comes first in the plan, as the end of a sentence."""
+    now, world = set(world.rules.listed), world.copy()
+    for move in plan:
+        world.step(move)
+        made, broken = set(world.rules.listed) - now, now - set(world.rules.listed)
+        if made:
+            return f" to make {' is '.join(sorted(made)[0])}"
+        if broken:
+            return f" to break {' is '.join(sorted(broken)[0])}"
+    return " out of the way"
+
+
+def _name(direction: str) -> str:
+    return direction if direction in ("up", "down") else f"to the {direction}"
 
 
 def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:
@@ -132,192 +319,3 @@ def _distance(world: World) -> int:
                 slots.append((x - 2 * dx, y - 2 * dy))
     gaps = [abs(x - slot_x) + abs(y - slot_y) for slot_x, slot_y in slots for x, y in nouns]
     return min(gaps, default=_FAR) + locked
-
-
-ACTIONS = {
-    "idle": "stay where you are for this turn",
-    "up": "go one step up",
-    "right": "go one step to the right",
-    "down": "go one step down",
-    "left": "go one step to the left",
-}
-_MAX_STEPS = 100
-YOU_BROKEN = "The [...] IS YOU rule was broken, so nothing could move and the level was reset."
-
-
-class BabaIsAISettings(GameSettings):
-    """Settings of BabaIsAI."""
-
-    balrog: ClassVar = {**GameSettings.balrog, "time_limit": "terminated"}
-
-    binary_reward: bool = True
-    """Replace every positive reward by 1; the game's own reward falls with the number of steps."""
-    time_limit: Literal["truncated", "terminated"] = "truncated"
-    """How the step limit ends an episode. BALROG reports `terminated`, as after a loss."""
-
-
-class BabaIsAI(PlannedGame):
-    """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed."""
-
-    settings: BabaIsAISettings
-    settings_model = BabaIsAISettings
-    template_path = Path(__file__).with_name("prompt.j2")
-    answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
-    actions = ACTIONS
-    default_action = "idle"
-
-    def __init__(self, task: str, seed: int, settings: BabaIsAISettings) -> None:
-        super().__init__(settings)
-        self.task, self.seed = task, seed
-        self.max_steps = settings.max_steps or _MAX_STEPS
-        self._task = find_task(task)
-        self._rng = np.random.RandomState(0)
-        self._text = ""
-        self._plans: dict[tuple[Cell, ...], list[str]] = {}
-        self.world: World
-        self.steps = 0
-
-    def start(self) -> Frame:
-        # NumPy's legacy generator is seeded with 32 bits.
-        self._rng = np.random.RandomState(self.seed % 2**32)
-        self._next_level()
-        return self._frame(self._text)
-
-    def play(self, action: str) -> Frame:
-        self.steps += 1
-        won = lost = broken = False
-        if action in DIRECTIONS:
-            won, lost = self.world.step(action)
-            broken = not self._look()
-        reward = 1 - 0.9 * (self.steps / self.max_steps) if won else -1.0 if lost else 0.0
-        late = self.steps >= self.max_steps and not (won or lost)
-        if broken:
-            self._next_level()
-        terminates = late and self.settings.time_limit == "terminated"
-        return self._frame(
-            f"{YOU_BROKEN}\n\n{self._text}" if broken else self._text,
-            reward=reward,
-            terminated=won or lost or terminates,
-            truncated=late and not terminates,
-            progression=float(won),
-            metrics={"you_rule_broken": float(broken)},
-        )
-
-    def translate(self, candidate: str) -> str | None:
-        words = candidate.lower().replace("_", " ")
-        return words if words in ACTIONS else None
-
-    def explain(self) -> str:
-        """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
-        winners = [noun for noun, prop in self.world.rules.listed if prop == "win"]
-        seen = (
-            f"{noun} is win, and I see {line}."
-            for noun in winners
-            for line in self._text.splitlines()
-            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is ")
-        )
-        goal = next(seen, f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet.")
-        plan = self.plan()
-        if not plan:
-            return f"{goal} I find no way to win from here, so I wait."
-        purpose = "Nothing has to be pushed, so I"
-        if push := _next_push(self.world, plan):
-            number, label, direction = push
-            begin = "I push" if number == 0 else "I walk to where I can push"
-            purpose = f"{begin} {label} {_name(direction)}{_rule_change(self.world, plan)}. Next:"
-        return f"{goal} {purpose} go one step {_name(plan[0])}."
-
-    def render(self) -> np.ndarray:
-        """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
-        return np.asarray(draw_world(self.world))
-
-    def plan(self) -> list[str]:
-        """Return moves that win from here. The rest of the plan is kept for the state after its first move."""
-        world = self.world
-        here = tuple(world.cells)
-        if here not in self._plans:
-            self._plans[here] = find_plan(world) or []
-        plan = self._plans[here]
-        if plan:
-            after = world.copy()
-            after.step(plan[0])
-            self._plans[tuple(after.cells)] = plan[1:]
-        return plan
-
-    def _next_level(self) -> None:
-        """Draw the next level; steps are counted from zero again, as in BALROG."""
-        self.world = make_level(self._task, self._rng)
-        self.steps = self._whole_way = 0
-        self._plans.clear()
-        if not self._look():
-            raise EnvironmentFault(f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level")
-
-    def _look(self) -> bool:
-        """Describe the world in `_text`; False, leaving the old text, if no YOU thing is visible."""
-        speaker = self.world.find_speaker()
-        if speaker is not None:
-            self._text = describe(self.world, speaker)
-        return speaker is not None
-
-    def _frame(self, text: str, **outcome: Any) -> Frame:
-        image = draw_world(self.world) if self.settings.vlm else None
-        return Frame(long_term=text, image=image, **outcome)
-
-
-SETTINGS = BabaIsAISettings
-DEFAULT_TASK = "goto_win"
-build_env = BabaIsAI.from_sample
-expert_action = BabaIsAI.advice
-explain_action = BabaIsAI.explain
-
-
-def describe(world: World, speaker: tuple[int, int]) -> str:
-    """List the active rules, then every visible thing and text block row by row, offset from the speaker's (x, y)."""
-    x0, y0 = speaker
-    lines = []
-    for index, x, y in world.interior:
-        cell = world.cells[index]
-        if cell and cell[-1].label is not None:
-            lines.append(_describe_piece(cell[-1].label, x - x0, y - y0))
-    rules = "\n".join([f"{noun} is {prop}" for noun, prop in world.rules.listed])
-    return f"Active rules:\n{rules}\n\nObjects on the map:\n" + "\n".join(lines)
-
-
-@cache
-def _describe_piece(label: str, dx: int, dy: int) -> str:
-    """Return one line, blank for the speaker. BALROG compares signed offsets, so left and up say "step"."""
-    across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
-    along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
-    return f"{label} {' and '.join(across + along)}" if across or along else ""
-
-
-def _next_push(world: World, plan: Sequence[str]) -> tuple[int, str, str] | None:
-    """Return the first push of the plan: its number among the moves, the pushed piece, and the direction."""
-    world = world.copy()
-    for number, move in enumerate(plan):
-        place = world.find_speaker()
-        if place is None:
-            return None
-        dx, dy = DIRECTIONS[move]
-        ahead = world.top(place[0] + dx, place[1] + dy)
-        if ahead is not None and ahead.label is not None and world.rules.moves_when_pushed(ahead):
-            return number, ahead.label, move
-        world.step(move)
-    return None
-
-
-def _rule_change(world: World, plan: Sequence[str]) -> str:
-    """Say which change of the rules comes first in the plan, as the end of a sentence."""
-    now, world = set(world.rules.listed), world.copy()
-    for move in plan:
-        world.step(move)
-        made, broken = set(world.rules.listed) - now, now - set(world.rules.listed)
-        if made:
-            return f" to make {' is '.join(sorted(made)[0])}"
-        if broken:
-            return f" to break {' is '.join(sorted(broken)[0])}"
-    return " out of the way"
-
-
-def _name(direction: str) -> str:
-    return direction if direction in ("up", "down") else f"to the {direction}"

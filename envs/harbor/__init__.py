@@ -28,6 +28,8 @@ from envs.tools.results import clip
 ANY = "*"
 """Task that draws one of those that `include` and `exclude` select."""
 _DESCRIPTIONS = {"run": "Run a shell command.", "submit": "End the task. The files are checked as they are now."}
+_CHUNK = 3 * (MAX_COMMAND_BYTES // 8)
+"""Bytes of a file that one command writes, so that their base64 form fits into it."""
 
 
 class HarborEnv(ShellEnv[HarborSettings]):
@@ -72,6 +74,10 @@ class HarborEnv(ShellEnv[HarborSettings]):
         }
 
 
+SETTINGS = HarborSettings
+DEFAULT_TASK = "count-errors"
+
+
 def build_env(sample: Any, args: Any) -> HarborEnv:
     """Make the environment of one task; the seed only draws among the tasks of `*`."""
     task, seed = describe_task(sample)
@@ -104,10 +110,6 @@ def select_folders(name: str, settings: HarborSettings) -> list[Path]:
     if not chosen:
         raise ConfigError(f"env.include and env.exclude leave none of the {len(folders)} tasks")
     return chosen
-
-
-_CHUNK = 3 * (MAX_COMMAND_BYTES // 8)
-"""Bytes of a file that one command writes, so that their base64 form fits into it."""
 
 
 def check_references(name: str, settings: HarborSettings) -> Iterator[Finding]:
@@ -183,7 +185,3 @@ def _written(file: Path, target: str) -> Iterator[Call]:
     for start_at in range(0, len(data), _CHUNK):
         piece = base64.b64encode(data[start_at : start_at + _CHUNK]).decode()
         yield Call("run", {"command": f"printf %s {piece} | base64 -d >> {place}"})
-
-
-SETTINGS = HarborSettings
-DEFAULT_TASK = "count-errors"

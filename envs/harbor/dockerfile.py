@@ -24,6 +24,31 @@ _QUOTED_PIECE = re.compile(rf"""\\(?P<escaped>["\\$])|{_VARIABLE}|(?P<other>.)""
 _LITERAL = ("space", "single", "escaped", "other")
 _FLAGS = re.compile(r"^(--[\w-]+(=\S*)?\s*)+")
 _ODD = re.compile(r"\$\{(?!\w+(?::[-+][^}]*)?\})")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TOOLS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("alpine", "bash", "debian", "ubuntu"), ()),
+    **{name: (name,) for name in ("node", "perl", "php", "ruby")},
+    "buildpack-deps": ("gcc", "make"),
+    "gcc": ("gcc", "g++", "make"),
+    "golang": ("go",),
+    "python": ("python3",),
+    "rust": ("cargo",),
+}
+"""Programs that come with each official image, beside a shell and the usual commands."""
+WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
+"""Instructions that change nothing for a command that is given. ENTRYPOINT, HEALTHCHECK and VOLUME name programs and
+folders of the image, so `read_image` refuses them; only a build, which makes that image, ignores them."""
+IGNORED = (*WITHOUT_EFFECT, "ENTRYPOINT", "HEALTHCHECK", "VOLUME")
+"""Instructions without a meaning here: no process outlives a command, and no port or volume leads outside."""
+_KNOWN_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "ADD": ("chmod", "chown", "link"),
+    "COPY": ("chmod", "chown", "from", "link"),
+    "FROM": ("platform",),
+    "RUN": ("mount",),
+    **dict.fromkeys(("ARG", "ENV", "SHELL", "USER", "WORKDIR"), ()),
+}
+"""The instructions that are executed, and their flags."""
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class UnsupportedLine(Exception):
@@ -153,21 +178,6 @@ def _instruction(number: int, text: str, lines: Iterator[tuple[int, str]]) -> In
     return replace(step, heredocs=tuple(heredocs))
 
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-_TOOLS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("alpine", "bash", "debian", "ubuntu"), ()),
-    **{name: (name,) for name in ("node", "perl", "php", "ruby")},
-    "buildpack-deps": ("gcc", "make"),
-    "gcc": ("gcc", "g++", "make"),
-    "golang": ("go",),
-    "python": ("python3",),
-    "rust": ("cargo",),
-}
-"""Programs that come with each official image, beside a shell and the usual commands."""
-WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
-
-
 @dataclass(frozen=True)
 class Copy:
     """One `COPY` or `ADD`: its sources as written, and an absolute target."""
@@ -254,19 +264,6 @@ def _absolute(step: Instruction, path: str, folder: str) -> str:
     if ".." in whole.parts:
         raise UnsupportedLine(f"{step.line} has a path with ..")
     return str(whole)
-
-
-IGNORED = (*WITHOUT_EFFECT, "ENTRYPOINT", "HEALTHCHECK", "VOLUME")
-"""Instructions without a meaning here: no process outlives a command, and no port or volume leads outside."""
-_KNOWN_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "ADD": ("chmod", "chown", "link"),
-    "COPY": ("chmod", "chown", "from", "link"),
-    "FROM": ("platform",),
-    "RUN": ("mount",),
-    **dict.fromkeys(("ARG", "ENV", "SHELL", "USER", "WORKDIR"), ()),
-}
-"""The instructions that are executed, and their flags."""
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)

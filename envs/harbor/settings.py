@@ -25,6 +25,8 @@ from envs.swe.shell import ShellSettings
 from slime_verlog import Field
 
 EXAMPLES = Path(__file__).with_name("examples")
+BUILD = "set env.images and run slime-verlog build-images"
+"""What to do about a task that needs an image."""
 
 
 class HarborSettings(ShellSettings):
@@ -116,10 +118,6 @@ class HarborSettings(ShellSettings):
         return Path(self.images).expanduser().absolute()
 
 
-BUILD = "set env.images and run slime-verlog build-images"
-"""What to do about a task that needs an image."""
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What an image is built from: a Dockerfile's text, and the folder that its COPY lines read."""
@@ -130,7 +128,7 @@ class Recipe:
 
 
 def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
-    """Find tree and settings of a task's image; raises ConfigError if it is not built from these very files."""
+    """Find the tree and the `Image` of a task; raises ConfigError if it is not built from these very files."""
     file, store = record_of(recipe, settings), settings.image_store()
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if not told or not (store / told["tree"]).is_dir():

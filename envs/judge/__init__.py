@@ -44,12 +44,23 @@ from slime_verlog import read_settings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Messages = Sequence[dict[str, str]]
+SETTINGS = JudgedSettings
 _TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
+"""Statement that makes the cache's only table: the judge's answers by the hash of what it was asked."""
 _BESIDE = ("", "-journal", "-wal", "-shm")
+"""Endings of the cache and of the files that SQLite may leave beside it; all are renamed with a damaged one."""
+_SHOWN_CHARS = 1000
+"""Characters of an unusable verdict that are sent back to the judge."""
+_GRACE_S = 5.0
+"""Seconds past the deadline after which the event loop itself must be blocked."""
+_ENDPOINT = "/v1/chat/completions"
+_DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "default_action", "max_steps", "tools")
+"""Attributes of the inner environment that the judged one takes over."""
 
 
 class VerdictCache:
-    """Opens one connection per use, so threads and processes can share the file.
+    """A file of verdicts that opens one connection per use, so that threads and processes can share it.
 
     If the file is locked for too long or the disk is full, a warning is logged and the judge is asked.
     Raises ConfigError if the file can be neither opened nor created.
@@ -104,12 +115,8 @@ class VerdictCache:
         return self._path.stat().st_ino if self._path.exists() else None
 
 
-Messages = Sequence[dict[str, str]]
-_SHOWN_CHARS = 1000
-"""Characters of an unusable verdict that are sent back to the judge."""
-_GRACE_S = 5.0
-"""Seconds past the deadline after which the event loop itself must be blocked."""
-_PATH = "/v1/chat/completions"
+class _Refused(JudgeError):
+    """The server refused the request, so repeating it is useless."""
 
 
 class JudgeClient:
@@ -182,7 +189,7 @@ class JudgeClient:
             timeout = aiohttp.ClientTimeout(total=seconds)
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers()) as session,
-                session.post(self._base() + _PATH, json=payload) as response,
+                session.post(self._base() + _ENDPOINT, json=payload) as response,
             ):
                 body = await response.text(errors="replace")
                 if response.status in (400, 401, 403, 404, 422):
@@ -194,7 +201,7 @@ class JudgeClient:
         try:
             text = json.loads(body)["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise JudgeError(f"the answer is not what {_PATH} returns: {body[:200]}") from error
+            raise JudgeError(f"the answer is not what {_ENDPOINT} returns: {body[:200]}") from error
         if not isinstance(text, str):
             raise JudgeError(f"the answer holds no text, got {text!r:.100}")
         return text
@@ -224,14 +231,6 @@ class JudgeClient:
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             found = None
         return found if isinstance(found, str) else settings.model
-
-
-class _Refused(JudgeError):
-    """The server refused the request, so repeating it is useless."""
-
-
-SETTINGS = JudgedSettings
-_DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "default_action", "max_steps", "tools")
 
 
 class JudgedEnv(BaseInteractionEnv):

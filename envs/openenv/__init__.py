@@ -37,6 +37,16 @@ from envs.tools.settings import ToolSettings
 
 PROMPT = Path(__file__).with_name("prompt.j2")
 Ending = Literal["terminated", "truncated"]
+EMPTY = "The episode begins."
+"""Shown where the first observation has no text."""
+UNLIMITED_STEPS = 1000
+"""Turns of an episode with `max_steps: null`."""
+_WHAT = "tools"
+"""What a server with tools must not change; `first_seen` keeps it."""
+_GRACE_S = 5.0
+"""Seconds by which a tool's time-out exceeds the session's."""
+_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
+"""Settings that do not apply to a server with tools."""
 
 
 class OpenEnvGame(TextGame):
@@ -152,15 +162,6 @@ def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
         return found
 
     return ending
-
-
-EMPTY = "The episode begins."
-"""Shown where the first observation has no text."""
-UNLIMITED_STEPS = 1000
-"""Turns of an episode with `max_steps: null`."""
-_WHAT = "tools"
-_GRACE_S = 5.0
-_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
 
 
 class OpenEnvTools(ToolEnv):

@@ -1,6 +1,5 @@
 """Sokoban: push every box onto a target, in levels that are drawn from the seed or read from files.
 
-
 The symbols of the map are RAGEN's (or those of level files), and `reward: native` pays what gym-sokoban pays, which
 RAGEN trains on. Levels come from our own generator, so a seed gives other levels here than there.
 """

@@ -18,9 +18,15 @@ from envs.errors import ConfigError
 
 DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 """(dx, dy) of each move; y grows downwards."""
-
 SYMBOLS = {"ragen": "#_OX√PS", "xsb": "# .$*@+"}
 """Symbols of wall, floor, target, box, box on a target, player and player on a target, in RAGEN and in level files."""
+TILE_PIXELS = 32
+_FLOOR, _WALL, _MORTAR = (226, 214, 190), (112, 84, 66), (84, 62, 50)
+_TARGET, _BOX, _PLACED, _PLAYER = (200, 60, 60), (190, 130, 60), (70, 160, 80), (60, 90, 200)
+MAX_NODES = 20_000
+"""Nodes that a search expands before it gives up."""
+_GUIDANCE = 2
+"""Weight of the estimated remaining pushes against those made; above 1 is faster, with longer plans."""
 
 
 class State(NamedTuple):
@@ -138,11 +144,6 @@ def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
     return Room(width, height, inside, targets), State(players.bit_length() - 1, boxes)
 
 
-TILE_PIXELS = 32
-_FLOOR, _WALL, _MORTAR = (226, 214, 190), (112, 84, 66), (84, 62, 50)
-_TARGET, _BOX, _PLACED, _PLAYER = (200, 60, 60), (190, 130, 60), (70, 160, 80), (60, 90, 200)
-
-
 def draw_room(room: Room, state: State) -> np.ndarray:
     """Return a uint8 array (32 * height, 32 * width, 3)."""
     rows = []
@@ -174,13 +175,6 @@ def _tile(symbol: int) -> np.ndarray:
         tile[far < 121] = (255, 255, 255)
         tile[far < 90] = _PLAYER
     return tile
-
-
-MAX_NODES = 20_000
-"""Nodes that a search expands before it gives up."""
-
-_GUIDANCE = 2
-"""Weight of the estimated remaining pushes against those made; above 1 is faster, with longer plans."""
 
 
 class Push(NamedTuple):

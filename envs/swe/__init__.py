@@ -18,7 +18,7 @@ from envs.swe.shell import Judgement, ShellEnv, ShellSettings
 from envs.swe.small_tasks import small_instance
 from envs.swe.tools import Workbench, harmless
 from envs.swe.verdict.calibration import load_plan
-from envs.swe.verdict.evaluate import JudgeSettings, Plan, Verdict, evaluate, source_roots
+from envs.swe.verdict.evaluate import Plan, TestSettings, Verdict, evaluate, source_roots
 from envs.swe.verdict.instances import Instance, load_instances
 from envs.swe.verdict.trees import default_cache, pristine_tree
 from slime_verlog import Field
@@ -69,10 +69,10 @@ class SWESettings(ShellSettings):
         """Limits of one command."""
         return Limits(seconds, self.memory_mb, None, self.processes, self.file_mb, self.tree_mb)
 
-    def judge(self, repo: str) -> JudgeSettings:
+    def judge(self, repo: str) -> TestSettings:
         """How tests of a repository are run."""
         limits = self.limits(self.test_timeout_s)
-        return JudgeSettings(self.python_for(repo), limits, tuple(self.test_args), self.writable_tests)
+        return TestSettings(self.python_for(repo), limits, tuple(self.test_args), self.writable_tests)
 
 
 SETTINGS = SWESettings

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, did_you_mean
-from envs.swe.verdict.evaluate import JudgeSettings, run_tests
+from envs.swe.verdict.evaluate import TestSettings, run_tests
 from envs.swe.verdict.instances import Instance, read_instance
 from envs.swe.verdict.trees import build_tree, building, commit_all
 from slime_verlog import read_yaml_mapping
@@ -55,7 +55,7 @@ SMALL_TASKS: Mapping[str, SmallTask] = {
 }
 
 
-def small_instance(name: str, cache: Path, settings: JudgeSettings) -> tuple[Instance, Path]:
+def small_instance(name: str, cache: Path, settings: TestSettings) -> tuple[Instance, Path]:
     """Return a small task and its repository, made once; raises ConfigError for an unknown task."""
     task = SMALL_TASKS.get(name)
     if task is None:
@@ -74,7 +74,7 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:10]
 
 
-def _make_task(name: str, task: SmallTask, cache: Path, scratch: Path, settings: JudgeSettings) -> None:
+def _make_task(name: str, task: SmallTask, cache: Path, scratch: Path, settings: TestSettings) -> None:
     released = released_tree(task.package, cache)
     green = green_tests(task.package, released, cache, settings)
     repository = scratch / "repository"
@@ -129,7 +129,7 @@ def _fetch(package: Package, folder: Path) -> Path:
     return archive
 
 
-def green_tests(package: Package, released: Path, cache: Path, settings: JudgeSettings) -> list[str]:
+def green_tests(package: Package, released: Path, cache: Path, settings: TestSettings) -> list[str]:
     """Tests of the release that pass with this Python, found by one run; raises EnvironmentFault if none do."""
     target = cache / "released" / f"{package.label}-{_digest(settings.python)}.json"
     with building(target) as scratch:

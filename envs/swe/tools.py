@@ -32,6 +32,29 @@ from envs.tools.schema import ArgumentCheck
 from slime_verlog import read_yaml_mapping
 
 _STRUCTURE = re.compile(r"<(?=[/|]|tool_call>|think>)")
+"""The brackets that `Call.text` escapes: of tags, and of chat markers such as `<|im_end|>`."""
+_MARKUP = re.compile(r"<(?=/?tool_(?:call|response)>|\|[A-Za-z0-9_▁]{1,64}\|>|｜[^｜\n]{1,64}｜>|/?s>|/?think>)")
+"""The brackets of tags and chat markers in what tools return; `harmless` puts a space after each."""
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+"""Escape sequences of terminals, and control characters other than tab and newline, which `harmless` removes."""
+MAX_COMMAND_BYTES = 32 << 10
+"""Longest command of `run`, and longest list of targets of `run_tests`."""
+_VIEW_LINES = 200
+"""Lines that `view` shows if the call names no last one."""
+_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
+"""Arguments that name a call where its result is shown."""
+_STOPPED = {
+    "time": "stopped: it ran past its time limit",
+    "memory": "stopped: its processes used more memory than they may",
+    "disk": "stopped: the files grew larger than they may; delete what is not needed",
+    "output": "stopped: it printed too much",
+}
+"""How the model is told why a command was stopped, by `Outcome.stopped`."""
+_GREP = (
+    'set -o pipefail; grep -rnIE --exclude-dir=.git --exclude-dir=__pycache__ -m 50 -e "$1" -- "$2" '
+    "| LC_ALL=C sort -s -t: -k1,1"
+)
+"""Sorted, because grep follows the order of the disk, which differs from copy to copy."""
 
 
 @dataclass(frozen=True)
@@ -145,18 +168,6 @@ def _check_call(tools: Mapping[str, ShellTool], call: tool_calls.Call) -> Call |
     return tools[call.name].read(call.arguments, call.as_text)
 
 
-MAX_COMMAND_BYTES = 32 << 10
-_VIEW_LINES = 200
-_SHOWN = ("path", "pattern", "command", "targets", "start", "end")
-"""Arguments that name a call where its result is shown."""
-_STOPPED = {
-    "time": "stopped: it ran past its time limit",
-    "memory": "stopped: its processes used more memory than they may",
-    "disk": "stopped: the files grew larger than they may; delete what is not needed",
-    "output": "stopped: it printed too much",
-}
-
-
 @dataclass(frozen=True)
 class Workbench:
     """What tools act on."""
@@ -180,7 +191,7 @@ class Workbench:
 def execute(bench: Workbench, call: Call) -> ToolResult:
     """Run one call. What the agent got wrong comes back as text; only a broken machine raises."""
     try:
-        text, failed = _TOOLS[call.name](bench, **call.arguments), False
+        text, failed = _FUNCTIONS[call.name](bench, **call.arguments), False
     except ToolFailure as failure:
         text, failed = f"error: {failure}", True
     return ToolResult(clip(harmless(text), bench.output_chars), failed=failed)
@@ -222,13 +233,6 @@ def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
     last = first + len(shown) - 1
     rest = "" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})"
     return "\n".join(shown) + rest
-
-
-# Sorted, because grep follows the order of the disk, which differs from copy to copy.
-_GREP = (
-    'set -o pipefail; grep -rnIE --exclude-dir=.git --exclude-dir=__pycache__ -m 50 -e "$1" -- "$2" '
-    "| LC_ALL=C sort -s -t: -k1,1"
-)
 
 
 def _search(bench: Workbench, pattern: str, path: str) -> str:
@@ -309,7 +313,7 @@ def _with_status(outcome: Outcome) -> str:
     return f"{outcome.output.rstrip()}\n({status})".lstrip("\n")
 
 
-_TOOLS: Mapping[str, Callable[..., str]] = {
+_FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "view": _view,
     "search": _search,
     "edit": _edit,
@@ -318,9 +322,6 @@ _TOOLS: Mapping[str, Callable[..., str]] = {
     "run": _run,
     "run_tests": _run_tests,
 }
-
-_MARKUP = re.compile(r"<(?=/?tool_(?:call|response)>|\|[A-Za-z0-9_▁]{1,64}\|>|｜[^｜\n]{1,64}｜>|/?s>|/?think>)")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 
 
 def harmless(text: str) -> str:

@@ -29,6 +29,8 @@ from envs.textworld.games import (
 from slime_verlog import Field
 
 _SEED_BLOCK = 1_000_000_000
+_BETWEEN = re.compile(r" (?:with|from|on|into|in) ")
+"""Stands between the thing that a command is about and a second one."""
 
 
 class TextWorldSettings(GameSettings):
@@ -223,9 +225,6 @@ def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameReci
     if settings.games is not None:
         seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
     return make_recipe(theme, seed, "detailed" if settings.goal == "detailed" else "brief", given)
-
-
-_BETWEEN = re.compile(r" (?:with|from|on|into|in) ")
 
 
 def explain_plan(observation: str, plan: Sequence[str]) -> str:

@@ -28,6 +28,13 @@ from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodabl
 from envs.tools.settings import ToolSettings
 from slime_verlog import read_settings
 
+SETTINGS = ToolSettings
+_TEMPLATE = Path(__file__).with_name("prompt.j2")
+_RIGHT, _WRONG = "Your answer is right.", "Your answer is wrong."
+_AGAIN = "Look for the mistake and answer again; do not repeat the answer."
+_LAST_TURN = "One turn is left: give your final answer now."
+_NO_ANSWER = "There is neither a call nor an answer after the reasoning."
+
 
 class ToolSession:
     """One episode's tools. `counts` holds the number of failures of each kind."""
@@ -115,16 +122,10 @@ class ToolSession:
         return own if own is not None else self.settings.timeout_s
 
 
-SETTINGS = ToolSettings
-_TEMPLATE = Path(__file__).with_name("prompt.j2")
-_RIGHT, _WRONG = "Your answer is right.", "Your answer is wrong."
-_AGAIN = "Look for the mistake and answer again; do not repeat the answer."
-_LAST_TURN = "One turn is left: give your final answer now."
-_NO_ANSWER = "There is neither a call nor an answer after the reasoning."
-
-
 @dataclass(frozen=True)
 class _Outcome:
+    """What one response did."""
+
     results: tuple[tuple[str, ToolResult], ...] = ()
     """Names of tools and their results, in order."""
     feedback: str = ""

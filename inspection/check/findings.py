@@ -13,6 +13,19 @@ from rollout.workers.reply import EnvReply
 from rollout.workers.trial import Trial
 from rollout.workers.trial_worker import Abilities
 
+LONG_OBSERVATION = 4000
+"""Tokens above which an observation is called long."""
+CHARS_PER_TOKEN = 4
+"""An estimate for English text, used without a tokenizer."""
+SLOW_STEP_S, SLOW_RESET_S = 0.5, 10.0
+"""Seconds above which steps and resets are called slow."""
+MIN_LEFT = 0.1
+"""Share of the expert's rewards that should be left at the first turn after discounting."""
+GROWTH, GROWTH_TURNS = 2.0, 16
+"""A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
+CountTokens = Callable[[str], int] | None
+"""Counts the tokens of a text; None without a tokenizer."""
+
 
 @dataclass
 class Playthrough:
@@ -81,15 +94,6 @@ async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthro
     return None
 
 
-LONG_OBSERVATION = 4000  # tokens above which an observation is called long
-CHARS_PER_TOKEN = 4  # estimate for English text, used without a tokenizer
-SLOW_STEP_S, SLOW_RESET_S = 0.5, 10.0
-MIN_LEFT = 0.1
-"""Share of the expert's rewards that should be left at the first turn after discounting."""
-GROWTH, GROWTH_TURNS = 2.0, 16
-"""A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
-
-
 class Status(StrEnum):
     """How serious a finding is; `ERROR` fails the command."""
 
@@ -105,9 +109,6 @@ class Finding:
     name: str
     status: Status
     detail: str
-
-
-CountTokens = Callable[[str], int] | None
 
 
 def judge(

@@ -1,4 +1,4 @@
-"""The points of a run, and its table: mean ± standard error per setting and task, as text, JSON, CSV and Markdown.
+"""Reads the settings of an evaluation (`SweepPoint`), and makes its table: mean ± standard error per setting and task.
 
 The YAML with `--set` and `--sweep` gives the points: checked settings, and the episodes to play with each.
 """
@@ -28,9 +28,19 @@ from slime_verlog import ConfigError, read_yaml_mapping
 
 Key = tuple[str, str, int, int]
 """Setting, task name, seed and repeat: what tells the episodes of one player apart."""
-
 SPEED_KEYS = ("n_env", "env_backend", "env_workers", "env_step_timeout_s", "env_reset_timeout_s", "engine")
 """YAML keys that do not change which episodes are played, nor how."""
+COLUMNS = {
+    "success": "win rate",
+    "return": "return",
+    "progression": "progression",
+    "turns": "turns",
+    "valid_action_ratio": "valid actions",
+}
+"""Titles of the columns that every environment has, by key of the record."""
+COUNTS = ("n", "failed", "context")
+"""Columns that count episodes, as `Table` explains them."""
+DASH = "–"
 
 
 @dataclass(frozen=True)
@@ -106,18 +116,6 @@ def without_speed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "eval": held_out}
 
 
-COLUMNS = {
-    "success": "win rate",
-    "return": "return",
-    "progression": "progression",
-    "turns": "turns",
-    "valid_action_ratio": "valid actions",
-}
-"""Titles of the columns that every environment has, by key of the record."""
-COUNTS = ("n", "failed", "context")
-DASH = "–"
-
-
 @dataclass(frozen=True)
 class Cell:
     """Mean and standard error of a column; None where there are too few episodes."""
@@ -144,8 +142,8 @@ class Table:
 
     Standard errors are over seeds: the repeats of a seed count as their mean. A row has the numbers of episodes `n` (in
     the means), `failed` (excluded: the environment was lost, or the prompt was refused) and `context` (in the means;
-    ended because the next prompt was too long). Then come the fields of a
-    `Cell` for each of `COLUMNS`, and under `metrics` for each of the environment's own numbers.
+    ended because the next prompt was too long). Then come the fields of a `Cell` for each of `COLUMNS`, and under
+    `metrics` for each of the environment's own numbers.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -173,6 +171,7 @@ class Table:
         return "\n".join(align(lines, names)) + f"\n\n{self.caption}"
 
     def as_markdown(self) -> str:
+        """For documents: a table with the caption below it."""
         names, (titles, *lines) = self._grid()
         marks = ["---"] * names + ["---:"] * (len(titles) - names)
         return "\n".join(f"| {' | '.join(line)} |" for line in (titles, marks, *lines)) + f"\n\n{self.caption}\n"

@@ -24,6 +24,21 @@ from rollout.workers.reply import EnvReply, digest
 from rollout.workers.trial import Trial
 from slime_verlog import INTERRUPTED, ConfigError
 
+BLOCK_COLUMNS = 64
+"""Width of an image drawn with half blocks; each character shows two pixels, one above the other."""
+HELP = """\
+Type an action, or a whole answer (THINK: ... ACTION: ...). Commands:
+  /prompt, p   the whole prompt, as the model gets it
+  /actions     the environment's actions
+  /expert      what the environment's expert would do
+  /undo [N]    take back the last turn, or N turns
+  /restart     the same episode from the beginning
+  /next        the episode of the next seed
+  /quit        end (also Ctrl-D)
+To answer with a text that begins with /, write // instead. A \\n in your answer becomes a line break, so
+NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind: inline_notes}. With kind: notes,
+some prompts ask for notes alone; your answer to these is not an action."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -147,22 +162,6 @@ def _without(message: Mapping[str, Any], request: str) -> Message:
         last = content[-1]["text"].removesuffix(tail)
         content = [*content[:-1], *([{"type": "text", "text": last}] if last else [])]
     return {**message, "content": content}
-
-
-BLOCK_COLUMNS = 64
-"""Width of an image drawn with half blocks; each character shows two pixels, one above the other."""
-HELP = """\
-Type an action, or a whole answer (THINK: ... ACTION: ...). Commands:
-  /prompt, p   the whole prompt, as the model gets it
-  /actions     the environment's actions
-  /expert      what the environment's expert would do
-  /undo [N]    take back the last turn, or N turns
-  /restart     the same episode from the beginning
-  /next        the episode of the next seed
-  /quit        end (also Ctrl-D)
-To answer with a text that begins with /, write // instead. A \\n in your answer becomes a line break, so
-NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind: inline_notes}. With kind: notes,
-some prompts ask for notes alone; your answer to these is not an action."""
 
 
 class Session:

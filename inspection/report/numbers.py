@@ -1,4 +1,4 @@
-"""Computes the numbers of one column; `measures.yaml` says what each means, its healthy range and what to do outside.
+"""Defines the report's numbers and questions, and computes the numbers of one column; `measures.yaml` describes each.
 
 Several say how varied responses are, and how much their reasoning depends on the observation. RAGEN (Wang et al. 2025,
 "Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv 2504.20073) calls the fall
@@ -25,6 +25,21 @@ import yaml
 from inspection.report.invalid import NO_LINE, Rejections
 from inspection.report.reading import Episode, Played
 from slime_verlog import Settings
+
+CANDIDATES = 16
+"""Observations that a reasoning is compared with, its own among them."""
+PAIRS = 1000
+"""Pairs of reasonings that are drawn to measure their overlap."""
+_WORD = re.compile(r"\w+")
+_DISTINCT_OF = 1000
+"""Reasonings of which distinct ones are counted; among more, the share would be smaller."""
+_MIN_PER_TASK = 20
+"""Turns that a task needs for its share of valid ones to be compared."""
+_OUT_OF_TIME = ("time_limit", "max_turns")
+_NO_REASONING = "the answers hold no reasoning"
+_NO_IMAGES = "the pictures are not recorded"
+_FREE_TEXT = "actions are free text"
+_ONE_EPISODE = "needs at least two episodes"
 
 
 class Verdict(enum.StrEnum):
@@ -102,82 +117,6 @@ _DATA = yaml.safe_load(Path(__file__).with_name("measures.yaml").read_text(encod
 QUESTIONS: Mapping[int, Question] = {number: Question(**question) for number, question in _DATA["questions"].items()}
 MEASURES = tuple(Measure(key=key, **measure) for key, measure in _DATA["numbers"].items())
 BY_KEY = {measure.key: measure for measure in MEASURES}
-
-
-CANDIDATES = 16
-PAIRS = 1000
-_WORD = re.compile(r"\w+")
-
-
-def entropy(counts: Counter[Any]) -> float:
-    """Plug-in entropy of a distribution, in bits."""
-    total = sum(counts.values())
-    return -sum(n / total * math.log2(n / total) for n in counts.values() if n) if total else 0.0
-
-
-def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]) -> tuple[float, int] | None:
-    """Return the share of reasonings that resemble their observation more than 15 others, and how many were tried.
-
-    None with too few. RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the
-    policy's log-probs. Each observation counts once, and at most 400 do. Ties share the point, so equal reasonings
-    score 1/16 on average.
-    """
-    pairs = [pair for pair in zip(observations, reasonings, strict=True) if pair[1].strip()]
-    rng = random.Random(0)
-    rng.shuffle(pairs)
-    pairs = list(dict(pairs).items())[:400]
-    distinct = [observation for observation, _ in pairs]
-    if len(pairs) < CANDIDATES:
-        return None
-    terms = {text: _terms(text) for text in distinct}
-    found = Counter(term for bag in terms.values() for term in bag)
-    weight = {term: math.log(len(distinct) / k) for term, k in found.items()}
-    norm = {text: math.sqrt(sum(weight[term] ** 2 for term in bag)) or 1.0 for text, bag in terms.items()}
-    hits = 0.0
-    for observation, reasoning in pairs:
-        said = _terms(reasoning)
-        others = rng.sample(distinct, CANDIDATES)
-        others = [text for text in others if text != observation][: CANDIDATES - 1]
-        scores = [sum(weight[term] for term in said & terms[text]) / norm[text] for text in (observation, *others)]
-        level = [score for score in scores if score >= scores[0] - 1e-9]
-        hits += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
-    return hits / len(pairs), len(pairs)
-
-
-def _terms(text: str) -> set[str]:
-    words = _WORD.findall(text.lower())
-    return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
-
-
-def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None]) -> float | None:
-    """Mean Jaccard index of the word trigrams of two reasonings in different states; 1 if all are equal.
-
-    Unlike counts of distinct n-grams, it does not depend on the number of texts. None with fewer than 10 pairs.
-    """
-    rng = random.Random(0)
-    used = [k for k, text in enumerate(reasonings) if text.strip()]
-    if len(used) < 2:
-        return None
-    grams: dict[int, set[tuple[str, ...]]] = {}
-    values = []
-    for _ in range(PAIRS):
-        first, second = rng.sample(used, 2)
-        if states[first] != states[second]:
-            for k in {first, second} - grams.keys():
-                words = _WORD.findall(reasonings[k].lower())
-                grams[k] = {tuple(words[j : j + 3]) for j in range(max(len(words) - 2, 1))}
-            a, b = grams[first], grams[second]
-            values.append(len(a & b) / len(a | b))
-    return sum(values) / len(values) if len(values) >= 10 else None
-
-
-_DISTINCT_OF = 1000
-_MIN_PER_TASK = 20
-_OUT_OF_TIME = ("time_limit", "max_turns")
-_NO_REASONING = "the answers hold no reasoning"
-_NO_IMAGES = "the pictures are not recorded"
-_FREE_TEXT = "actions are free text"
-_ONE_EPISODE = "needs at least two episodes"
 
 
 def measure(played: Played, actions: Sequence[str], rejections: Rejections) -> dict[str, Value]:
@@ -316,3 +255,65 @@ def _ratio_error(episodes: Sequence[Episode]) -> float | None:
         return None
     ratio = sum(episode.valid for episode in episodes) / turns
     return (sum((e.valid - ratio * len(e.turns)) ** 2 for e in episodes) * n / (n - 1)) ** 0.5 / turns
+
+
+def entropy(counts: Counter[Any]) -> float:
+    """Plug-in entropy of a distribution, in bits."""
+    total = sum(counts.values())
+    return -sum(n / total * math.log2(n / total) for n in counts.values() if n) if total else 0.0
+
+
+def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]) -> tuple[float, int] | None:
+    """Return the share of reasonings that resemble their observation more than 15 others, and how many were tried.
+
+    None with too few. RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the
+    policy's log-probs. Each observation counts once, and at most 400 do. Ties share the point, so equal reasonings
+    score 1/16 on average.
+    """
+    pairs = [pair for pair in zip(observations, reasonings, strict=True) if pair[1].strip()]
+    rng = random.Random(0)
+    rng.shuffle(pairs)
+    pairs = list(dict(pairs).items())[:400]
+    distinct = [observation for observation, _ in pairs]
+    if len(pairs) < CANDIDATES:
+        return None
+    terms = {text: _terms(text) for text in distinct}
+    found = Counter(term for bag in terms.values() for term in bag)
+    weight = {term: math.log(len(distinct) / k) for term, k in found.items()}
+    norm = {text: math.sqrt(sum(weight[term] ** 2 for term in bag)) or 1.0 for text, bag in terms.items()}
+    hits = 0.0
+    for observation, reasoning in pairs:
+        said = _terms(reasoning)
+        others = rng.sample(distinct, CANDIDATES)
+        others = [text for text in others if text != observation][: CANDIDATES - 1]
+        scores = [sum(weight[term] for term in said & terms[text]) / norm[text] for text in (observation, *others)]
+        level = [score for score in scores if score >= scores[0] - 1e-9]
+        hits += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
+    return hits / len(pairs), len(pairs)
+
+
+def _terms(text: str) -> set[str]:
+    words = _WORD.findall(text.lower())
+    return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
+
+
+def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None]) -> float | None:
+    """Mean Jaccard index of the word trigrams of two reasonings in different states; 1 if all are equal.
+
+    Unlike counts of distinct n-grams, it does not depend on the number of texts. None with fewer than 10 pairs.
+    """
+    rng = random.Random(0)
+    used = [k for k, text in enumerate(reasonings) if text.strip()]
+    if len(used) < 2:
+        return None
+    grams: dict[int, set[tuple[str, ...]]] = {}
+    values = []
+    for _ in range(PAIRS):
+        first, second = rng.sample(used, 2)
+        if states[first] != states[second]:
+            for k in {first, second} - grams.keys():
+                words = _WORD.findall(reasonings[k].lower())
+                grams[k] = {tuple(words[j : j + 3]) for j in range(max(len(words) - 2, 1))}
+            a, b = grams[first], grams[second]
+            values.append(len(a & b) / len(a | b))
+    return sum(values) / len(values) if len(values) >= 10 else None

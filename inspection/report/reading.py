@@ -22,10 +22,20 @@ _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECAS
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MAX_TOKEN_CHARS, _MAX_END_TOKENS = 40, 16
 _HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
-EXCERPT = 160  # characters of an action or of an example
+EXCERPT = 160
+"""Characters of an action or of an example."""
 _MAX_TEXT = 2000
+"""Characters of an observation, or of a part of a response, that are kept."""
 MAX_BARE_ACTION_WORDS = 6
 """A response without a marker and with more words than this counts as reasoning without an action."""
+SAMPLED_TURNS = 4000
+"""Turns that the measures that compare texts look at."""
+LOOP = 3
+"""Turns in a row with the same action, and an observation that stays the same, that count as a loop."""
+_REPEATS = 2
+"""Earlier occurrences of an attempt after which it counts as repeated."""
+_MAX_CANDIDATES = 20_000
+"""Kinds of invalid responses that are told apart; further ones count as one."""
 
 
 class Parts(NamedTuple):
@@ -39,54 +49,6 @@ class Parts(NamedTuple):
     """The lines after the action, or after the last tool call."""
     has_marker: bool
     """Whether the response says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
-
-
-def split_answer(response: str, executed: str | None) -> Parts:
-    """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
-
-    Without any marker, a short response, or one that was executed as it stands, is a bare action. A longer one is
-    reasoning, which contains the action if the response is valid; `executed` is None if it is invalid.
-    """
-    response = _drop_end_tokens(response)
-    calls = response.find(_CALL)
-    if calls >= 0:
-        end = response.rfind(_CALL_END)
-        end = end + len(_CALL_END) if end > calls else len(response)
-        return Parts(_drop_labels(response[:calls]), _one_line(response[calls:end]), response[end:].strip(), True)
-    candidate, (start, _) = find_action(response)
-    if start:
-        before = response[:start].rstrip()
-        for word in ("ACTION:", "action:", "Action"):
-            before = before.removesuffix(word)
-        action, _, after = candidate.partition("\n")
-        return Parts(_drop_labels(before), action.strip(), after.strip(), True)
-    thought, closed, rest = response.rpartition("</think>")
-    if closed:
-        return Parts(_drop_labels(thought), _one_line(rest), "", True)
-    is_short = len(response.split(maxsplit=MAX_BARE_ACTION_WORDS)) <= MAX_BARE_ACTION_WORDS
-    if (is_short and not _LABEL.match(response)) or _one_line(response) == _one_line(executed or ""):
-        return Parts("", _one_line(response), "", False)
-    return Parts(_drop_labels(response), _one_line(executed or ""), "", False)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _drop_labels(text: str) -> str:
-    text = text[match.end() :] if (match := _LABEL.match(text)) else text
-    return text.replace("<think>", "").replace("</think>", "").strip()
-
-
-def _drop_end_tokens(text: str) -> str:
-    """Without tokens such as `<|im_end|>` at the end."""
-    for _ in range(_MAX_END_TOKENS):
-        text = text.rstrip()
-        start = text.rfind("<|" if text.endswith("|>") else "</s>", max(len(text) - _MAX_TOKEN_CHARS, 0))
-        if start < 0 or not text.endswith(("|>", "</s>")):
-            break
-        text = text[:start]
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +94,84 @@ class Episode:
     def valid(self) -> int:
         """Turns with a valid response."""
         return sum(turn.valid for turn in self.turns)
+
+
+class Played:
+    """The episodes of one column in the order in which they were played."""
+
+    def __init__(self, player: str, episodes: Sequence[Episode]) -> None:
+        self.player, self.episodes = player, episodes
+        self.turns = [turn for episode in episodes for turn in episode.turns]
+        self.valid = [turn for turn in self.turns if turn.valid]
+        self.reasoned = [turn for turn in self.turns if turn.words]
+        self.by_task: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            self.by_task.setdefault(episode.task, []).append(episode)
+        self.env_paths = list(dict.fromkeys(episode.env_path for episode in episodes))
+        """Environments of the episodes; several if tasks are mixed."""
+        self.actions = Counter(turn.executed for turn in self.valid)
+        """Executed actions of valid responses."""
+        self.is_scripted = player in ("random", "expert") and not self.reasoned
+        """Whether a scripted player gave the responses, without reasoning."""
+        self.looped = self.stuck = 0
+        """Turns in loops, and turns that repeat an earlier attempt, of episodes that were not won."""
+        self.loops: list[tuple[int, Place]] = []
+        for episode in episodes:
+            if not episode.success:
+                self._count_repeats(episode)
+
+    def _count_repeats(self, episode: Episode) -> None:
+        """Count turns in loops, and turns that repeat an earlier attempt: an action in an observation.
+
+        A stretch of equal attempts that ends in another observation had an effect, such as a walk through an empty
+        room, and counts as one attempt.
+        """
+        seen: Counter[tuple[int, str]] = Counter()
+        groups = itertools.groupby(episode.turns, lambda turn: (turn.state, turn.executed))
+        stretches = [(attempt, len(list(group))) for attempt, group in groups]
+        start = 0
+        for number, ((state, executed), length) in enumerate(stretches, 1):
+            changed = number < len(stretches) and stretches[number][0][0] != state
+            if state is not None:
+                repeats = 1 if changed else length
+                self.stuck += sum(seen[state, executed] + k >= _REPEATS for k in range(repeats))
+                seen[state, executed] += repeats
+                if length >= LOOP and not changed:
+                    self.looped += length
+                    place = Place(episode.task, episode.seed, start + 1, f"{executed[:EXCERPT]} x {length}")
+                    self.loops.append((length, place))
+            start += length
+
+    def sample(self) -> list[Turn]:
+        """Return up to `SAMPLED_TURNS` turns in the order in which they were played."""
+        if len(self.turns) <= SAMPLED_TURNS:
+            return self.turns
+        return [self.turns[k] for k in sorted(random.Random(0).sample(range(len(self.turns)), SAMPLED_TURNS))]
+
+    def by_words(self) -> list[tuple[int, Place]]:
+        """Return the number of words of each reasoning and its place, the shortest first."""
+        found = [(turn.words, place) for turn, place in self._places() if turn.words]
+        return sorted(found, key=lambda item: item[0])
+
+    def rejected(self) -> list[Rejected]:
+        """Return the invalid responses, those with the same text in place of the action together."""
+        found: dict[tuple[Any, ...], Rejected] = {}
+        for turn, place in self._places():
+            if turn.valid:
+                continue
+            parts, cut = turn.parts, bool(turn.cut)
+            commands = turn.commands if find_match(parts.action, turn.commands) else ()
+            candidate = f"{parts.action}\n{parts.after}".strip()[:EXCERPT]
+            key = (candidate.lower(), parts.has_marker, cut, commands)
+            if key not in found and len(found) >= _MAX_CANDIDATES:
+                key = ("", True, cut, ())
+            new = Rejected(candidate, parts.has_marker, turn.asked_for_marker, cut, commands, place)
+            found.setdefault(key, new).count += 1
+        return list(found.values())
+
+    def _places(self) -> list[tuple[Turn, Place]]:
+        numbered = [(e, number, turn) for e in self.episodes for number, turn in enumerate(e.turns, 1)]
+        return [(turn, Place(e.task, e.seed, number, turn.ending)) for e, number, turn in numbered]
 
 
 def read_run(path: Path) -> Iterator[Episode]:
@@ -214,86 +254,49 @@ def _number(record: Mapping[str, Any], key: str) -> float:
     return value
 
 
-SAMPLED_TURNS = 4000  # turns that the measures that compare texts look at
-LOOP = 3
-"""Turns in a row with the same action, and an observation that stays the same, that count as a loop."""
-_REPEATS = 2  # earlier occurrences of an attempt after which it counts as repeated
-_MAX_CANDIDATES = 20_000
+def split_answer(response: str, executed: str | None) -> Parts:
+    """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
+
+    Without any marker, a short response, or one that was executed as it stands, is a bare action. A longer one is
+    reasoning, which contains the action if the response is valid; `executed` is None if it is invalid.
+    """
+    response = _drop_end_tokens(response)
+    calls = response.find(_CALL)
+    if calls >= 0:
+        end = response.rfind(_CALL_END)
+        end = end + len(_CALL_END) if end > calls else len(response)
+        return Parts(_drop_labels(response[:calls]), _one_line(response[calls:end]), response[end:].strip(), True)
+    candidate, (start, _) = find_action(response)
+    if start:
+        before = response[:start].rstrip()
+        for word in ("ACTION:", "action:", "Action"):
+            before = before.removesuffix(word)
+        action, _, after = candidate.partition("\n")
+        return Parts(_drop_labels(before), action.strip(), after.strip(), True)
+    thought, closed, rest = response.rpartition("</think>")
+    if closed:
+        return Parts(_drop_labels(thought), _one_line(rest), "", True)
+    is_short = len(response.split(maxsplit=MAX_BARE_ACTION_WORDS)) <= MAX_BARE_ACTION_WORDS
+    if (is_short and not _LABEL.match(response)) or _one_line(response) == _one_line(executed or ""):
+        return Parts("", _one_line(response), "", False)
+    return Parts(_drop_labels(response), _one_line(executed or ""), "", False)
 
 
-class Played:
-    """The episodes of one column in the order in which they were played."""
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
-    def __init__(self, player: str, episodes: Sequence[Episode]) -> None:
-        self.player, self.episodes = player, episodes
-        self.turns = [turn for episode in episodes for turn in episode.turns]
-        self.valid = [turn for turn in self.turns if turn.valid]
-        self.reasoned = [turn for turn in self.turns if turn.words]
-        self.by_task: dict[str, list[Episode]] = {}
-        for episode in episodes:
-            self.by_task.setdefault(episode.task, []).append(episode)
-        self.env_paths = list(dict.fromkeys(episode.env_path for episode in episodes))
-        """Environments of the episodes; several if tasks are mixed."""
-        self.actions = Counter(turn.executed for turn in self.valid)
-        """Executed actions of valid responses."""
-        self.is_scripted = player in ("random", "expert") and not self.reasoned
-        """Whether a scripted player gave the responses, without reasoning."""
-        self.looped = self.stuck = 0
-        """Turns in loops, and turns that repeat an earlier attempt, of episodes that were not won."""
-        self.loops: list[tuple[int, Place]] = []
-        for episode in episodes:
-            if not episode.success:
-                self._count_repeats(episode)
 
-    def _count_repeats(self, episode: Episode) -> None:
-        """Count turns in loops, and turns that repeat an earlier attempt: an action in an observation.
+def _drop_labels(text: str) -> str:
+    text = text[match.end() :] if (match := _LABEL.match(text)) else text
+    return text.replace("<think>", "").replace("</think>", "").strip()
 
-        A stretch of equal attempts that ends in another observation had an effect, such as a walk through an empty
-        room, and counts as one attempt.
-        """
-        seen: Counter[tuple[int, str]] = Counter()
-        groups = itertools.groupby(episode.turns, lambda turn: (turn.state, turn.executed))
-        stretches = [(attempt, len(list(group))) for attempt, group in groups]
-        start = 0
-        for number, ((state, executed), length) in enumerate(stretches, 1):
-            changed = number < len(stretches) and stretches[number][0][0] != state
-            if state is not None:
-                repeats = 1 if changed else length
-                self.stuck += sum(seen[state, executed] + k >= _REPEATS for k in range(repeats))
-                seen[state, executed] += repeats
-                if length >= LOOP and not changed:
-                    self.looped += length
-                    place = Place(episode.task, episode.seed, start + 1, f"{executed[:EXCERPT]} x {length}")
-                    self.loops.append((length, place))
-            start += length
 
-    def sample(self) -> list[Turn]:
-        """Return up to `SAMPLED_TURNS` turns in the order in which they were played."""
-        if len(self.turns) <= SAMPLED_TURNS:
-            return self.turns
-        return [self.turns[k] for k in sorted(random.Random(0).sample(range(len(self.turns)), SAMPLED_TURNS))]
-
-    def by_words(self) -> list[tuple[int, Place]]:
-        """Return the number of words of each reasoning and its place, the shortest first."""
-        found = [(turn.words, place) for turn, place in self._places() if turn.words]
-        return sorted(found, key=lambda item: item[0])
-
-    def rejected(self) -> list[Rejected]:
-        """Return the invalid responses, those with the same text in place of the action together."""
-        found: dict[tuple[Any, ...], Rejected] = {}
-        for turn, place in self._places():
-            if turn.valid:
-                continue
-            parts, cut = turn.parts, bool(turn.cut)
-            commands = turn.commands if find_match(parts.action, turn.commands) else ()
-            candidate = f"{parts.action}\n{parts.after}".strip()[:EXCERPT]
-            key = (candidate.lower(), parts.has_marker, cut, commands)
-            if key not in found and len(found) >= _MAX_CANDIDATES:
-                key = ("", True, cut, ())
-            new = Rejected(candidate, parts.has_marker, turn.asked_for_marker, cut, commands, place)
-            found.setdefault(key, new).count += 1
-        return list(found.values())
-
-    def _places(self) -> list[tuple[Turn, Place]]:
-        numbered = [(e, number, turn) for e in self.episodes for number, turn in enumerate(e.turns, 1)]
-        return [(turn, Place(e.task, e.seed, number, turn.ending)) for e, number, turn in numbered]
+def _drop_end_tokens(text: str) -> str:
+    """Without tokens such as `<|im_end|>` at the end."""
+    for _ in range(_MAX_END_TOKENS):
+        text = text.rstrip()
+        start = text.rfind("<|" if text.endswith("|>") else "</s>", max(len(text) - _MAX_TOKEN_CHARS, 0))
+        if start < 0 or not text.endswith(("|>", "</s>")):
+            break
+        text = text[:start]
+    return text

@@ -17,6 +17,11 @@ from inspection.records import split_prompts, text_of
 from rollout.spec import EnvSpec
 from rollout.tokens.image_files import png_uri, write_png
 
+_TILES_PER_ROW = 32
+_SIZES = range(8, 65)
+_REPEATED_SHARE = 0.5
+"""Frames are stored as tiles if at most this share of their tiles is new."""
+
 
 @dataclass
 class Replay:
@@ -88,11 +93,6 @@ def _copy(image: Any) -> np.ndarray:
 
 def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
-
-
-_TILES_PER_ROW = 32
-_SIZES = range(8, 65)
-_REPEATED_SHARE = 0.5  # frames are stored as tiles if at most this share of their tiles is new
 
 
 class Atlas:

@@ -18,7 +18,16 @@ from pydantic import TypeAdapter
 from envs.errors import ConfigError
 from envs.swe.verdict import trees
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.evaluate import Expected, JudgeSettings, Plan, ProbeRun, Report, TestRun, run_probes, run_tests
+from envs.swe.verdict.evaluate import (
+    Expected,
+    Plan,
+    ProbeReport,
+    ProbeRun,
+    TestRun,
+    TestSettings,
+    run_probes,
+    run_tests,
+)
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
@@ -31,7 +40,7 @@ _RUNS = 5
 """Runs of the reference that must agree, for each set of arguments: code may be random."""
 
 
-def load_plan(instance: Instance, pristine: Path, cache: Path, settings: JudgeSettings) -> Plan:
+def load_plan(instance: Instance, pristine: Path, cache: Path, settings: TestSettings) -> Plan:
     """Return the plan from the cache, or make it; raises ConfigError if the reference solution is not paid."""
     sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     key = json.dumps([instance.row(), str(pristine), str(settings.python), settings.test_args, sources])
@@ -40,7 +49,7 @@ def load_plan(instance: Instance, pristine: Path, cache: Path, settings: JudgeSe
 
 
 @functools.lru_cache(maxsize=64)
-def _load(instance: Instance, pristine: Path, target: Path, settings: JudgeSettings) -> Plan:
+def _load(instance: Instance, pristine: Path, target: Path, settings: TestSettings) -> Plan:
     with trees.building(target) as scratch:
         if scratch is not None:
             made = _Calibration(instance, pristine, settings).plan()
@@ -72,7 +81,7 @@ def _some(names: Collection[str]) -> str:
 class _Calibration:
     """Runs the probes of an instance with the reference solution and without, and keeps those that are valid."""
 
-    def __init__(self, instance: Instance, pristine: Path, settings: JudgeSettings) -> None:
+    def __init__(self, instance: Instance, pristine: Path, settings: TestSettings) -> None:
         self.instance, self.pristine, self.settings = instance, pristine, settings
         with trees.scratch_tree() as tree:
             trees.build_reference(tree, pristine, instance)
@@ -179,7 +188,7 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
             yield Expected(test, number, probe.operator, probe.exception, values)
 
 
-def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[Report]) -> Expected | None:
+def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeReport]) -> Expected | None:
     """What the reference reports, as an expectation; None where numbers were drawn: runs can agree by chance."""
     if any("value" not in report or report["drawn"] for report in reports):
         return None

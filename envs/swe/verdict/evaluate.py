@@ -23,20 +23,28 @@ from envs.swe.sandbox.workspace import TESTBED, hand_over
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
 from envs.swe.verdict.trees import Build, TooMuchChanged, counted_changes, is_protected, is_readable, scratch_tree
-from envs.swe.verdict.values import Unreadable, fits
+from envs.swe.verdict.values import Unreadable
+from envs.swe.verdict.values import fits as value_fits
 
 _FOLDER, _SCRIPTS = "/judge", ("pytest_script.py", "encoding.py")
 """Where the sandbox shows the scripts; the first of them is run."""
 _FIXED_ARGS = ("-q", "--tb=no", "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors")
 _BROKEN_CODES = (3, 4)
 """pytest's exit statuses for an internal error and for a command line or configuration that it refuses."""
+PROBES_TIME = 3
+"""The probes of one verdict together take no longer than this many times the limit of one run."""
+ProbeReport = Mapping[str, Any]
+"""What one probe reported once, as `pytest_script.py` writes it."""
+ProbeReports = Mapping[tuple[str, int], list[ProbeReport]]
+"""What each probe reported in each test, in order; by the test's id and the probe's number."""
 
 
 @dataclass(frozen=True)
-class JudgeSettings:
+class TestSettings:
     """How tests are run: interpreter, limits, pytest arguments of this repository, and whether tests may write
     into the tree that they are read from."""
 
+    __test__ = False
     python: Path
     limits: Limits
     test_args: tuple[str, ...] = ()
@@ -62,7 +70,7 @@ class TestRun:
         return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
 
 
-def run_tests(build: Build, ids: Iterable[str], settings: JudgeSettings) -> TestRun:
+def run_tests(build: Build, ids: Iterable[str], settings: TestSettings) -> TestRun:
     """Build a tree, run the tests `ids` in it (all that pytest finds, if none are named), and remove it."""
     ids = tuple(ids)
     with scratch_tree() as tree:
@@ -76,7 +84,7 @@ def run_tests(build: Build, ids: Iterable[str], settings: JudgeSettings) -> Test
 
 
 def run_pytest(
-    tree: Path, files: Iterable[str], job: Mapping[str, Any], settings: JudgeSettings, hash_seed: int = 0
+    tree: Path, files: Iterable[str], job: Mapping[str, Any], settings: TestSettings, hash_seed: int = 0
 ) -> Outcome:
     """Run `pytest_script.py` on test files of a tree, in a fresh sandbox; `job` says which tests and what to report."""
     hand_over(tree)
@@ -152,13 +160,6 @@ def _outcomes(records: Sequence[tuple[str, Mapping]]) -> Mapping[str, str]:
     return outcomes
 
 
-PROBES_TIME = 3
-"""The probes of one verdict together take no longer than this many times the limit of one run."""
-Report = Mapping[str, Any]
-Reports = Mapping[tuple[str, int], list[Report]]
-"""What each probe reported in each test, in order; by the test's id and the probe's number."""
-
-
 @dataclass(frozen=True)
 class Expected:
     """What one probe must report while one test runs: its operator, and for each time that it runs what is expected."""
@@ -175,12 +176,12 @@ class Expected:
     def key(self) -> tuple[str, int]:
         return self.test, self.number
 
-    def fits(self, reports: Reports) -> bool:
+    def fits(self, reports: ProbeReports) -> bool:
         """Whether the probe reported this, neither less nor more."""
         found = reports.get(self.key, [])
         try:
             return len(found) == len(self.values) and all(
-                fits(self.operator, self.exception, report, value)
+                value_fits(self.operator, self.exception, report, value)
                 for report, value in zip(found, self.values, strict=True)
             )
         except Unreadable:
@@ -205,7 +206,7 @@ class ProbeRun:
     """What the probes reported; `reason` is set if none of it counts."""
 
     probes: Mapping[int, Probe]
-    reports: Reports = field(default_factory=dict)
+    reports: ProbeReports = field(default_factory=dict)
     reason: str = ""
 
 
@@ -213,7 +214,7 @@ def run_probes(
     build: Build,
     instance: Instance,
     plan: Plan,
-    settings: JudgeSettings,
+    settings: TestSettings,
     tests: Iterable[str],
     draw: int = 0,
     with_expected: bool = False,
@@ -245,7 +246,7 @@ def run_probes(
         outcome = run_pytest(tree, files_of(tree, places), job, settings, seed)
     if outcome.stopped:
         return ProbeRun(files.probes, reason=f"the tests were stopped by their {outcome.stopped} limit")
-    reports: dict[tuple[str, int], list[Report]] = {}
+    reports: dict[tuple[str, int], list[ProbeReport]] = {}
     try:
         for line in outcome.report.splitlines():
             record = json.loads(line)
@@ -274,7 +275,7 @@ class Verdict:
         return self.fail_to_pass * self.pass_to_pass
 
 
-def evaluate(instance: Instance, pristine: Path, tree: Path, settings: JudgeSettings, plan: Plan) -> Verdict:
+def evaluate(instance: Instance, pristine: Path, tree: Path, settings: TestSettings, plan: Plan) -> Verdict:
     """Judge the agent's `tree`. What the agent did ends in a verdict, never in an error."""
     try:
         build = counted_changes(tree, pristine, instance)
@@ -307,7 +308,7 @@ def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, 
     return Verdict(not red, fail, keep, reason, outcomes)
 
 
-def _wrong_tests(instance: Instance, settings: JudgeSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
+def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
     """The tests with a wrong probe, or why the probes did not run.
 
     Code may be random, so probes get a second run. The better one counts as a whole: if each probe could choose, code
