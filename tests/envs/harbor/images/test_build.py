@@ -145,6 +145,15 @@ def test_a_task_that_only_names_an_image_is_played_in_it(base: Path, tmp_path: P
     assert play(tmp_path / "tasks", "echo 42 > answer.txt", **options)[1]["reward"] == 1.0
 
 
+def test_copy_sees_no_file_that_dockerignore_hides(build: Any) -> None:
+    files = {".dockerignore": "**/*.pyc\nold\n", "a/x.pyc": "", "a/y": "1", "old/z": ""}
+    tree, _, _ = build("FROM tiny\nCOPY . /app/\nCOPY a/* /all/\n", files)
+    assert (tree / "app/a/y").read_text() == "1" and os.listdir(tree / "app/a") == os.listdir(tree / "all") == ["y"]
+    assert not (tree / "app/old").exists()
+    with pytest.raises(UnsupportedLine, match="names no file of the folder environment that environment/.dock"):
+        build("FROM tiny\nCOPY old/z /app/\n", files)
+
+
 def test_links_are_copied_as_what_they_lead_to_under_their_own_names(build: Any, tmp_path: Path) -> None:
     context = tmp_path / "tasks" / "answer" / "environment"
     context.mkdir(parents=True)
