@@ -159,16 +159,24 @@ def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
             copy_files(source, target / source.name if into else target)
 
 
+def find_dockerignore(context: Path) -> Path | None:
+    """The file that hides files of the folder `environment` from COPY; docker prefers the one for this Dockerfile."""
+    files = (context / name for name in ("Dockerfile.dockerignore", ".dockerignore"))
+    return next((file for file in files if os.path.lexists(file)), None)
+
+
 def refuse_dockerignore(line: str, context: Path) -> None:
     """Raise UnsupportedLine about a COPY whose folder has a `.dockerignore`."""
-    if (context / ".dockerignore").exists():
-        raise UnsupportedLine(f"{line} would obey environment/.dockerignore, which is not supported")
+    if (file := find_dockerignore(context)) is not None:
+        raise UnsupportedLine(f"{line} obeys environment/{file.name}, which needs an image build")
 
 
-def no_source(line: str, patterns: Iterable[str]) -> UnsupportedLine:
-    """Make the error about a COPY that finds nothing in the folder `environment`."""
+def no_source(line: str, patterns: Iterable[str], hiding: Path | None = None) -> UnsupportedLine:
+    """Make the error about a COPY that finds nothing in the folder `environment`; `hiding` hides files from it."""
     leaves = any(PurePosixPath(os.path.normpath(path.lstrip("/"))).parts[:1] == ("..",) for path in patterns)
-    return UnsupportedLine(f"{line} {'leaves' if leaves else 'names no file of'} the folder environment")
+    what = "leaves the folder environment" if leaves else "names no file of the folder environment"
+    left = f" that environment/{hiding.name} does not hide" if hiding is not None and not leaves else ""
+    return UnsupportedLine(f"{line} {what}{left}")
 
 
 def copy_sources(context: Path, pattern: str) -> list[Path]:

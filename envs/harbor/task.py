@@ -256,9 +256,8 @@ def recipe_of(folder: Path) -> Recipe:
 
 def _recipe(folder: Path, environment: Table) -> Recipe:
     name, inside = folder.name, folder / "environment"
-    composed = [file for file in ("docker-compose.yaml", "docker-compose.yml") if (inside / file).exists()]
-    if composed:
-        raise ConfigError(f"{name}: environment/{composed[0]} starts several containers; {EXCLUDE}")
+    if (inside / "docker-compose.yaml").exists():  # Harbor does not read docker-compose.yml
+        raise ConfigError(f"{name}: environment/docker-compose.yaml starts several containers; {EXCLUDE}")
     if (inside / "Dockerfile").is_file():
         return Recipe(name, read_text(folder, "environment/Dockerfile"), inside)
     built = environment.text("docker_image")

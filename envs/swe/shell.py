@@ -34,6 +34,9 @@ class ShellSettings(Settings):
     """Subtracted from the reward of an invalid response."""
     submit_on_limit: bool = False
     """Judge the files when the turns are used up."""
+    deterministic: bool = True
+    """Set to false if commands print times or other things that change, as `cargo build` does. A lost episode is then
+    given up instead of replayed."""
 
 
 S = TypeVar("S", bound=ShellSettings)
@@ -69,7 +72,7 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
     """What the prompt says about the last turn: without and with `submit_on_limit`."""
 
     def __init__(self, mission: str, settings: S) -> None:
-        self.settings = settings
+        self.settings, self.deterministic = settings, settings.deterministic
         self.mission, self.max_steps = harmless(mission), settings.max_steps
         self.steps = 0
         self.used_s = 0.0

@@ -90,7 +90,10 @@ def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) 
     differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
     if not played.replies[-1].deterministic:
         return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
-    advice = "draw everything random in reset from the seed, avoid sets and the clock, or set deterministic = False"
+    advice = (
+        "draw everything random in reset from the seed, avoid sets and the clock, or set deterministic = False "
+        "(for SWE and Harbor tasks, env.deterministic: false)"
+    )
     return Finding("replay", Status.ERROR, f"{differs}; {advice}")
 
 

@@ -163,6 +163,9 @@ def _unpack(source: str, made: Path) -> dict[str, Any]:
         found = {"digest": manifest["config"]["digest"], "config": _blob(layout, manifest["config"]).get("config", {})}
         remove_tree(layout)
     run_program("chmod", "-R", "u+rwX", str(tree))
+    hosts = tree / "etc" / "hosts"  # the place where commands find localhost; docker makes it as well
+    if hosts.parent.is_dir() and not hosts.parent.is_symlink() and not os.path.lexists(hosts):
+        hosts.touch()
     hand_over(tree)
     return found
 

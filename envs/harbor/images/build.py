@@ -30,7 +30,8 @@ from envs.harbor.dockerfile import (
     with_setting,
 )
 from envs.harbor.images.bases import UNFINISHED, Tree, apply_changes, fetch_base, inside, make_folder, put, unfinished
-from envs.harbor.places import copy_sources, home_of, no_source, refuse_dockerignore
+from envs.harbor.images.ignored import seen_context
+from envs.harbor.places import copy_sources, find_dockerignore, home_of, no_source
 from envs.harbor.settings import HarborSettings, Recipe, digest_of, keep_image, key_of
 from envs.swe.sandbox.sandbox import WITHOUT_ROOT, find_bwrap, system_mounts
 from envs.swe.sandbox.seccomp import seccomp_filter
@@ -121,15 +122,16 @@ def build_image(recipe: Recipe, settings: HarborSettings, say: Callable[[str], o
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in store.glob(f"{UNFINISHED}*"):  # by a build that was killed
             remove_tree(left)
-        tree = _Builder(recipe, settings, say).build()
+        with unfinished(store) as work:
+            tree = _Builder(recipe, seen_context(recipe.context, work), settings, say).build()
         keep_image(recipe, settings, tree.folder, tree.image)
 
 
 class _Builder:
-    """One build of one Dockerfile."""
+    """One build of one Dockerfile. `context` is what COPY sees of the recipe's."""
 
-    def __init__(self, recipe: Recipe, settings: HarborSettings, say: Callable[[str], object]) -> None:
-        self.recipe, self.settings, self.say = recipe, settings, say
+    def __init__(self, recipe: Recipe, context: Path, settings: HarborSettings, say: Callable[[str], object]) -> None:
+        self.recipe, self.context, self.settings, self.say = recipe, context, settings, say
         self.store, self.stop_at = settings.image_store(), time.monotonic() + settings.build_timeout_s
         self.stages, self.arguments = read_dockerfile(recipe.text, settings.build_args)
         self.done: dict[int, Tree] = {}
@@ -250,15 +252,13 @@ class _Builder:
 
     def _sources(self, step: Instruction, pattern: str, other: Tree | None) -> list[tuple[str, Path]]:
         """Find the files that a source of COPY names, links followed, and never one outside of folder or image."""
-        root = self.recipe.context if other is None else other.folder
-        if other is None:
-            refuse_dockerignore(step.line, root)
+        root = self.context if other is None else other.folder
         paths = [pattern]
         if not inside(root, pattern).exists():
             paths = [str(path.relative_to(root)) for path in copy_sources(root, pattern)]
         found = [(PurePosixPath(path).name, file) for path in paths if (file := inside(root, path)).exists()]
         if not found and other is None:
-            raise no_source(step.line, [pattern])
+            raise no_source(step.line, [pattern], find_dockerignore(self.recipe.context))
         if not found:
             raise UnsupportedLine(f"{step.line} names no file of the image")
         return found

@@ -102,7 +102,7 @@ class Sandbox:
     def _mounts(self) -> list[str]:
         mounts = [*system_mounts(), *self._own_files()]
         shown = [(path, str(path)) for path in python_folders(self.python)]
-        mounts += _read_only((*shown, (_passwd(os.getpid()), "/etc/passwd"), *self.readable))
+        mounts += _read_only((*shown, *_own_settings(), *self.readable))
         mounts += self._tree()
         for part in python_in((place for _, place in self.places), self.python):
             inside = [(path, place) for path, place in shown if path.is_relative_to(part)]
@@ -125,7 +125,9 @@ class Sandbox:
                 mounts += ["--symlink", os.readlink(entry), f"{_IMAGE}/{entry.name}"]
             elif entry.is_dir():
                 mounts += ["--ro-bind", str(entry), f"{_IMAGE}/{entry.name}"]
-        mounts += [*self._own_files(_IMAGE), *_read_only(self.readable, _IMAGE), *self._tree(_IMAGE)]
+        hosts = root / "etc" / "hosts"  # empty in most images, because docker mounts its own there
+        known = [(_hosts(os.getpid()), "/etc/hosts")] if hosts.is_file() and _is_direct(root, hosts) else []
+        mounts += [*self._own_files(_IMAGE), *_read_only((*known, *self.readable), _IMAGE), *self._tree(_IMAGE)]
         return [*mounts, "--remount-ro", f"{_IMAGE}/dev", "--remount-ro", _IMAGE, "--chdir", "/"]
 
     def _own_files(self, at: str = "") -> list[str]:
@@ -181,6 +183,23 @@ def _parents(path: Path, at: str = "") -> list[str]:
 
 def _read_only(shown: Iterable[tuple[Path, str]], at: str = "") -> list[str]:
     return [w for path, place in shown for w in (*_parents(Path(place), at), "--ro-bind", str(path), at + place)]
+
+
+def _own_settings() -> list[tuple[Path, str]]:
+    return [(_passwd(os.getpid()), "/etc/passwd"), (_hosts(os.getpid()), "/etc/hosts")]
+
+
+def _is_direct(root: Path, path: Path) -> bool:
+    return Path(os.path.realpath(path)) == Path(os.path.realpath(root)) / path.relative_to(root)
+
+
+@functools.lru_cache(maxsize=1)
+def _hosts(pid: int) -> Path:
+    """A file that says where localhost is, because most programs look it up there."""
+    path = process_folder().make() / "hosts"
+    path.write_text("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", encoding="utf-8")
+    path.chmod(0o644)
+    return path
 
 
 @functools.lru_cache(maxsize=1)

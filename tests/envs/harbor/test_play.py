@@ -139,6 +139,18 @@ def test_the_check_runs_the_reference_solution(tmp_path: Path, capsys: pytest.Ca
     assert "unpaid: the reference solution is not paid: the tests pay 0; it printed: done" in shown
 
 
+def test_output_that_changes_is_an_error_of_the_check_unless_the_settings_allow_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_sandbox()
+    make_task(tmp_path, solution="echo 42 > answer.txt\ncat /proc/sys/kernel/random/uuid")
+    line = ("check", "envs.harbor", "--task", "answer", "--no-prompt", "--set", f'env.folders=["{tmp_path}"]')
+    assert command(*line) == 1
+    assert "(for SWE and Harbor tasks, env.deterministic: false)" in capsys.readouterr().out
+    assert command(*line, "--set", "env.deterministic=false") == 0
+    assert "as deterministic = False says" in capsys.readouterr().out
+
+
 def test_the_expert_of_every_example_is_paid_in_an_evaluation(tmp_path: Path) -> None:
     needs_sandbox()
     config = yaml.safe_load(Path(CONFIG).read_text())

@@ -96,7 +96,7 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(
         ({"files": {"environment/docker-compose.yaml": ""}}, "environment/docker-compose.yaml starts several contain"),
         (
             {"files": {"environment/.dockerignore": ""}, "dockerfile": DOCKERFILE + "COPY . .\n"},
-            "line 3 of environment/Dockerfile (COPY . .) would obey environment/.dockerignore, which is not supported",
+            "(COPY . .) obeys environment/.dockerignore, which needs an image build; set env.images and run slime-",
         ),
     ],
 )
@@ -110,6 +110,9 @@ def test_keys_of_real_tasks_are_read(tmp_path: Path) -> None:
     toml = """
 schema_version = "1.1"
 artifacts = []
+name = "answer"
+tags = ["math"]
+author_name = "A"
 [task]
 name = "someone/answer"
 [[task.authors]]
@@ -135,7 +138,8 @@ MODEL = "${MODEL:-small} and ${SIZE}"
 [solution.env]
 A = "b c"
 """
-    task = read(make_task(tmp_path, toml=toml), variables={"SIZE": "7"})
+    files = {"environment/docker-compose.yml": ""}  # Harbor reads only docker-compose.yaml
+    task = read(make_task(tmp_path, toml=toml, files=files), variables={"SIZE": "7"})
     assert (task.verifier_s, task.agent_s, task.memory_mb, task.tree_mb) == (120, 900.0, 2048, 512)
     assert task.verifier_variables == {"MODEL": "small and 7"} and task.solution_variables == {"A": "b c"}
     assert task.image.folder == "/app" and task.image.variables["SIZE"] == "7"

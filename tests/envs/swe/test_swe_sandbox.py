@@ -60,6 +60,16 @@ print([name for _, name in socket.if_nameindex()])
     assert outcome.output == "['lo']\n"
 
 
+def test_localhost_is_the_sandbox_itself(tree: Path) -> None:
+    code = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(("localhost", server.getsockname()[1]), 2)
+print("reached")
+"""
+    assert python(tree, code).output == "reached\n"
+
+
 def test_nothing_outside_of_the_tree_can_be_written(tree: Path) -> None:
     outside = tree.parent / "outside"
     outside.write_text("safe")

@@ -144,6 +144,28 @@ def test_a_task_that_only_names_an_image_is_played_in_it(base: Path, tmp_path: P
     assert play(tmp_path / "tasks", "echo 42 > answer.txt", **options)[1]["reward"] == 1.0
 
 
+@pytest.mark.parametrize("lines", ["", "RUN echo 1 > /etc/new\n"])
+def test_commands_in_an_image_find_localhost(base: Path, tmp_path: Path, lines: str) -> None:
+    tmp_path.chmod(0o755)
+    test = "[[ $(cat /etc/hosts /app/seen) == 127.0.0.1*localhost*127.0.0.1* ]] && echo 1 > /logs/verifier/reward.txt\n"
+    task = make_task(tmp_path / "tasks", dockerfile=f"FROM tiny\nWORKDIR /app\n{lines}", test=test)
+    options: Any = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
+    context_digest.cache_clear()
+    build_image(recipe_of(task), HarborSettings(**options), lambda line: None)
+    env, info, _ = play(task.parent, "cat /etc/hosts > /app/seen; echo 1 > /etc/hosts", **options)
+    assert info["reward"] == 1 and env.task.root is not None
+    assert (env.task.root / "etc" / "hosts").read_text() == ""
+
+
+def test_copy_sees_no_file_that_dockerignore_hides(build: Any) -> None:
+    files = {".dockerignore": "**/*.pyc\nold\n", "a/x.pyc": "", "a/y": "1", "old/z": ""}
+    tree, _, _ = build("FROM tiny\nCOPY . /app/\nCOPY a/* /all/\n", files)
+    assert (tree / "app/a/y").read_text() == "1" and os.listdir(tree / "app/a") == os.listdir(tree / "all") == ["y"]
+    assert not (tree / "app/old").exists()
+    with pytest.raises(UnsupportedLine, match="names no file of the folder environment that environment/.dock"):
+        build("FROM tiny\nCOPY old/z /app/\n", files)
+
+
 def test_links_are_copied_as_what_they_lead_to_under_their_own_names(build: Any, tmp_path: Path) -> None:
     context = tmp_path / "tasks" / "answer" / "environment"
     context.mkdir(parents=True)
