@@ -194,18 +194,20 @@ def parse_generation(answer: Any) -> Generation:
     text = answer.get("text")
     if not isinstance(text, str):
         raise EngineError(f"answer has no text, got {reprlib.repr(text)}")
+    versions, ends = _versions(meta)
     return Generation(
         token_ids=TokenPrefix(token_ids),
         log_probs=array("f", log_probs),
         text=text,
         finish_reason=reason,
-        **_versions(meta),
+        weight_versions=versions,
+        version_ends=ends,
         meta_info={k: v for k, v in meta.items() if k not in PER_TOKEN_KEYS},
     )
 
 
-def _versions(meta: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the weight versions that produced the tokens, from a list of names or SGLang's spans, or a single one."""
+def _versions(meta: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the weight versions that produced the tokens, and the end of each version's tokens if SGLang says it."""
     several, version = meta.get("weight_versions"), meta.get("weight_version")
     ends: list[Any] = [None]
     if isinstance(several, list) and several:
@@ -217,8 +219,8 @@ def _versions(meta: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         raise EngineError(f"weight versions must be names or numbers, got {reprlib.repr(found)}")
     names = tuple(map(str, found))
     if all(type(end) is int for end in ends):
-        return {"weight_versions": names, "version_ends": tuple(ends)}
-    return {"weight_versions": tuple(dict.fromkeys(names))}
+        return names, tuple(ends)
+    return tuple(dict.fromkeys(names)), ()
 
 
 def _tokens(meta: Mapping[str, Any], reason: FinishReason) -> tuple[list[int], list[float]]:
