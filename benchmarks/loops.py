@@ -218,7 +218,7 @@ class Trainer:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
         self.train_s = TRAINING_S * case.turns / case.engines * case.answer_tokens / 150
-        self.mode = "retract" if getattr(args, "on_update", None) == "continue" else "abort"
+        self.mode = "retract" if case.loop == "continue" else "abort"
 
     async def start(self) -> None:
         """Start the players before anything is measured."""

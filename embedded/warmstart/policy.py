@@ -164,7 +164,7 @@ def _common_prefix(texts: Sequence[str]) -> str:
 def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
     """Find the common starts and ends of all messages of one kind, over all conversations.
 
-    A kind is a role, with the last message of a conversation as a kind of its own.
+    Messages of the same role are of one kind, except for the last message of a conversation, which is another.
     """
     kinds: dict[tuple[str, bool], list[str]] = {}
     for messages in conversations:

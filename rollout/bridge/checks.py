@@ -136,10 +136,7 @@ def _check_playing(args: Any, flags: RolloutFlags, config: RolloutSettings, hook
     _check_context(args, flags)
     _check_notes(flags, config)
     if config.on_update == "continue" and flags.rollout_function_path != CONTINUOUS:
-        raise ConfigError(
-            "on_update: continue is for responses in flight at an update, which only --rollout-function-path "
-            f"{CONTINUOUS} has; give it, or leave on_update out"
-        )
+        raise ConfigError(f"on_update: continue needs --rollout-function-path {CONTINUOUS}; give it, or use abort")
     for flag, sentence in sentences("refused", hooks).items():
         if getattr(args, flag[2:].replace("-", "_"), None):  # a flag that is not given is false
             raise ConfigError(sentence)

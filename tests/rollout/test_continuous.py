@@ -276,7 +276,7 @@ async def test_an_engine_without_versions_is_refused(tmp_path: Path) -> None:
         ({"max_staleness": 0}, "max_staleness: 0 would stop all slots.*rollout.fixed_turn.generate_rollout"),
         (
             {"on_update": "continue", "rollout_function_path": "rollout.fixed_turn.generate_rollout"},
-            "on_update: continue is for responses in flight at an update, which only --rollout-function-path",
+            "on_update: continue needs --rollout-function-path rollout.continuous.generate_rollout",
         ),
         ({"on_update": "continue", "custom_megatron_init_path": None}, "on_update in the YAML need --custom-megatron"),
         (

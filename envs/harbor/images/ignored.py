@@ -16,6 +16,7 @@ from envs.harbor.dockerfile import UnsupportedLine
 from envs.harbor.places import find_dockerignore
 
 _UNCLOSED = re.compile(r"(?<!\\)\[[^\]]*$")
+"""A bracket that docker refuses and git reads as itself."""
 
 
 def seen_context(context: Path, work: Path) -> Path:
@@ -70,7 +71,7 @@ def _hidden(file: Path) -> PathSpec[Any]:
                 raise ValueError
             PathSpec.from_lines("gitignore", [cleaned])
         except (ValueError, re.error) as error:
-            raise UnsupportedLine(f"line {number} of environment/{file.name} ({text}) is no pattern") from error
+            raise UnsupportedLine(f"line {number} of environment/{file.name} ({text}) is not a pattern") from error
         if cleaned != ".":  # docker ignores this one
             lines.append("!" * text.startswith("!") + f"/{cleaned}")
     return PathSpec.from_lines("gitignore", lines)

@@ -162,8 +162,8 @@ def _socket_bytes(pid: int) -> int:
 def _internet_tables(pid: int) -> Iterator[str]:
     """The tables that list an internet socket of that namespace.
 
-    To list one namespace's sockets, the kernel walks through the places of the whole machine's, for milliseconds; how
-    many there are it has counted.
+    Reading a table takes milliseconds, because the kernel looks through the sockets of the whole machine. Reading how
+    many of them the namespace has takes almost no time.
     """
     for counts, names in (("sockstat", ("tcp", "udp")), ("sockstat6", ("tcp6", "udp6"))):
         told = dict(words[:3:2] for words in _lines(pid, counts, titles=0) if words[1:2] == ["inuse"])

@@ -59,7 +59,7 @@ def test_folders_without_a_visible_file_and_links_are_kept_unless_they_are_hidde
 @pytest.mark.parametrize("line", ["!", "a[", "[b-a]"])
 def test_a_line_that_is_no_pattern_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / ".dockerignore").write_text(f"a\n{line}\n")
-    with pytest.raises(UnsupportedLine, match="line 2 of environment/.dockerignore .* is no pattern"):
+    with pytest.raises(UnsupportedLine, match="line 2 of environment/.dockerignore .* is not a pattern"):
         seen_context(tmp_path, tmp_path)
 
 
