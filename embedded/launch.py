@@ -113,8 +113,10 @@ def _start(model: str | None, demonstrations: int | None, flags: Mapping[str, An
     """Return how the policy begins: a `WarmStart` for imitation, or the folder of a model that is used as it is."""
     from embedded.warmstart.imitation import WarmStart
     from embedded.warmstart.policy import find_model
-    from slime_verlog import read_settings
+    from slime_verlog import ConfigError, read_settings
 
+    if model is None and demonstrations == 0:
+        raise ConfigError("--demonstrations 0 needs --model, because a new policy cannot give valid answers")
     given: dict[str, Any] = IMITATION
     if model is not None:
         folder = find_model(model)

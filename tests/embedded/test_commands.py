@@ -15,6 +15,7 @@ MISTAKES = {
         "--custom-config-path: missing.yaml cannot be read",
     ),
     "an impossible number": (["embedded.quickstart", "--updates", "0"], "num_rollout must be at least 1, got 0"),
+    "nothing to begin with": (["embedded.quickstart", "--demonstrations", "0"], "--demonstrations 0 needs --model"),
     "a study's budget": (
         ["embedded.studies.run", "memory", "--eval-interval", "0"],
         "eval_interval must be at least 1, got 0",
