@@ -101,15 +101,19 @@ class Meter:
         self._versions: Counter[int] = Counter()
         self._turns = self._tokens = self._prompt_tokens = 0
         self._seconds = self._cpu_s = self._players_s = 0.0
+        self._pending = 0.0
+        """Turns that wait for their batch when the measuring ends, minus those when it began."""
         self.players: list[Host] = []
         """The processes that play, if this one does not."""
 
-    def start(self) -> None:
+    def start(self, pending: float = 0.0) -> None:
         self._add_clocks(-1)
+        self._pending -= pending
         parts.SECONDS.clear()
 
-    def stop(self) -> None:
+    def stop(self, pending: float = 0.0) -> None:
         self._add_clocks(1)
+        self._pending += pending
 
     def _add_clocks(self, sign: int) -> None:
         self._seconds += sign * self.engines.now()
@@ -128,11 +132,11 @@ class Meter:
     def row(self) -> dict[str, Any]:
         """Summarize the case. `staleness` has the share of turns by their age in updates."""
         saturated = self.engines.saturated(self.case.turns)
-        turns = self._turns
-        speed = self._tokens / self._seconds
+        turns = self._turns + self._pending
+        speed = self._tokens / self._turns * turns / self._seconds
         return {
             **asdict(self.case),
-            "played_turns": turns,
+            "played_turns": self._turns,
             "turns_per_s": turns / self._seconds,
             "share_of_saturated": speed / saturated["tokens_per_s"],
             "share_of_updated": speed / saturated["updated_tokens_per_s"],
@@ -141,9 +145,9 @@ class Meter:
             "host_busy_share": self._cpu_s / self._seconds,
             "players_busy_share": self._players_s / self._seconds / max(len(self.players), 1),
             "parts_ms_per_turn": {name: 1e3 * seconds / turns for name, seconds in parts.SECONDS.items()},
-            "prompt_tokens": self._prompt_tokens / turns,
-            "answer_tokens": self._tokens / turns,
-            "staleness": {str(age): count / turns for age, count in sorted(self._versions.items())},
+            "prompt_tokens": self._prompt_tokens / self._turns,
+            "answer_tokens": self._tokens / self._turns,
+            "staleness": {str(age): count / self._turns for age, count in sorted(self._versions.items())},
             "saturated_turns_per_s": saturated["turns_per_s"],
         }
 
@@ -173,6 +177,8 @@ class Trainer:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
         self.train_s = TRAINING_S * case.turns / case.engines * case.answer_tokens / 150
+        self._pending = 0.0
+        """Turns that were finished and not handed out when the last batch was."""
         self.mode = "retract" if case.loop == "continue" else "abort"
 
     async def start(self) -> None:
@@ -185,6 +191,7 @@ class Trainer:
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)
+        self._pending = (output.metrics or {}).get("rollout/turns_pending", 0.0)
         return [sample for group in output.samples for sample in group]
 
     async def one_after_the_other(self) -> None:
@@ -224,9 +231,9 @@ class Trainer:
         if rollout_id > self.case.warm:
             self.meter.add(samples, rollout_id)
         if rollout_id == self.case.warm:
-            await asyncio.to_thread(self.meter.start)
+            await asyncio.to_thread(self.meter.start, self._pending)
         if rollout_id == self.case.warm + self.case.batches:
-            await asyncio.to_thread(self.meter.stop)
+            await asyncio.to_thread(self.meter.stop, self._pending)
 
 
 async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
@@ -268,14 +275,16 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
         slots = case.engines * case.places
         case = replace(case, turns=max(1, round(case.turns / slots)) * slots)
 
-    async def play(engines: Engines) -> Meter:
+    async def play(engines: Engines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)
         try:
             await trainer.start()
             await order(trainer)
-            return trainer.meter
+            if not case.server:  # simulated engines end with the players
+                return await asyncio.to_thread(trainer.meter.row)
         finally:
             await close_runtimes()
+        return await asyncio.to_thread(trainer.meter.row)  # a real engine must be idle first
 
     def kept_body(*arguments: Any) -> bytes:
         engines.bodies.append(write_body(*arguments))
@@ -285,7 +294,6 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     timed = parts.timed() if case.parts else nullcontext()
     with engines, engines.sleeping():
         with mock.patch.object(engine, "request_body", kept_body), timed:
-            meter = asyncio.run(play(engines))
-        row = meter.row()
+            row = asyncio.run(play(engines))
         row["bare_cpu_ms_per_turn"] = asyncio.run(parts.bare_client(engines.port, engines.bodies, case.places))
         return row
