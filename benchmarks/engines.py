@@ -69,9 +69,9 @@ class SimulatedEngines:
         """Charge these processes, too."""
         self._ask("/simulated/hosts", {"pids": pids})
 
-    def saturated(self, every: int) -> dict[str, float]:
+    def saturated(self, every: int, mode: str) -> dict[str, float]:
         """Ask what these engines reach with a queue that is never empty; also with new weights after `every` turns."""
-        return self._ask(f"/simulated/saturated?every={every}")
+        return self._ask(f"/simulated/saturated?every={every}&mode={mode}")
 
     def update(self, mode: str = "abort") -> None:
         """Load new weights, which aborts or retracts the requests in flight."""
@@ -138,10 +138,10 @@ class RealEngine:
         """Do what a trainer does beside loading weights: pause, which aborts or retracts, flush the cache, go on."""
         asyncio.run(self._update(mode))
 
-    def saturated(self, every: int) -> dict[str, float]:
+    def saturated(self, every: int, mode: str) -> dict[str, float]:
         """Send the last turns' requests again with two for each place in flight, without and with new weights."""
-        tokens, turns = asyncio.run(self._replay(0))
-        updated, _ = asyncio.run(self._replay(every))
+        tokens, turns = asyncio.run(self._replay(0, mode))
+        updated, _ = asyncio.run(self._replay(every, mode))
         return {"tokens_per_s": tokens, "turns_per_s": turns, "updated_tokens_per_s": updated}
 
     async def _update(self, mode: str = "abort") -> None:
@@ -153,7 +153,7 @@ class RealEngine:
                 async with session.post(self.url + path, json=body):
                     pass
 
-    async def _replay(self, every: int) -> tuple[float, float]:
+    async def _replay(self, every: int, mode: str) -> tuple[float, float]:
         """Tokens and responses per second while requests wait; new weights after `every` responses, never if 0.
 
         Both are NaN if there are not enough requests.
@@ -172,7 +172,7 @@ class RealEngine:
                 elif waiting:
                     done.append((time.perf_counter(), found["completion_tokens"]))
                     if every and len(done) % every == 0:
-                        await self._update()
+                        await self._update(mode)
 
         connector, forever = aiohttp.TCPConnector(limit=4 * self.places), aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(connector=connector, timeout=forever) as session:

@@ -65,6 +65,11 @@ class Case:
     server: str = ""
     """Address of a real SGLang server in place of the simulated engines."""
 
+    @property
+    def on_update(self) -> str:
+        """SGLang's mode of the pause for new weights."""
+        return "retract" if self.loop == "continue" else "abort"
+
 
 def episode_length(seed: int) -> int:
     """Draw the turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64, assumed for short games."""
@@ -131,7 +136,7 @@ class Meter:
 
     def row(self) -> dict[str, Any]:
         """Summarize the case. `staleness` has the share of turns by their age in updates."""
-        saturated = self.engines.saturated(self.case.turns)
+        saturated = self.engines.saturated(self.case.turns, self.case.on_update)
         turns = self._turns + self._pending
         speed = self._tokens / self._turns * turns / self._seconds
         return {
@@ -179,7 +184,6 @@ class Trainer:
         self.train_s = TRAINING_S * case.turns / case.engines * case.answer_tokens / 150
         self._pending = 0.0
         """Turns that were finished and not handed out when the last batch was."""
-        self.mode = "retract" if case.loop == "continue" else "abort"
 
     async def start(self) -> None:
         """Start the players before anything is measured."""
@@ -211,7 +215,7 @@ class Trainer:
             samples = await self.rollout(k)
             await self._count(k, samples)
             await asyncio.to_thread(self.engines.sleep, self.train_s)
-            await asyncio.to_thread(self.engines.update, self.mode)
+            await asyncio.to_thread(self.engines.update, self.case.on_update)
 
     async def ahead(self) -> None:
         """Follow train_async.py: batch k + 1 is asked for before batch k is trained on."""

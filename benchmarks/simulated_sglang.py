@@ -166,10 +166,13 @@ class Engine:
             self.next_event = math.inf
 
 
-def saturated(timing: Timing, work: Sequence[tuple[np.ndarray, int]], every: int = 0) -> tuple[float, float]:
+def saturated(
+    timing: Timing, work: Sequence[tuple[np.ndarray, int]], every: int = 0, mode: str = "abort"
+) -> tuple[float, float]:
     """Compute tokens and responses per second of one engine whose queue is never empty, over these (prompt, length).
 
-    New weights come after `every` responses (0: never): running requests start again, and the cache is empty.
+    New weights come after `every` responses (0: never). The cache is empty then, and running requests start again
+    (`abort`) or go on once prompt and response so far are computed again (`retract`).
     """
     engine, todo = Engine(timing), iter(work)
     now, began, tokens, finished, total = 0.0, 0.0, 0, 0, 0
@@ -188,8 +191,11 @@ def saturated(timing: Timing, work: Sequence[tuple[np.ndarray, int]], every: int
                 continue
             tokens, finished = tokens + request.length, finished + 1
             if every and finished % every == 0:
+                engine.paused = True
+                stopped = engine.retract(now) if mode == "retract" else engine.abort(now)
                 engine.cache.clear()
-                for stopped in engine.abort(now):
-                    engine.submit(Request(stopped.prompt, stopped.length), now)
+                engine.resume(now)
+                for request in stopped if mode == "abort" else ():
+                    engine.submit(Request(request.prompt, request.length), now)
         refill()
     return tokens / (now - began), finished / (now - began)

@@ -69,7 +69,7 @@ def test_a_benchmark_measures_a_real_server_with_and_without_updates(sglang: int
     params = {"max_new_tokens": 6, "temperature": 1.0, "ignore_eos": True}
     with RealEngine(f"http://127.0.0.1:{sglang}", places=2) as engines:
         engines.bodies.extend(request_body(Prompt([1, 2, 3 + k]), params, None) for k in range(12))
-        found = engines.saturated(every=4)
+        found = engines.saturated(4, "abort")
         # One update begins the context, each of the two replays begins with one, and the second has more on its way.
         assert engines.version > 3
     assert found["tokens_per_s"] == pytest.approx(6 * found["turns_per_s"]) and found["updated_tokens_per_s"] > 0
