@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import subprocess
-import sys
 import time
-import urllib.request
 from argparse import Namespace
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import aiohttp
-
 from benchmarks import parts
 from benchmarks.engine_server import Host
+from benchmarks.engines import RealEngine, SimulatedEngines
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
@@ -35,7 +30,6 @@ from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players.manager import PlayerProcesses
 from tests.fixtures.rollout_args import COUNTING
 
-REPOSITORY = Path(__file__).parents[1]
 RULES = Path(__file__).with_name("rules.j2")
 WORDS = (
     "wall door key ball box red green blue grey step left right forward and the of at now next then see go turn carry "
@@ -68,6 +62,8 @@ class Case:
     """Mean tokens of a response."""
     parts: bool = False
     """Time the parts of a turn (`benchmarks/parts.py`), which adds a few percent to what it costs."""
+    server: str = ""
+    """Address of a real SGLang server in place of the simulated engines."""
 
 
 def episode_length(seed: int) -> int:
@@ -87,76 +83,40 @@ def save_vocabulary(checkpoint: Path, path: Path) -> None:
     path.write_text(json.dumps({"begin": begin, "words": words, "ends": ends}), encoding="utf-8")
 
 
-class SimulatedEngines:
-    """A context with `benchmarks.engine_server` running for this process. Its calls block an event loop."""
+Engines = SimulatedEngines | RealEngine
 
-    def __init__(self, vocabulary: Path, case: Case) -> None:
-        options = {"host": os.getpid(), "vocabulary": vocabulary, "engines": case.engines, "places": case.places}
-        options["answer-tokens"] = case.answer_tokens
-        flags = [f"--{name}={value}" for name, value in options.items()]
-        self._command = [sys.executable, "-m", "benchmarks.engine_server", *flags]
-        self.port = 0
 
-    def __enter__(self) -> SimulatedEngines:
-        self._process = subprocess.Popen(self._command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.communicate()
-
-    def update(self, mode: str = "abort") -> None:
-        """Load new weights, which aborts or retracts the requests in flight."""
-        self.ask("/simulated/update", {"mode": mode})
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for simulated seconds, as a trainer that works on other machines."""
-        self.ask("/simulated/sleep", {"seconds": seconds})
-
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Ask for one of the paths of `benchmarks.engine_server`, with POST if there is a body."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
-            return json.load(reply)
-
-    @contextmanager
-    def sleeping(self) -> Iterator[None]:
-        """Let `asyncio.sleep` wait in simulated time, for example in the pause after an aborted response."""
-        url, real = f"http://127.0.0.1:{self.port}/simulated/sleep", asyncio.sleep
-
-        async def sleep(seconds: float, result: Any = None) -> Any:
-            if seconds <= 0:
-                return await real(seconds, result)
-            async with aiohttp.ClientSession() as session, session.post(url, json={"seconds": seconds}):
-                return result
-
-        with mock.patch.object(asyncio, "sleep", sleep):
-            yield
+def make_engines(case: Case, vocabulary: Path) -> Engines:
+    """Return the engines of a case, which a context starts."""
+    if case.server:
+        return RealEngine(case.server, case.places)
+    return SimulatedEngines(vocabulary, case.engines, case.places, case.answer_tokens)
 
 
 class Meter:
     """Adds up what a loop does between `start` and `stop`. Seconds are simulated, except for the host's CPU time."""
 
-    def __init__(self, case: Case, engines: SimulatedEngines) -> None:
+    def __init__(self, case: Case, engines: Engines) -> None:
         self.case, self.engines = case, engines
         self._versions: Counter[int] = Counter()
         self._turns = self._tokens = self._prompt_tokens = 0
         self._seconds = self._cpu_s = self._players_s = 0.0
+        self._pending = 0.0
+        """Turns that wait for their batch when the measuring ends, minus those when it began."""
         self.players: list[Host] = []
         """The processes that play, if this one does not."""
 
-    def start(self) -> None:
+    def start(self, pending: float = 0.0) -> None:
         self._add_clocks(-1)
+        self._pending -= pending
         parts.SECONDS.clear()
 
-    def stop(self) -> None:
+    def stop(self, pending: float = 0.0) -> None:
         self._add_clocks(1)
+        self._pending += pending
 
     def _add_clocks(self, sign: int) -> None:
-        self._seconds += sign * self.engines.ask("/simulated/now")["now"]
+        self._seconds += sign * self.engines.now()
         self._cpu_s += sign * time.process_time()
         self._players_s += sign * sum(player.cpu_s() for player in self.players)
 
@@ -171,13 +131,12 @@ class Meter:
 
     def row(self) -> dict[str, Any]:
         """Summarize the case. `staleness` has the share of turns by their age in updates."""
-        # The same engines and requests with a queue that is never empty; "updated" with new weights once per batch.
-        saturated = self.engines.ask(f"/simulated/saturated?every={self.case.turns}")
-        turns = self._turns
-        speed = self._tokens / self._seconds
+        saturated = self.engines.saturated(self.case.turns)
+        turns = self._turns + self._pending
+        speed = self._tokens / self._turns * turns / self._seconds
         return {
             **asdict(self.case),
-            "played_turns": turns,
+            "played_turns": self._turns,
             "turns_per_s": turns / self._seconds,
             "share_of_saturated": speed / saturated["tokens_per_s"],
             "share_of_updated": speed / saturated["updated_tokens_per_s"],
@@ -186,9 +145,9 @@ class Meter:
             "host_busy_share": self._cpu_s / self._seconds,
             "players_busy_share": self._players_s / self._seconds / max(len(self.players), 1),
             "parts_ms_per_turn": {name: 1e3 * seconds / turns for name, seconds in parts.SECONDS.items()},
-            "prompt_tokens": self._prompt_tokens / turns,
-            "answer_tokens": self._tokens / turns,
-            "staleness": {str(age): count / turns for age, count in sorted(self._versions.items())},
+            "prompt_tokens": self._prompt_tokens / self._turns,
+            "answer_tokens": self._tokens / self._turns,
+            "staleness": {str(age): count / self._turns for age, count in sorted(self._versions.items())},
             "saturated_turns_per_s": saturated["turns_per_s"],
         }
 
@@ -214,10 +173,12 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
 class Trainer:
     """Calls a rollout as slime's scripts do; training takes simulated time."""
 
-    def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, collect: fixed_turn.Collect) -> None:
+    def __init__(self, case: Case, engines: Engines, args: Namespace, collect: fixed_turn.Collect) -> None:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
         self.train_s = TRAINING_S * case.turns / case.engines * case.answer_tokens / 150
+        self._pending = 0.0
+        """Turns that were finished and not handed out when the last batch was."""
         self.mode = "retract" if case.loop == "continue" else "abort"
 
     async def start(self) -> None:
@@ -226,10 +187,11 @@ class Trainer:
         if isinstance(players, PlayerProcesses):
             pids = await players.start()
             self.meter.players = [Host(pid) for pid in pids]
-            await asyncio.to_thread(self.engines.ask, "/simulated/hosts", {"pids": pids})
+            await asyncio.to_thread(self.engines.count_players, pids)
 
     async def rollout(self, rollout_id: int) -> list[Sample]:
         output = await fixed_turn.collect_or_draw(self.args, rollout_id, self.source, self.collect)
+        self._pending = (output.metrics or {}).get("rollout/turns_pending", 0.0)
         return [sample for group in output.samples for sample in group]
 
     async def one_after_the_other(self) -> None:
@@ -269,9 +231,9 @@ class Trainer:
         if rollout_id > self.case.warm:
             self.meter.add(samples, rollout_id)
         if rollout_id == self.case.warm:
-            await asyncio.to_thread(self.meter.start)
+            await asyncio.to_thread(self.meter.start, self._pending)
         if rollout_id == self.case.warm + self.case.batches:
-            await asyncio.to_thread(self.meter.stop)
+            await asyncio.to_thread(self.meter.stop, self._pending)
 
 
 async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
@@ -313,25 +275,25 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
         slots = case.engines * case.places
         case = replace(case, turns=max(1, round(case.turns / slots)) * slots)
 
-    async def play(engines: SimulatedEngines) -> dict[str, Any]:
+    async def play(engines: Engines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)
         try:
             await trainer.start()
             await order(trainer)
-            return await asyncio.to_thread(trainer.meter.row)
+            if not case.server:  # simulated engines end with the players
+                return await asyncio.to_thread(trainer.meter.row)
         finally:
             await close_runtimes()
-
-    bodies: deque[bytes] = deque(maxlen=parts.BARE_REQUESTS)
+        return await asyncio.to_thread(trainer.meter.row)  # a real engine must be idle first
 
     def kept_body(*arguments: Any) -> bytes:
-        bodies.append(write_body(*arguments))
-        return bodies[-1]
+        engines.bodies.append(write_body(*arguments))
+        return engines.bodies[-1]
 
-    write_body, engines = engine.request_body, SimulatedEngines(vocabulary, case)
+    write_body, engines = engine.request_body, make_engines(case, vocabulary)
     timed = parts.timed() if case.parts else nullcontext()
     with engines, engines.sleeping():
         with mock.patch.object(engine, "request_body", kept_body), timed:
             row = asyncio.run(play(engines))
-        row["bare_cpu_ms_per_turn"] = asyncio.run(parts.bare_client(engines.port, bodies, case.places))
+        row["bare_cpu_ms_per_turn"] = asyncio.run(parts.bare_client(engines.port, engines.bodies, case.places))
         return row

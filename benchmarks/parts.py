@@ -6,7 +6,7 @@ processes, which are not timed; their parts are those of a run with one process.
 
 import asyncio
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,7 +24,7 @@ from rollout.workers.worker import EnvHost
 
 BARE_REQUESTS = 2048
 """Requests that a bare client repeats."""
-SECONDS: Counter[str] = Counter()  # by part, since it was cleared
+SECONDS: defaultdict[str, float] = defaultdict(float)  # by part, since it was cleared
 PLACES: tuple[tuple[str, Any, str], ...] = (
     ("prompt", Episode, "_build_prompt"),
     ("prompt", DeltaEncoder, "check"),

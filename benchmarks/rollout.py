@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import loops, slime_loop
+from benchmarks.engines import REPOSITORY
 from inspection.text import align
 from tests.fixtures.chatml import chatml_tokenizer
 
@@ -85,11 +86,11 @@ def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -
         return
     paths = {"checkpoint": str(checkpoint), "vocabulary": str(vocabulary)}
     lines = "".join(json.dumps({**asdict(case), **paths}) + "\n" for case in cases)
-    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{loops.REPOSITORY}"}
+    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{REPOSITORY}"}
     command = [python, "-m", "benchmarks.slime_loop"]
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
-            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=loops.REPOSITORY
+            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=REPOSITORY
         )
         if done.returncode:
             said.seek(0)
@@ -118,6 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=2, help="measured batches")
     parser.add_argument("--warm", type=int, default=1, help="batches before them")
     parser.add_argument("--parts", action="store_true", help="time the parts of a turn")
+    parser.add_argument(
+        "--server", default="", metavar="URL", help="a real SGLang server in place of simulated engines"
+    )
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
     options = parser.parse_args(arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -126,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         loops.Case(
             *(loop, turns, engines, options.places, options.batches, options.warm, processes, options.answer_tokens),
             parts=options.parts,
+            server=options.server,
         )
         for engines, turns, processes in sizes
         for loop in options.loops

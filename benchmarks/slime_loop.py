@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loops import MEAN_EPISODE, Case, Meter, SimulatedEngines, make_args
+from benchmarks.loops import MEAN_EPISODE, Case, Meter, make_args, make_engines
 from rollout.bridge.framework import Sample, run
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
@@ -61,7 +61,7 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
 
     GenerateState.clear_instances()
     http_utils._http_client = None
-    with SimulatedEngines(vocabulary, case) as engines, engines.sleeping():
+    with make_engines(case, vocabulary) as engines, engines.sleeping():
         args, meter = slime_args(case, engines.port, checkpoint), Meter(case, engines)
         http_utils.init_http_client(args)
         source = EpisodeSource(args)

@@ -18,7 +18,7 @@ import time
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +219,8 @@ class _Run:
 
         machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
         machine["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        machine["slime_verlog"] = version("slime-verlog")
+        installed = next(distributions(name="slime-verlog"), None)
+        machine["slime_verlog"] = installed.version if installed else "a checkout that is not installed"
         report = RunReport(self.folder, {**about, **machine}, self.policy)
         began = {"command": shlex.join(["slime-verlog", *sys.argv[1:]]), "started": round(time.time(), 1)}
         self._write_about({**about, **machine, **began})

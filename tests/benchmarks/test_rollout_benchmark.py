@@ -79,9 +79,9 @@ def test_a_saturated_engine_is_the_fastest_way_through_the_same_requests() -> No
     assert 0 < answers < updated < tokens < TIMING.places / TIMING.prefill_s
 
 
-def run(folder: Path, *loops: str) -> list[dict[str, Any]]:
+def run(folder: Path, *loops: str, processes: int = 1) -> list[dict[str, Any]]:
     out = folder / "rollout.json"
-    sizes = ("--turns", "16", "--places", "4", "--batches", "1", "--json", str(out))
+    sizes = ("--turns", "16", "--places", "4", "--batches", "1", "--processes", str(processes), "--json", str(out))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = run_python(["-m", "benchmarks.rollout", "--loops", *loops, *sizes], env=environment)
     assert done.returncode == 0, done.stderr
@@ -100,6 +100,12 @@ def test_every_loop_of_ours_plays_its_batches(tmp_path: Path) -> None:
         assert 0 < row["share_of_saturated"] < 1.5
         assert sum(row["staleness"].values()) == pytest.approx(1.0)
     assert rows[1]["staleness"] == {"0": 1.0}
+
+
+@pytest.mark.slow
+def test_players_in_other_processes_are_charged_for_what_they_compute(tmp_path: Path) -> None:
+    (row,) = run(tmp_path, "fixed", processes=2)
+    assert row["played_turns"] == 16 and row["players_cpu_ms_per_turn"] > 0 < row["share_of_saturated"]
 
 
 def test_slimes_own_loop_plays_whole_episodes(tmp_path: Path) -> None:
