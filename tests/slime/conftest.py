@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,21 @@ def slime() -> Slime:
 
 @pytest.fixture(scope="session")
 def ground(slime: Slime) -> Iterator[Path]:
-    """A short path, because Ray's sockets lie below it and socket paths are short; SLIME_CPU_KEEP=1 leaves it there."""
+    """The folder of the session's runs."""
     torch.set_num_threads(1)
+    with short_folder() as folder:
+        yield folder
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A short path, because Ray's sockets lie below it and socket paths are short; SLIME_CPU_KEEP=1 leaves it there."""
     folder = Path(tempfile.mkdtemp(prefix="sv-", dir="/tmp"))
-    yield folder
-    if not os.environ.get("SLIME_CPU_KEEP"):
-        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        if not os.environ.get("SLIME_CPU_KEEP"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -63,18 +73,22 @@ def make_run(slime: Slime, ground: Path, model: Path, reference: Path) -> Callab
 
     def make(name: str, *flags: str, gpus: int = 1, script: str = "train.py", **config: Any) -> Run:
         work = ground / name
-        settings = {
-            "rollout_interaction_env_path": LEDGER_ENV,
-            "env": {"ledger": str(work / "ledger"), "longest": 9},
-            "tasks": ["count"],
-            "eval": {"episodes": 6},
-            "n_env": 4,
-            "env_workers": 1,
-            **config,
-        }
+        settings = {**ledger_settings(work), **config}
         return Run(slime, work, model, reference, settings, [*BATCH_FLAGS, *flags], gpus, script)
 
     return make
+
+
+def ledger_settings(work: Path) -> dict[str, Any]:
+    """The YAML of a run on the ledger game, whose ledger lies in the run's folder."""
+    return {
+        "rollout_interaction_env_path": LEDGER_ENV,
+        "env": {"ledger": str(work / "ledger"), "longest": 9},
+        "tasks": ["count"],
+        "eval": {"episodes": 6},
+        "n_env": 4,
+        "env_workers": 1,
+    }
 
 
 BATCH_FLAGS = (

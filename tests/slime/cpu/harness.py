@@ -1,7 +1,8 @@
-"""Drives a slime checkout's own train.py on CPU from a test, and reads back what happened inside.
+"""Drives a slime checkout's own train.py from a test, and reads back what happened inside.
 
-`SLIME_PATH` names the checkout, `SLIME_CPU_PYTHON` the interpreter that `install.sh` made. One `Run` is one folder:
-model, checkpoints, ledger of the environments, record of the training; it may be started, killed and resumed.
+Runs on a CPU unless a test says otherwise (`tests/slime/gpu`). `SLIME_PATH` names the checkout, `SLIME_CPU_PYTHON` the
+interpreter that `install.sh` made. One `Run` is one folder: model, checkpoints, ledger of the environments, record of
+the training; it may be started, killed and resumed.
 """
 
 import json
@@ -25,12 +26,15 @@ REPO = Path(__file__).parents[3]
 IMPORTS = Path(__file__).parent / "imports"
 SIZE = PolicySize(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, context=512)
 
-CPU_FLAGS = (
+LOCAL_FLAGS = (
     *("--transformer-impl", "local", "--spec", "tests.slime.cpu.megatron_on_cpu", "layer_spec"),
-    *("--distributed-backend", "gloo", "--attention-backend", "unfused"),
+    *("--attention-backend", "unfused"),
     *("--no-rope-fusion", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion", "--no-persist-layer-norm"),
-    *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
+    *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion"),
 )
+"""Megatron without TransformerEngine and Apex."""
+NO_DROPOUT = ("--attention-dropout", "0.0", "--hidden-dropout", "0.0")
+CPU_FLAGS = (*LOCAL_FLAGS, *NO_DROPOUT, "--distributed-backend", "gloo")
 OPTIMIZER_FLAGS = (
     *("--optimizer", "adam", "--lr", "1e-3", "--lr-decay-style", "constant", "--weight-decay", "0.0"),
     *("--adam-beta1", "0.9", "--adam-beta2", "0.98"),
@@ -47,10 +51,13 @@ HOOK_FLAGS = (
 
 @dataclass(frozen=True)
 class Slime:
-    """A slime checkout and the interpreter that can run it."""
+    """A slime checkout, the interpreter that can run it, and the flags and variables of its device."""
 
     path: Path
     python: Path
+    megatron_flags: Sequence[str] = CPU_FLAGS
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """PYTHONPATH, if it is among them, follows the folders that every run needs."""
 
 
 def find_slime() -> Slime:
@@ -112,12 +119,12 @@ class Run:
         (self.work / "config.yaml").write_text(yaml.safe_dump(dict(self.config)))
 
     def command(self, extra: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
-        """train.py's flags: model, CPU, optimizer, hooks (but for those `without`), then this run's own."""
+        """train.py's flags: model, device, optimizer, hooks (but for those `without`), then this run's own."""
         hooks = dict(zip(HOOK_FLAGS[::2], HOOK_FLAGS[1::2], strict=True))
         kept = [(flag, path) for flag, path in hooks.items() if flag[2:].replace("-", "_") not in without]
         return [
             *model_flags(self.model),
-            *CPU_FLAGS,
+            *self.slime.megatron_flags,
             *OPTIMIZER_FLAGS,
             *(word for pair in kept for word in pair),
             *("--custom-config-path", str(self.work / "config.yaml")),
@@ -170,15 +177,17 @@ class Run:
 def start_script(
     slime: Slime, work: Path, script: str, arguments: Sequence[str], gpus: int = 1
 ) -> subprocess.Popen[bytes]:
-    """Start one of slime's scripts under the CPU imports, in a process group of its own."""
+    """Start one of slime's scripts under the imports of this harness, in a process group of its own."""
     preload = work / "preload" / "torch_memory_saver_hook_mode_preload.abi3.so"
     preload.parent.mkdir(parents=True, exist_ok=True)
     preload.touch()
     # Megatron writes its choice of attention into the environment, where it was used in this process before.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
+    folders = [str(IMPORTS), str(slime.path), str(REPO), slime.environment.get("PYTHONPATH")]
     environment = {
         **inherited,
-        "PYTHONPATH": os.pathsep.join(map(str, (IMPORTS, slime.path, REPO))),
+        **slime.environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         "SLIME_CPU_WORK": str(work),
         "SLIME_CPU_GPUS": str(gpus),
         "TORCHDYNAMO_DISABLE": "1",
@@ -208,7 +217,7 @@ def convert_checkpoint(slime: Slime, work: Path, model: Path) -> Path:
     """The model as a Megatron checkpoint, by slime's own tool: what the critic starts from."""
     target = work / "reference"
     work.mkdir(parents=True, exist_ok=True)
-    arguments = [*model_flags(model), *CPU_FLAGS, "--hf-checkpoint", str(model), "--save", str(target)]
+    arguments = [*model_flags(model), *slime.megatron_flags, "--hf-checkpoint", str(model), "--save", str(target)]
     process = start_script(slime, work, "tools/convert_hf_to_torch_dist.py", arguments)
     code = process.wait(300)
     assert code == 0, f"the conversion ended with {code}:\n{(work / 'train.log').read_text()[-4000:]}"

@@ -52,22 +52,22 @@ def _recorded_loss(loss: Any) -> Any:
     @functools.wraps(loss)
     def recorded(args: Any, batch: Any, logits: torch.Tensor, reduce: Any) -> Any:
         entry: dict[str, Any] = {
-            "tokens": [t.clone() for t in batch["unconcat_tokens"]],
+            "tokens": _copy(batch["unconcat_tokens"]),
             "response_lengths": list(batch["response_lengths"]),
-            "weights": _weights(reduce, sum(batch["response_lengths"])),
+            "weights": _copy(_weights(reduce, sum(batch["response_lengths"]), logits.device)),
         }
         _batches.append(entry)
         if logits.requires_grad:
-            logits.register_hook(lambda gradient: entry.update(gradient=gradient.abs().sum(-1).flatten().clone()))
+            logits.register_hook(lambda gradient: entry.update(gradient=_copy(gradient.abs().sum(-1).flatten())))
         return loss(args, batch, logits, reduce)
 
     return recorded
 
 
-def _weights(reduce: Any, count: int) -> torch.Tensor:
+def _weights(reduce: Any, count: int, device: torch.device) -> torch.Tensor:
     """What the reducer multiplies each response token of the micro-batch with; it is linear."""
     with torch.enable_grad():
-        ones = torch.ones(count, requires_grad=True)
+        ones = torch.ones(count, requires_grad=True, device=device)
         reduce(ones).backward()
     return torch.zeros(count) if ones.grad is None else ones.grad
 

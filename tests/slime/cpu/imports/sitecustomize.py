@@ -1,4 +1,4 @@
-"""Runs at the start of every process of a CPU run: patches torch, Megatron and slime as they are imported.
+"""Runs at the start of every process of a run: patches torch, Megatron and slime as they are imported.
 
 slime spreads over many processes (driver, Ray actors, spawned servers); this folder at the head of PYTHONPATH
 reaches all of them. Nothing is imported here before it is asked for.
@@ -12,15 +12,22 @@ import sys
 from types import ModuleType
 from typing import Any
 
-AFTER_IMPORT = {
-    "torch": "cuda_on_cpu:patch_torch",
-    "slime.utils.accelerator": "cuda_on_cpu:choose_cpu",
-    "slime.backends.megatron_utils.arguments": "megatron_on_cpu:choose_precision",
-    "megatron.core.optimizer.distrib_optimizer": "megatron_on_cpu:patch_optimizer",
-    "slime.backends.megatron_utils.actor": "recorder:record_training",
-    "miles.backends.megatron_utils.actor": "recorder:record_training",
+ON_EVERY_DEVICE = {
+    "slime.backends.megatron_utils.actor": "cpu.recorder:record_training",
+    "miles.backends.megatron_utils.actor": "cpu.recorder:record_training",
 }
-"""Module name -> what to call with the module once it is loaded; the files lie one folder up."""
+ON_CPU = {
+    "torch": "cpu.cuda_on_cpu:patch_torch",
+    "slime.utils.accelerator": "cpu.cuda_on_cpu:choose_cpu",
+    "slime.backends.megatron_utils.arguments": "cpu.megatron_on_cpu:choose_precision",
+    "megatron.core.optimizer.distrib_optimizer": "cpu.megatron_on_cpu:patch_optimizer",
+}
+ON_GPU = {
+    "slime.backends.megatron_utils.initialize": "gpu.missing_libraries:accept_numpy_2",
+    "megatron.core.optimizer.distrib_optimizer": "gpu.missing_libraries:patch_optimizer",
+    "sglang.srt.layers.utils.multi_platform": "gpu.missing_libraries:use_native_operators",
+}
+"""Module name -> what to call with the module once it is loaded; the files lie in tests/slime."""
 
 
 class _Loader(importlib.abc.Loader):
@@ -36,15 +43,15 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
         file, name = self.target.split(":")
-        getattr(importlib.import_module(f"tests.slime.cpu.{file}"), name)(module)
+        getattr(importlib.import_module(f"tests.slime.{file}"), name)(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self) -> None:
-        self.left = dict(AFTER_IMPORT)
+    def __init__(self, hooks: dict[str, str]) -> None:
+        self.left = dict(hooks)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.left:
@@ -57,4 +64,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 if os.environ.get("SLIME_CPU_WORK"):
-    sys.meta_path.insert(0, _Finder())
+    on_gpu = os.environ.get("SLIME_TEST_ON_GPU") == "1"
+    sys.meta_path.insert(0, _Finder({**ON_EVERY_DEVICE, **(ON_GPU if on_gpu else ON_CPU)}))
+    if on_gpu:
+        # The packages beside this file stand in for GPU libraries, which a GPU run needs for real.
+        sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(__file__)]
