@@ -1,7 +1,7 @@
 """ALFWorld: household tasks in text, from its downloaded data set.
 
 A command is valid if the game accepts it in the current state; any other is replaced by `look`. A game of the data set
-lies at `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`.
+lies at `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`. The preset `verl_agent` plays by verl-agent's rules instead.
 """
 
 import functools
@@ -9,9 +9,15 @@ import json
 import os
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, Self
 
+import numpy as np
+from pydantic import model_validator
+
+from envs.alfworld.verl_agent import WIN, load_templates, read_answer, write_prompt
+from envs.base import Observation, StepInfo, describe_task, read_env_settings
 from envs.errors import ConfigError, did_you_mean
 from envs.loading import import_extra
 from envs.text_game import CommandGame, Frame, GameSettings, PlannedGame, clean_command, list_commands
@@ -36,12 +42,25 @@ class ALFWorldSettings(GameSettings):
 
     no_pictures = "ALFWorld has no pictures here"
 
+    preset: Literal["verlog", "balrog", "verl_agent"] = "verlog"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Defaults: `verlog` for training, `balrog` to measure as BALROG does. Keys that you set yourself win over both.
+    `verl_agent` plays with the prompts, rules and rewards of verl-agent (docs/games.md)."""
+    verl_agent: str | None = None
+    """Folder of a checkout of verl-agent, from which the preset `verl_agent` reads the prompts."""
     data_path: str | None = None
     """Folder of the data set; null for `$ALFWORLD_DATA`, else `~/.cache/alfworld`."""
     split: Literal["train", "valid_seen", "valid_unseen"] = "train"
     """Part of the data set to play."""
     admissible_commands: bool = False
     """List the commands that the game would accept with every observation."""
+
+    @model_validator(mode="after")
+    def _check_verl_agent(self) -> Self:
+        if self.preset == "verl_agent" and self.verl_agent is None:
+            raise ConfigError("env.verl_agent is null; for preset verl_agent, set it to a checkout of verl-agent")
+        if self.preset == "verl_agent" and self.prompt_template is not None:
+            raise ConfigError(f"env.prompt_template is {self.prompt_template}; remove it for preset verl_agent")
+        return self
 
 
 class ALFWorld(PlannedGame, CommandGame):
@@ -67,12 +86,14 @@ class ALFWorld(PlannedGame, CommandGame):
 
     def start(self) -> Frame:
         if self._player is None:
-            game = load_game(self._root, self.settings.split, self._families, self.seed)
-            self._player = self._engine.Player(game)
+            self._player = self._engine.Player(self._load_game())
         self._steps, self._now = 0, self._player.reset()
         task = _TASK.search(self._now.text)
         self.mission = task.group(1) if task else ""
-        return self._frame(self._now.text)
+        return self._frame()
+
+    def _load_game(self) -> Mapping[str, Any]:
+        return load_game(self._root, self.settings.split, self._families, self.seed)
 
     def translate(self, candidate: str) -> str | None:
         command = clean_command(candidate.lower().replace("in/on", "on"))
@@ -82,13 +103,16 @@ class ALFWorld(PlannedGame, CommandGame):
     def try_command(self, command: str) -> Frame | None:
         if command not in self._now.commands:
             return None
-        self._steps, self._now = self._steps + 1, self._player.send(command)
-        return self._frame(self._now.text)
+        return self._send(command)
 
-    def _frame(self, text: str) -> Frame:
+    def _send(self, command: str) -> Frame:
+        self._steps, self._now = self._steps + 1, self._player.send(command)
+        return self._frame()
+
+    def _frame(self) -> Frame:
         shown = self._now.commands if self.settings.admissible_commands and not self._now.won else ()
         return Frame(
-            long_term=text,
+            long_term=self._now.text.strip(),
             short_term=list_commands(shown) if shown else "",
             reward=float(self._now.won),
             terminated=self._now.won,
@@ -106,10 +130,75 @@ class ALFWorld(PlannedGame, CommandGame):
         self._player, self._running = None, False
 
 
+class VerlAgentALFWorld(ALFWorld):
+    """One ALFWorld episode as verl-agent plays it.
+
+    An answer is valid by its form alone, and its action is played whether it is valid or not.
+    """
+
+    whole_prompts = True
+    answer_format = ""
+
+    def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
+        super().__init__(task, seed, settings)
+        self._templates = load_templates(Path(settings.verl_agent or ""))
+
+    def start(self) -> Frame:
+        self._past: list[tuple[str, str]] = []
+        return super().start()
+
+    def _load_game(self) -> Mapping[str, Any]:
+        """Return the game that a verl-agent worker with this seed validates with first; in `train`, any game."""
+        if self.settings.split == "train":
+            game = super()._load_game()
+        else:
+            games = list_solvable(self._root, self.settings.split, self._families)
+            game = read_game(games[np.random.RandomState(self.seed % 2**32).permutation(len(games))[0]])
+        self._family = game["family"]
+        return game
+
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
+        action, self._valid, span = read_answer(response_text)
+        self._action = action
+        observation, done, info = super().step(response_text)
+        info.update(executed_action=action, action=action if span else None, action_span=span)
+        if done:
+            info["metrics"] = {f"success/{self._family}": info["progression"]}
+        return observation, done, info
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        self._past.append((self._now.text, self._action))
+        return self._action if self._valid else None, self._send(self._action)
+
+    def _pay(self, reward: float, valid: bool) -> float:
+        return (1.0 if self.settings.binary_reward else WIN) * reward - (0.0 if valid else self.settings.format_penalty)
+
+    def render_prompt(self) -> str:
+        return ""
+
+    def format_observation(self, observation: Observation) -> dict[str, Any]:
+        text = write_prompt(self._templates, self._past, self._now.text, self._now.commands)
+        return {"role": "user", "content": text}
+
+    def advice(self) -> str:
+        """Return an answer with the first action of the plan."""
+        return f"<think>The plan says so.</think><action>{super().advice()}</action>"
+
+
+def build_env(sample: Any, args: Any) -> ALFWorld:
+    """Return the episode of `sample.metadata`, by the rules of the preset in `args.env`."""
+    settings = read_env_settings(ALFWorldSettings, args)
+    make = VerlAgentALFWorld if settings.preset == "verl_agent" else ALFWorld
+    return make(*describe_task(sample), settings)
+
+
+def expert_action(env: ALFWorld) -> str:
+    """Return what the planner would answer."""
+    return env.advice()
+
+
 SETTINGS = ALFWorldSettings
 DEFAULT_TASK = "all"
-build_env = ALFWorld.from_sample
-expert_action = ALFWorld.advice
 
 
 def find_families(task: str) -> tuple[str, ...]:
@@ -133,17 +222,34 @@ def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path,
     return tuple(games)
 
 
+@functools.cache
+def list_solvable(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the solvable games in the order in which ALFWorld's loader meets them, which this disk decides."""
+    known = set(list_games(root, split, families))
+    walked = (Path(folder, "game.tw-pddl") for folder, _, _ in os.walk(root / "json_2.1.1" / split, topdown=False))
+    games = tuple(path for path in walked if path in known and read_game(path).get("solvable"))
+    return games or _refuse(root, split, families)
+
+
 def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:
     """Read the seed's game, or the next solvable one; raises ConfigError if none is solvable or the file is damaged."""
     games = list_games(root, split, families)
     for offset in range(len(games)):
-        path = games[(seed + offset) % len(games)]
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the ALFWorld game {path} cannot be read ({error}); download it again") from error
+        data = read_game(games[(seed + offset) % len(games)])
         if data.get("solvable"):
             return data
+    return _refuse(root, split, families)
+
+
+def read_game(path: Path) -> dict[str, Any]:
+    """Return the game of a file, and its `family`; raises ConfigError if the file is damaged."""
+    try:
+        return {**json.loads(path.read_text(encoding="utf-8")), "family": path.parts[-3].partition("-")[0]}
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"the ALFWorld game {path} cannot be read ({error}); download it again") from error
+
+
+def _refuse(root: Path, split: str, families: tuple[str, ...]) -> NoReturn:
     raise ConfigError(
         f"no solvable game of {', '.join(families)} in {root / 'json_2.1.1' / split}; run alfworld-download"
     )

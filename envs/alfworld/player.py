@@ -33,7 +33,7 @@ if not hasattr(textgen._parse_and_convert, "__wrapped__"):
 
 @dataclass(frozen=True)
 class Moment:
-    """The game's reply to a command; `commands` are those that it would accept next."""
+    """The game's unchanged reply to a command; `commands` are those that it would accept next."""
 
     text: str
     won: bool
@@ -71,7 +71,7 @@ class Player:
 
 
 def _moment(state: Any) -> Moment:
-    return Moment(state.feedback.strip(), bool(state.won), tuple(state.admissible_commands))
+    return Moment(state.feedback, bool(state.won), tuple(state.admissible_commands))
 
 
 @contextlib.contextmanager

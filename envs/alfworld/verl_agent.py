@@ -1,0 +1,102 @@
+"""verl-agent's protocol for ALFWorld: prompts from the user's checkout, and what an answer means.
+
+The templates are read from the checkout's source and never run. Everything else is restated here; docs/games.md names
+the place in verl-agent of each rule.
+"""
+
+import ast
+import functools
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+from envs.errors import ConfigError
+
+PROMPTS = "agent_system/environments/prompts/alfworld.py"
+FIRST, LATER = "ALFWORLD_TEMPLATE_NO_HIS", "ALFWORLD_TEMPLATE"
+_NOW = frozenset({"current_observation", "admissible_actions"})
+_PAST = frozenset({"task_description", "step_count", "history_length", "action_history", "current_step"})
+PLACEHOLDERS = {FIRST: _NOW, LATER: _NOW | _PAST}
+HISTORY = 2
+"""Past steps that a prompt shows."""
+WIN = 10.0
+"""Reward of the step that wins."""
+_TASK = "Your task is to: "
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+_TAIL = 30
+
+
+@functools.cache
+def load_templates(checkout: Path) -> dict[str, str]:
+    """Return the two templates of a checkout of verl-agent; raises ConfigError if one is missing or has changed."""
+    path = checkout.expanduser() / PROMPTS
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"env.verl_agent: {path} cannot be read ({error}); set it to the folder of a checkout of verl-agent"
+        ) from error
+    found = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+    for name, wanted in PLACEHOLDERS.items():
+        if name not in found:
+            raise ConfigError(f"env.verl_agent: {path} assigns no text to {name}; use a checkout that does")
+        if (has := _placeholders(found[name])) != wanted:
+            raise ConfigError(
+                f"env.verl_agent: {name} in {path} must have the placeholders {', '.join(sorted(wanted))}, but has "
+                f"{', '.join(sorted(has)) or 'none'}; use a checkout whose template has them"
+            )
+    return {name: found[name] for name in PLACEHOLDERS}
+
+
+def _placeholders(template: str) -> frozenset[str]:
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        return frozenset({f"a syntax error: {error}"})
+    return frozenset(name for _, name, _, _ in parts if name is not None)
+
+
+def write_prompt(
+    templates: dict[str, str], past: Sequence[tuple[str, str]], observation: str, commands: Sequence[str]
+) -> str:
+    """Return the whole prompt of a turn; `past` has the observation and the action of each turn before."""
+    now = {
+        "current_observation": observation,
+        "admissible_actions": "\n ".join(f"'{command}'" for command in commands if command != "help"),
+    }
+    if not past:
+        return templates[FIRST].format(**now)
+    recent = list(enumerate(past, 1))[-HISTORY:]
+    lines = (f"[Observation {n}: '{seen}', Action {n}: '{action}']" for n, (seen, action) in recent)
+    return templates[LATER].format(
+        **now,
+        task_description=past[0][0].partition(_TASK)[2].strip(),
+        step_count=len(past),
+        history_length=len(recent),
+        action_history="\n".join(lines),
+        current_step=len(past) + 1,
+    )
+
+
+def read_answer(response: str) -> tuple[str, bool, tuple[int, int] | None]:
+    """Return the text that the game gets, whether the answer's form is valid, and the text's place in the response.
+
+    The text is what the first pair of action tags holds, whatever the game makes of it, else the end of the response.
+    """
+    lowered = response.lower()
+    start, end = lowered.find("<action>") + len("<action>"), lowered.find("</action>")
+    if end < 0 or start < len("<action>"):
+        return lowered[-_TAIL:], False, None
+    inner = lowered[start:end]
+    action = inner.strip()
+    first = start + len(inner) - len(inner.lstrip())
+    # Lower case may have another length, and the tags may come in the wrong order.
+    span = (first, first + len(action)) if action and len(lowered) == len(response) else None
+    thinks = "<think>" in response and "</think>" in response
+    return action, thinks and not _CHINESE.search(response), span
