@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from envs.crafter.expert import SOURCE, advise, decide, find_job
-from envs.crafter.image import draw, draw_clear
+from envs.crafter.rules import ACHIEVEMENTS, KIND_NAMES
 from envs.crafter.vocabulary import ACTIONS, TOOLS, describe, translate
-from envs.crafter.world.rules import ACHIEVEMENTS, KIND_NAMES, LENGTH
-from envs.crafter.world.world import World
+from envs.crafter.world import LENGTH, World
 from envs.errors import ConfigError
 from envs.text_game import Frame, GameSettings, TextGame
 from slime_verlog import Field
@@ -57,13 +56,13 @@ class Crafter(TextGame):
 
     def start(self) -> Frame:
         self.world = World(self.seed, images=bool(self.settings.vlm))
-        self.world.step(self.default_action)
+        self.world.play(self.default_action)
         self.steps = 0
         return self._frame()
 
     def play(self, action: str) -> Frame:
         unlocked = self.world.unlocked
-        reward = self.world.step(action)
+        reward = self.world.play(action)
         self.steps += 1
         if self.world.unlocked != unlocked and self.settings.open_achievements_only:
             self.instruction_prompt = self.render_prompt()
@@ -108,7 +107,7 @@ class Crafter(TextGame):
 
     def render(self) -> np.ndarray:
         """Draw what the player sees, as a uint8 array (252, 252, 3)."""
-        return draw_clear(self.world)
+        return self.world.render_clear()
 
     def _frame(self, reward: float = 0.0, new: int = 0) -> Frame:
         world = self.world
@@ -126,7 +125,7 @@ class Crafter(TextGame):
             terminated=dead,
             truncated=late and not dead,
             progression=len(world.unlocked) / len(ACHIEVEMENTS),
-            image=draw(world) if self.settings.vlm else None,
+            image=world.image,
             metrics={"achievements": float(len(world.unlocked)), **metrics},
         )
 

@@ -8,23 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from envs.crafter.world.player import Plant, Player
-from envs.crafter.world.rules import (
-    COLLECT,
+from crafter.objects import Plant, Skeleton, Zombie
+
+from envs.crafter.rules import (
     COW,
     MAKE,
     MATERIAL_ID,
     MOVES,
     PLACE,
-    PLANT,
     SKELETON,
-    STRIDE,
     WALKABLE,
     ZOMBIE,
-    Making,
-    Placing,
+    Recipe,
+    constants,
 )
-from envs.crafter.world.world import World
+from envs.crafter.world import STRIDE, World, cell_of
 
 STEPS = {action: dx * STRIDE + dy for action, (dx, dy) in MOVES.items()}
 """Offset of each move in the flat arrays."""
@@ -33,23 +31,28 @@ _WATER = MATERIAL_ID["water"]
 _DIG, _BRIDGE, _BEING, _FENCE = 2, 4, 4, 20
 
 
-def front(player: Player) -> int:
+def front(world: World) -> int:
     """Return the cell that the player faces."""
-    return player.cell + player.facing[0] * STRIDE + player.facing[1]
+    dx, dy = world.player.facing
+    return cell_of(world.player) + dx * STRIDE + dy
+
+
+def _plants(world: World) -> list[Plant]:
+    return [being for being in world.beings if isinstance(being, Plant)]
 
 
 def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> tuple[str, int] | None:
     """Return first move and cost of the cheapest way to a goal cell, walked, dug or bridged; None without one."""
     items = world.player.inventory
     entry_of = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}  # steps to enter a cell of each kind; others are closed
-    for material, rule in COLLECT.items():
-        if rule.leaves in WALKABLE and all(items[name] >= amount for name, amount in rule.needs):
-            entry_of[material] = _DIG
+    for material, rule in constants.collect.items():
+        if rule["leaves"] in constants.walkable and all(items[name] >= n for name, n in rule["require"].items()):
+            entry_of[MATERIAL_ID[material]] = _DIG
     if items["wood_pickaxe"] and items["stone"]:
         entry_of[_WATER] = _BRIDGE
     entry_of |= dict.fromkeys(WALKABLE, 1)
-    fences = {being.cell + step for being in world.beings if being.kind == PLANT for step in STEPS.values()}
-    start, kinds = world.player.cell, world.kinds
+    fences = {cell_of(plant) + step for plant in _plants(world) for step in STEPS.values()}
+    start, kinds = cell_of(world.player), world.kinds
     queue: list[tuple[int, int, str]] = [(0, start, "")]
     done: set[int] = set()
     entries: dict[int, int | None] = {start: 0}
@@ -82,8 +85,8 @@ def reach(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> 
     way = find_way(world, is_goal, farthest)
     if way is None:
         return None
-    target = world.player.cell + STEPS[way[0]]
-    if world.is_free(target, WALKABLE) or front(world.player) != target:
+    target = cell_of(world.player) + STEPS[way[0]]
+    if world.is_free(target, WALKABLE) or front(world) != target:
         return way[0]
     return "Place Stone" if world.kinds[target] == _WATER and not is_goal(target) else "Do"
 
@@ -106,9 +109,9 @@ def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool],
         moves = (m for m, s in STEPS.items() if world.is_free(start + s, WALKABLE) and fits(start + s, start + 2 * s))
         return next(moves, None)
 
-    if fits(player.cell, front(player)):
+    if fits(cell_of(player), front(world)):
         return action
-    move = last_move(player.cell)
+    move = last_move(cell_of(player))
     return move or reach(world, lambda cell: world.is_free(cell, WALKABLE) and last_move(cell) is not None, farthest)
 
 
@@ -137,13 +140,13 @@ def decide(world: World) -> tuple[str | None, str]:
 
 def _drink(world: World) -> str | None:
     drink = world.player.inventory["drink"]
-    if drink <= _low(world) or (drink < 9 and world.kinds[front(world.player)] == _WATER):
+    if drink <= _low(world) or (drink < 9 and world.kinds[front(world)] == _WATER):
         return reach_kind(world, _WATER)
     return None
 
 
 def _eat(world: World) -> str | None:
-    ripe = {being.cell for being in world.beings if isinstance(being, Plant) and being.ripe}
+    ripe = {cell_of(plant) for plant in _plants(world) if plant.ripe}
     if ripe:
         return reach(world, lambda cell: cell in ripe)
     return reach_kind(world, COW) if world.player.inventory["food"] <= _low(world) else None
@@ -158,8 +161,8 @@ def _rest(world: World) -> str | None:
     """Sleep when tired, hurt or at night, walled in; in the open only in daylight with no foe near."""
     player = world.player
     energy, health, dark = player.inventory["energy"], player.health, world.daylight < 0.5
-    foes = sum(being.kind in FOES and player.distance(being.x, being.y) <= 10 for being in world.beings)
-    walled_in = len(_room(world, player.cell)) <= 3
+    foes = sum(isinstance(being, Zombie | Skeleton) and player.distance(being) <= 10 for being in world.beings)
+    walled_in = len(_room(world, cell_of(player))) <= 3
     first_nap = energy < 9 and not player.achievements["wake_up"] and not dark
     if not (first_nap or dark or energy <= 3 or health <= 4):
         return None
@@ -185,14 +188,14 @@ def _dig_in(world: World) -> str | None:
     player = world.player
     if not player.inventory["wood_pickaxe"] or not player.inventory["stone"]:
         return None
-    ahead = front(player)
-    if world.is_free(ahead, WALKABLE) and len(_room(world, player.cell, closed=ahead)) <= 3:
+    ahead = front(world)
+    if world.is_free(ahead, WALKABLE) and len(_room(world, cell_of(player), closed=ahead)) <= 3:
         return "Place Stone"
-    open_sides = [step for step in STEPS.values() if world.materials[player.cell + step] in WALKABLE]
+    open_sides = [step for step in STEPS.values() if world.materials[cell_of(player) + step] in WALKABLE]
     if len(open_sides) == 1:
         (back,) = open_sides
-        way_out = player.cell + 2 * back
-        if world.materials[way_out] in WALKABLE and len(_room(world, player.cell + back, closed=way_out)) <= 3:
+        way_out = cell_of(player) + 2 * back
+        if world.materials[way_out] in WALKABLE and len(_room(world, cell_of(player) + back, closed=way_out)) <= 3:
             return next(move for move, step in STEPS.items() if step == back)
     deep = (*_AROUND, *(2 * step for step in STEPS.values()))
     return reach(world, lambda cell: all(world.materials[cell + offset] in _SOLID for offset in deep), farthest=30)
@@ -201,8 +204,7 @@ def _dig_in(world: World) -> str | None:
 def _grow(world: World) -> str | None:
     """Search grass for a sapling and plant it, once there are enough stones to fence it in."""
     player = world.player
-    has_plant = any(isinstance(being, Plant) for being in world.beings)
-    if player.achievements["eat_plant"] or has_plant or player.inventory["stone"] < 4:
+    if player.achievements["eat_plant"] or _plants(world) or player.inventory["stone"] < 4:
         return None
     action = "Place Plant" if player.inventory["sapling"] else "Do"
     return act_before(world, action, lambda _, ahead: world.materials[ahead] == _GRASS)
@@ -211,8 +213,8 @@ def _grow(world: World) -> str | None:
 def _guard(world: World) -> str | None:
     """Put stones around plants; `_eat` digs one of them out when the plant is ripe."""
     player = world.player
-    plants = [being.cell for being in world.beings if isinstance(being, Plant)]
-    gaps = {plant + step for plant in plants for step in STEPS.values() if world.materials[plant + step] in WALKABLE}
+    beside = {cell_of(plant) + step for plant in _plants(world) for step in STEPS.values()}
+    gaps = {cell for cell in beside if world.materials[cell] in WALKABLE}
     if not gaps or player.inventory["stone"] < 1:
         return None
     return act_before(world, "Place Stone", lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18)
@@ -237,10 +239,10 @@ def _craft(level: str) -> _Goal:
 class Job:
     """The next step towards a tool: `lacking` is the material to collect first, `to_build` the missing stations."""
 
-    making: Making
+    making: Recipe
     action: str
     lacking: str | None
-    to_build: Sequence[Placing]
+    to_build: Sequence[Recipe]
 
 
 def find_job(world: World, level: str) -> Job | None:
@@ -250,20 +252,20 @@ def find_job(world: World, level: str) -> Job | None:
     return next((job for making in missing if (job := _work_on(world, making)) is not None), None)
 
 
-def _work_on(world: World, making: Making) -> Job | None:
+def _work_on(world: World, making: Recipe) -> Job | None:
     """Find the next step towards one tool; None if nothing can be done for it now."""
     player = world.player
-    at_hand = world.materials_around(player.x, player.y)
+    at_hand = world.materials_around(cell_of(player))
     ready = making.nearby <= at_hand
     way = None if ready else _go_beside(world, making.nearby)
-    to_build: list[Placing] = []
+    to_build: list[Recipe] = []
     if not (ready or way):
         # The table comes first, since a furnace is built next to one.
         to_build += [] if _TABLE in at_hand or _go_beside(world, _TABLE_ONLY) else [PLACE["Place Table"]]
         to_build += [PLACE["Place Furnace"]] if _FURNACE in making.nearby else []
-    needed = Counter(dict(making.uses))
+    needed = Counter(making.uses)
     for placing in to_build:
-        needed.update(dict(placing.uses))
+        needed.update(placing.uses)
     lacking = next((item for item, amount in needed.items() if player.inventory[item] < amount), None)
     if lacking is not None:
         action = reach_kind(world, SOURCE[lacking])
@@ -282,7 +284,7 @@ def _go_beside(world: World, stations: frozenset[int]) -> str | None:
     return reach(world, lambda cell: world.is_free(cell, WALKABLE) and _is_beside(world, cell, stations), _NEAR)
 
 
-def _build(world: World, placing: Placing) -> str | None:
+def _build(world: World, placing: Recipe) -> str | None:
     """Place a table anywhere, a furnace next to a table; dig if there is no free cell."""
     beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
     action = act_before(world, f"Place {placing.name.title()}", lambda stand, _: _is_beside(world, stand, beside))

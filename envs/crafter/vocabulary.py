@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from operator import itemgetter
 
-from envs.crafter.world import rules
-from envs.crafter.world.world import World
+from envs.crafter import rules
+from envs.crafter.world import STRIDE, World
 
 _COMPASS = ("West", "East", "North", "South")
 
@@ -19,8 +19,8 @@ def _name(item: str) -> str:
     return item.replace("_", " ")
 
 
-def _cost(uses: rules.Amounts) -> str:
-    return _list([f"{count} {_name(item)}" for item, count in uses], "and")
+def _cost(uses: dict[str, int]) -> str:
+    return _list([f"{count} {_name(item)}" for item, count in uses.items()], "and")
 
 
 def _describe_actions() -> dict[str, str]:
@@ -44,8 +44,8 @@ def _describe_actions() -> dict[str, str]:
 ACTIONS = _describe_actions()
 """Actions with their descriptions."""
 TOOLS = {
-    rules.KIND_NAMES[material]: _list([_name(item) for item, _ in rule.needs], "and") if rule.needs else "no tool"
-    for material, rule in rules.COLLECT.items()
+    material: _list([_name(item) for item in rule["require"]], "and") if rule["require"] else "no tool"
+    for material, rule in rules.constants.collect.items()
 }
 """Tool needed to collect each material."""
 
@@ -131,9 +131,10 @@ def describe(world: World) -> tuple[str, str]:
 
 def _crop(world: World) -> bytes:
     """Return the visible kinds, column by column; all 0 near the west and north border, as in BALROG."""
-    x, y = world.player.x - _MIDDLE_X, world.player.y - _MIDDLE_Y
+    x, y = world.player.pos.tolist()
+    x, y = x - _MIDDLE_X, y - _MIDDLE_Y
     if x < 0 or y < 0:
         return bytes(len(_CELLS))
-    first = x * rules.STRIDE + y
-    starts = range(first, first + _COLUMNS * rules.STRIDE, rules.STRIDE)
+    first = x * STRIDE + y
+    starts = range(first, first + _COLUMNS * STRIDE, STRIDE)
     return b"".join([world.kinds[start : start + _ROWS] for start in starts])

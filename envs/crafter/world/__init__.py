@@ -1,1 +1,0 @@
-"""Crafter's world without rendering."""
