@@ -13,8 +13,8 @@ pytest.importorskip("crafter", reason="Crafter needs crafter; pip install 'slime
 from crafter import constants
 
 from envs import crafter
+from envs.crafter.rules import ACHIEVEMENTS
 from envs.crafter.vocabulary import ACTIONS, translate
-from envs.crafter.world.rules import ACHIEVEMENTS
 from envs.errors import ConfigError
 from tests.conftest import load_recording
 
@@ -32,7 +32,7 @@ def _internals(env: crafter.Crafter) -> dict[str, Any]:
         "ach": {name: count for name, count in player.achievements.items() if count},
         "inv": {name: count for name, count in player.inventory.items() if count},
         "face": list(player.facing),
-        "pos": [player.x, player.y],
+        "pos": player.pos.tolist(),
         "sleep": player.sleeping,
         "light": round(env.world.daylight, 6),
     }
@@ -180,7 +180,7 @@ def test_without_a_limit_the_episode_ends_where_crafter_ends_it() -> None:
     env = build()
     env.reset()
     assert env.max_steps == 10_000
-    env.world.steps = 9_998
+    env.world._step = 9_998
     assert not env.step("Noop")[1]
     _, done, info = env.step("Noop")
     assert done and info["truncated"]
