@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ SLEEPY = [1, 3, 3, 3, 3, 12, 3] + [1] * 10
 EDGES = [(0, 0), (3, 30), (30, 2), (4, 3), (63, 30), (30, 63), (63, 63), (59, 60), (0, 31), (63, 0), (1, 1), (4, 30)]
 
 
-def draw_from(weights: list[float]) -> Policy:
+def draw_from(weights: Sequence[float]) -> Policy:
     return lambda env, rng: rng.choices(list(ACTIONS), weights)[0]
 
 
@@ -45,7 +45,7 @@ def build(seed: int, vlm: bool) -> crafter.Crafter:
     return crafter.build_env(sample, SimpleNamespace(env={"vlm": vlm}))
 
 
-def observe(env: crafter.Crafter, observation: dict[str, Any], info: dict[str, Any]) -> bytes:
+def observe(env: crafter.Crafter, observation: Any, info: Any) -> bytes:
     """Return all that a turn shows: text, reward, metrics, endings, the player's state, and BALROG's image."""
     player = env.world.player
     inventory = {name: int(amount) for name, amount in player.inventory.items()}
