@@ -26,7 +26,7 @@ _NOISE_SHAPE = (252, 196)
 """Random numbers per image at night: BALROG's 256 x 256 pixels without border and inventory."""
 
 if not hasattr(internals._noise3, "py_func"):  # without numba
-    # Same numbers, but a list unpacks faster than an array: worlds are made four times as fast.
+    # Same numbers, but a list unpacks faster than an array: worlds are made three times as fast.
     internals.GRADIENTS3 = internals.GRADIENTS3.tolist()
 
 
