@@ -219,7 +219,7 @@ class _Run:
 
         machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
         machine["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        installed = next(distributions(name="slime-verlog"), None)
+        installed = next(iter(distributions(name="slime-verlog")), None)
         machine["slime_verlog"] = installed.version if installed else "a checkout that is not installed"
         report = RunReport(self.folder, {**about, **machine}, self.policy)
         began = {"command": shlex.join(["slime-verlog", *sys.argv[1:]]), "started": round(time.time(), 1)}
