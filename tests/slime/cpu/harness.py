@@ -177,7 +177,7 @@ class Run:
 def start_script(
     slime: Slime, work: Path, script: str, arguments: Sequence[str], gpus: int = 1
 ) -> subprocess.Popen[bytes]:
-    """Start one of slime's scripts under the imports of this harness, in a process group of its own."""
+    """Start one of slime's scripts under the imports of this harness, in a new process group."""
     preload = work / "preload" / "torch_memory_saver_hook_mode_preload.abi3.so"
     preload.parent.mkdir(parents=True, exist_ok=True)
     preload.touch()
