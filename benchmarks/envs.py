@@ -2,15 +2,16 @@
 
     python benchmarks/envs.py [--seconds 2] [--only babyai]
 
-BALROG's figures come from its own code with its own settings, which render every step. They were measured on one
-machine, so the ratio is an order of magnitude. "with images" means that our environment also renders every step.
-The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of servers is not
-counted.
+BALROG is measured in the same run if BALROG_PYTHON names an interpreter that can import it and its environments
+(`benchmarks/balrog_speed.py`). Its own settings render every step. "with images" means that ours also renders every
+step. The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of servers is
+not counted.
 """
 
 import argparse
 import contextlib
 import importlib.util
+import os
 import random
 import subprocess
 import sys
@@ -30,13 +31,13 @@ from envs.loading import build_env_from  # noqa: E402
 class Row:
     """One row of the table; `server` is the command of a server that prints its URL.
 
-    `balrog` is BALROG's steps per CPU-second in the same task, if known. `answers` are played in environments without
+    `balrog` is BALROG's family and task, if it has the same one. `answers` are played in environments without
     a list of actions, which have no images either. `images` says whether the others have.
     """
 
     module: str
     task: str
-    balrog: float | None = None
+    balrog: tuple[str, str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     extra: str = "envs"
@@ -54,15 +55,15 @@ _MCP_COMMAND = [sys.executable, str(Path(sys.path[0]) / "tests" / "fixtures" / "
 _MCP_TOOL = {"tools": {"mcp": {"command": _MCP_COMMAND, "include": ["add"]}}, **_ASKED}
 _GUESS_SERVER = ("-m", "tests.fixtures.openenv_server", "guess", "0")
 ROWS = [
-    Row("envs.babyai", "goto", 1650, needs=("minigrid",)),
-    Row("envs.babyai", "open", 1650, needs=("minigrid",)),
+    Row("envs.babyai", "goto", ("babyai", "BabyAI-MixedTrainLocal-v0/goto"), needs=("minigrid",)),
+    Row("envs.babyai", "open", ("babyai", "BabyAI-MixedTrainLocal-v0/open"), needs=("minigrid",)),
     Row("envs.babyai", "BossLevel", needs=("minigrid",)),
-    Row("envs.babaisai", "goto_win", 1700),
-    Row("envs.babaisai", "two_room-goto_win", 975),
-    Row("envs.crafter", "default", 116, needs=("crafter",)),
+    Row("envs.babaisai", "goto_win", ("babaisai", "env/goto_win")),
+    Row("envs.babaisai", "two_room-goto_win", ("babaisai", "env/two_room-goto_win")),
+    Row("envs.crafter", "default", ("crafter", "default"), needs=("crafter",)),
     Row("envs.sokoban", "two_boxes"),
     Row("envs.sokoban", "four_boxes"),
-    Row("envs.textworld", "treasure_hunter", 670, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
+    Row("envs.textworld", "treasure_hunter", None, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
     Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", images=False),
     Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", images=False),
     Row("envs.tools", "python", None, _PYTHON_TOOL, ("jsonschema",), "tools", _ADD),
@@ -119,6 +120,15 @@ def measure(row: Row, seconds: float, **options: Any) -> tuple[float, float]:
     return steps / step_time, 1000 * sum(reset_times) / len(reset_times)
 
 
+def balrog_speed(names: tuple[str, str], seconds: float) -> float | None:
+    """Steps per CPU-second of BALROG's environment with this family and task; None without BALROG_PYTHON."""
+    if not (python := os.environ.get("BALROG_PYTHON")):
+        return None
+    command = [python, str(Path(__file__).with_name("balrog_speed.py")), *names, str(seconds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds per figure (default: %(default)g)")
@@ -137,8 +147,9 @@ def main() -> None:
         drawn = "-" if row.answers or not row.images else f"{measure(row, arguments.seconds, vlm=True)[0]:,.0f}"
         with served(row) as options:
             steps, reset_ms = measure(row, arguments.seconds, **options)
-        balrog = (f"{row.balrog:,.0f}", f"{steps / row.balrog:.1f} x") if row.balrog else ("-", "-")
-        print(line.format(name, f"{steps:,.0f}", drawn, *balrog, f"{reset_ms:.2f}"))
+        theirs = balrog_speed(row.balrog, arguments.seconds) if row.balrog else None
+        ratio = ("-", "-") if theirs is None else (f"{theirs:,.0f}", f"{steps / theirs:.1f} x")
+        print(line.format(name, f"{steps:,.0f}", drawn, *ratio, f"{reset_ms:.2f}"))
 
 
 if __name__ == "__main__":

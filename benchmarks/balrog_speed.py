@@ -1,0 +1,39 @@
+"""Steps per CPU-second of one of BALROG's environments, played as its evaluator does: text actions, its own settings.
+
+    $BALROG_PYTHON benchmarks/balrog_speed.py FAMILY TASK SECONDS
+
+`benchmarks/envs.py` calls it. It needs an interpreter that can import BALROG, which other versions of packages have.
+"""
+
+import itertools
+import random
+import sys
+import time
+from pathlib import Path
+
+import balrog
+from balrog.environments import make_env
+from omegaconf import OmegaConf
+
+
+def speed(family: str, task: str, seconds: float) -> float:
+    """Play random actions for `seconds` of CPU time; a first episode of up to 50 steps is not measured."""
+    config = OmegaConf.load(Path(balrog.__file__).parent / "config" / "config.yaml")
+    rng, steps, spent = random.Random(0), 0, 0.0
+    for seed in itertools.count():
+        env = make_env(family, task, config)
+        env.reset(seed=seed)
+        actions, taken, done, began = list(env.get_wrapper_attr("language_action_space")), 0, False, time.process_time()
+        while not done and (taken < 50 or (seed and spent + time.process_time() - began < seconds)):
+            _, _, terminated, truncated, _ = env.step(rng.choice(actions))
+            taken, done = taken + 1, terminated or truncated
+        if seed:
+            steps, spent = steps + taken, spent + time.process_time() - began
+        env.close()
+        if spent >= seconds:
+            return steps / spent
+    raise AssertionError("seeds never end")
+
+
+if __name__ == "__main__":
+    print(speed(sys.argv[1], sys.argv[2], float(sys.argv[3])))
