@@ -15,6 +15,7 @@ from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.generate import generate
 from rollout.play.metrics import whole_episode_metrics
+from rollout.play.player import gather
 from rollout.turn import SampleKind
 
 
@@ -55,7 +56,7 @@ async def _play(args: Namespace, source: EpisodeSource) -> RolloutFnTrainOutput:
         return played if isinstance(played, list) else [played]
 
     starts = source.get_samples(source.flags.rollout_batch_size)
-    episodes = await asyncio.gather(*(one(sample) for group in starts for sample in group))
+    episodes = await gather(one(sample) for group in starts for sample in group)
     failed = [facts["fault"] for facts in (facts_of(e[0]) for e in episodes) if facts["kind"] == SampleKind.FAILED]
     if len(failed) > source.settings.max_episode_failures_per_batch:
         raise FailureBudgetError(f"{len(failed)} episodes of one batch failed. Last failure:\n{failed[-1]}")

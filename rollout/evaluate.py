@@ -1,6 +1,7 @@
 """Plays held-out episodes to their end; results per task in slime's evaluation format."""
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +15,15 @@ from rollout.errors import EngineError
 from rollout.play.episode import Episode, open_episode
 from rollout.play.memory import Message
 from rollout.play.metrics import mean
-from rollout.play.player import Place, play
+from rollout.play.player import Place, gather, play
 from rollout.play.runtime import Runtime, get_runtime
 from rollout.samples import evaluation_sample, turn_facts
 from rollout.spec import EpisodeSpec
 from rollout.transcript import Transcript
 from rollout.turn import Generation, StopReason, Turn
 from slime_verlog import BAR_S
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,9 @@ class EpisodeResult:
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
     """Play all of `source.eval_episodes()`, `n_env` at a time.
 
-    `data[task]` has one entry per episode in seed order: `rewards` (the return; 0 if the environment was lost),
-    `truncated`, and `samples` (the last turn, whose metadata describes the whole episode). `metrics` come from
-    `eval_metrics`.
+    `data[task]` has `rewards` (the return) and `truncated` of each episode in seed order, without those whose
+    environment was lost, and `samples` of all of them (the last turn, whose metadata describes the whole episode). A
+    task whose episodes were all lost is left out. `metrics` come from `eval_metrics`.
 
     Raises:
         EngineError: the engine did not answer within the allowed retries, or refused more than a single prompt.
@@ -56,14 +59,19 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
     by_task: dict[str, list[EpisodeResult]] = defaultdict(list)
     for result in results:
         by_task[result.spec.name].append(result)
-    data = {
-        name: {
-            "rewards": [result.facts()["return"] for result in group],
-            "truncated": [bool(result.turns and result.turns[-1].truncated) for result in group],
-            "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
-        }
-        for name, group in by_task.items()
-    }
+    data: dict[str, dict[str, list[Any]]] = {}
+    for name, group in by_task.items():
+        played = [result for result in group if result.fault is None]
+        if len(played) < len(group):
+            last = [result.fault for result in group if result.fault is not None][-1]
+            lost = len(group) - len(played)
+            logger.warning("%d of %d held-out episodes of %s failed and do not count: %s", lost, len(group), name, last)
+        if played:
+            data[name] = {
+                "rewards": [result.facts()["return"] for result in played],
+                "truncated": [bool(result.turns and result.turns[-1].truncated) for result in played],
+                "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
+            }
     return RolloutFnEvalOutput(data=data, metrics=eval_metrics(by_task))
 
 
@@ -81,7 +89,7 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
                 progress.update()
                 return result
 
-        return await asyncio.gather(*(one(spec) for spec in specs))
+        return await gather(one(spec) for spec in specs)
 
 
 async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
@@ -105,8 +113,6 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
         turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
     finally:
         await place.leave()
-    if fault is not None:
-        runtime.counters["eval_episodes_failed"] += 1
     return EpisodeResult(spec, tuple(turns), stop, fault, transcript)
 
 
@@ -155,15 +161,18 @@ def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | No
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:
     """Compute each task's means as `eval/<task>/<name>`; rates and `progression` are from 0 to 1.
 
-    The names are `success`, its standard error `success_se`, `return`, `progression`, `turns`, `valid_action_ratio` and
-    `episodes`, their number.
+    The names are `success`, its standard error `success_se`, `return`, `progression`, `turns` and `valid_action_ratio`,
+    over the `episodes` whose environment was not lost; `episodes_failed` is the number of the others.
     """
     metrics: dict[str, float] = {}
     for name, results in by_task.items():
-        facts = [result.facts() for result in results]
+        facts = [result.facts() for result in results if result.fault is None]
+        metrics[f"eval/{name}/episodes"] = float(len(facts))
+        metrics[f"eval/{name}/episodes_failed"] = float(len(results) - len(facts))
+        if not facts:
+            continue
         for key in ("success", "return", "progression", "turns", "valid_action_ratio"):
             metrics[f"eval/{name}/{key}"] = mean(fact[key] for fact in facts)
-        success, n = metrics[f"eval/{name}/success"], len(results)
-        metrics[f"eval/{name}/success_se"] = (success * (1 - success) / n) ** 0.5
-        metrics[f"eval/{name}/episodes"] = float(n)
+        success = metrics[f"eval/{name}/success"]
+        metrics[f"eval/{name}/success_se"] = (success * (1 - success) / len(facts)) ** 0.5
     return metrics

@@ -5,9 +5,9 @@ bootstrap sample, and it continues in the next batch. No turn is thrown away or 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -17,13 +17,11 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
 from rollout.play.episode import Episode
 from rollout.play.metrics import batch_metrics, measure, warn_of_bottleneck
-from rollout.play.player import Batch, Slot, count_failure, count_turns, play
+from rollout.play.player import Batch, Slot, count_failure, count_turns, gather, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
 from rollout.samples import build_samples, fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
 from slime_verlog import BAR_S
-
-T = TypeVar("T")
 
 
 def generate_rollout(
@@ -113,7 +111,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     measured = measure(runtime)
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False, mininterval=BAR_S) as progress:
         async with full_gc_deferred():
-            played = await _gather(_play(runtime, slot, batch, progress.update) for slot in order)
+            played = await gather(_play(runtime, slot, batch, progress.update) for slot in order)
     by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}
     batch.segments = [segment for slot in slots for segment in by_slot[slot.number]]
     assert batch.turn_count == turns, f"the batch has {batch.turn_count} turns instead of {turns}"
@@ -154,18 +152,6 @@ async def _play(runtime: Runtime, slot: Slot, batch: Batch, count_turn: Callable
     await play(slot, may_issue, lambda episode: episode.generate(params), record, lose)
     close(StopReason.CUT)
     return segments
-
-
-async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all and return their results; on the first error, cancel the others and raise that error."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> list[list[Sample]]:

@@ -58,7 +58,7 @@ def test_every_measure_of_notes_is_explained() -> None:
 def test_every_name_of_an_evaluation_is_explained() -> None:
     spec = EpisodeSpec(0, "goto", EnvSpec("envs.babyai", {"task": "goto", "seed": 0}))
     names = eval_metrics({"goto": [EpisodeResult(spec, (), StopReason.TERMINATED, None, Transcript())]})
-    assert len(names) == 7 and not unexplained(names)
+    assert len(names) == 8 and not unexplained(names)
 
 
 def test_every_name_that_the_code_spells_out_is_explained() -> None:

@@ -30,6 +30,7 @@ from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed
 from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes, replacing
 from inspection.target import check_numbers
+from rollout.play.player import gather
 from rollout.spec import EpisodeSpec
 from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 
@@ -201,13 +202,7 @@ async def _play_point(
         async with places:
             progress.add(await play_one(spec) | ({"repeat": repeat} if repeat else {}), point.label)
 
-    tasks = [asyncio.create_task(one(key[-1], spec)) for key, spec in missing.items()]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await gather(one(key[-1], spec) for key, spec in missing.items())
 
 
 class _Progress:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollout.errors import EnvironmentFault, FailureBudgetError
 from rollout.play.episode import Episode
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rollout.play.runtime import Runtime
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ResponseLostError(Exception):
@@ -129,6 +131,18 @@ async def _next_turn(episode: Episode, ask: Callable[[Episode], Awaitable[Genera
             return None
         with suppress(ResponseLostError):
             return await episode.step(generation, time.perf_counter() - began)
+
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all and return their results; on the first error, cancel the others and raise that error."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Saves slots to a checkpoint and restores them: a live episode is its seed and responses, which are played again."""
 
-import asyncio
 import json
 import logging
 from collections import Counter
@@ -10,7 +9,7 @@ from typing import Any
 from rollout.errors import EnvironmentFault
 from rollout.play.engine import MAX_TOKEN_ID
 from rollout.play.episode import Episode, open_episode
-from rollout.play.player import Slot
+from rollout.play.player import Slot, gather
 from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import FinishReason, Generation
@@ -57,7 +56,7 @@ async def make_slots(
             restoring.append(_restore(slot, item, spec, runtime))
     for change, count in changes.items():
         _give_up(runtime, count, change)
-    await asyncio.gather(*restoring)
+    await gather(restoring)
     return slots
 
 
@@ -109,7 +108,6 @@ async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runti
         slot.episode = await replay_episode(runtime, spec, Replay(item["answers"], stepped, item["digests"]))
     except EnvironmentFault:
         runtime.counters["episodes_lost_at_resume"] += 1
-        await slot.leave()
 
 
 def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
