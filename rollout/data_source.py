@@ -21,7 +21,7 @@ from rollout.play.player import Slot
 from rollout.play.runtime import Runtime
 from rollout.play.slots import make_slots, slots_state
 from rollout.spec import EpisodeSpec
-from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks
+from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks, training_seed
 from rollout.turn import Segment
 
 
@@ -83,7 +83,7 @@ class EpisodeSource:
     def episode(self, episode_id: int) -> EpisodeSpec:
         """Make the training episode with this id."""
         task = pick_task(self.tasks, self.flags.rollout_seed, episode_id)
-        return make_episode(self.settings, task, episode_id, self.settings.seed_start + episode_id)
+        return make_episode(self.settings, task, episode_id, training_seed(self.settings, episode_id))
 
     def eval_episodes(self) -> list[EpisodeSpec]:
         """List all held-out episodes: the same seeds for every task."""

@@ -46,6 +46,13 @@ def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[
     ]
 
 
+def training_seed(settings: RolloutSettings, episode_id: int) -> int:
+    """The seed of a training episode: `seed_start` and those after it, without the held-out seeds."""
+    seed, held_out = settings.seed_start + episode_id, settings.eval
+    first, end = max(settings.seed_start, held_out.seed_start), held_out.seed_start + held_out.episodes
+    return seed + max(0, end - first) if seed >= first else seed
+
+
 def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:
     """Draw a task by weight; the draw depends on the run's seed and the episode's id alone."""
     return random.Random(f"{seed}/{episode_id}").choices(tasks, [task.weight for task in tasks])[0]

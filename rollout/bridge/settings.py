@@ -73,7 +73,7 @@ class EvalSettings(Settings):
     episodes: int = Field(default=64, ge=1)
     """Episodes per task; episode k plays seed `seed_start` + k."""
     seed_start: int = Field(default=1_000_000_000, ge=0)
-    """First held-out seed; it must lie beyond every training seed."""
+    """First held-out seed."""
     tasks: tuple[Any, ...] = ()
     """Tasks to evaluate, written as in `tasks`; an empty list means the training tasks."""
     max_turns: int | None = Field(default=None, ge=1)
@@ -90,7 +90,7 @@ class RolloutSettings(AdvantageSettings):
     tasks: tuple[Any, ...] = ()
     """Task names, or mappings {task, weight, env, options, sweep}."""
     seed_start: int = Field(default=0, ge=0)
-    """Seed of the first training episode; episode k plays `seed_start` + k."""
+    """Seed of the first training episode. Those after it play the seeds after it, except for the held-out ones."""
     eval: EvalSettings = EvalSettings()
 
     history: Literal["window", "full"] = "window"
@@ -100,7 +100,7 @@ class RolloutSettings(AdvantageSettings):
     """Turns after which an episode counts as truncated; leave it out for the environment's own limit."""
     tokenization_sanity_check: Literal["strict", "ignore_strippable", "disable"] = "strict"
     """How strictly a prompt is compared with its one-shot encoding (the whole conversation encoded in one call). A
-    difference is counted and does not stop the run."""
+    difference in an episode's first prompt fails the episode; a later one is counted and does not stop the run."""
     use_inference_chat_template: bool = False
     """Let the chat template shorten earlier responses, as it does when serving (Qwen3 drops their reasoning)."""
     chat_template_kwargs: Mapping[str, Any] = {}

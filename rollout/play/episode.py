@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from envs.base import Observation
@@ -138,7 +139,9 @@ class Episode:
         if not flags.sglang_enable_deterministic_inference:
             return params
         base = params.get("sampling_seed", flags.rollout_seed)
-        return {**params, "sampling_seed": (base * 1_000_003 + self.spec.episode_id * 1009 + self.index) % 2**31}
+        # The environment's seed tells held-out episodes from those of training with the same id.
+        turn = f"{base}/{self.spec.env.metadata.get('seed')}/{self.spec.episode_id}/{self.index}"
+        return {**params, "sampling_seed": int.from_bytes(blake2b(turn.encode(), digest_size=4).digest()) % 2**31}
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Step the environment with a finished generation, record the turn, and build the next prompt.

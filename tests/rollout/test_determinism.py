@@ -2,11 +2,16 @@
 
 import random
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from rollout.data_source import EpisodeSource
+from rollout.play.episode import Episode
+from rollout.spec import EpisodeSpec
 from tests.fixtures.playing import play_batches, plays, sample_bytes, turn_bytes
+from tests.fixtures.rollout_args import rollout_args
 
 
 def jittered(seed: int) -> Any:
@@ -81,3 +86,17 @@ async def test_under_deterministic_inference_every_turn_has_its_own_seed_the_sam
     second, _ = await play_batches(tmp_path, 2, jittered(2), plays_by_seed, **keys)
     assert sorted(seeds[:48]) == sorted(seeds[48:])
     assert whole(first) == whole(second)
+
+
+def test_sampling_seeds_of_long_episodes_and_of_held_out_episodes_with_the_same_ids_differ(tmp_path: Path) -> None:
+    source = EpisodeSource(rollout_args(tmp_path, sglang_enable_deterministic_inference=True))
+    runtime = SimpleNamespace(flags=source.flags)
+
+    def seed(spec: EpisodeSpec, turn: int) -> int:
+        episode = SimpleNamespace(runtime=runtime, spec=spec, index=turn)
+        return Episode._seeded(cast(Episode, episode), {})["sampling_seed"]
+
+    specs = [source.episode(0), source.episode(1), *source.eval_episodes()[:2]]
+    seeds = [seed(spec, turn) for spec in specs for turn in range(2000)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)

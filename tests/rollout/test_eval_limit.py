@@ -1,17 +1,21 @@
 """Held-out episodes have their own turn limit, because training waits for the longest of them."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rollout.bridge.settings import load_settings
+from rollout.bridge.settings import EvalSettings, RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError
 from rollout.evaluate import evaluate
 from rollout.play.runtime import close_runtimes
+from rollout.tasks import training_seed
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -76,6 +80,52 @@ async def test_a_prompt_that_the_engine_refuses_costs_one_episode(
         await close_runtimes()
     assert [(fact["stop"], fact["turns"]) for fact in facts] == [(stop, turns), ("terminated", 30), ("terminated", 30)]
     assert (words in (facts[0]["fault"] or "")) == (stop == "failed")
+    assert output.metrics is not None
+    counts = [output.metrics[f"eval/count/{name}"] for name in ("episodes", "episodes_failed", "turns")]
+    assert counts == ([2, 1, 30] if stop == "failed" else [3, 0, 62 / 3]), "a failed episode is in no mean"
+    assert len(output.data["count"]["rewards"]) == len(output.data["count"]["truncated"]) == counts[0]
+
+
+async def test_a_task_whose_held_out_episodes_all_fail_has_no_means_and_the_reason_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = lambda: web.json_response({"error": {"message": "unknown content"}}, status=400)
+    async with ScriptedEngine(chatml_tokenizer(), lambda *_: refusal) as engine:
+        args = rollout_args(tmp_path, engine.port, eval={"episodes": 3})
+        output = await evaluate(args, EpisodeSource(args))
+        await close_runtimes()
+    assert output.data == {}
+    assert output.metrics == {"eval/count/episodes": 0, "eval/count/episodes_failed": 3}
+    assert "3 of 3 held-out episodes of count failed and do not count" in caplog.text
+    assert "unknown content" in caplog.text
+
+
+async def test_an_error_ends_all_episodes_of_an_evaluation(tmp_path: Path) -> None:
+    missing = lambda: web.json_response({"message": "no such page"}, status=404)
+    answers: list[asyncio.Future[str]] = []
+
+    def first_is_refused(_body: Any, number: int) -> Any:
+        if number:
+            answers.append(asyncio.get_running_loop().create_future())
+            return answers[-1]
+        return missing
+
+    async with ScriptedEngine(chatml_tokenizer(), first_is_refused) as engine:
+        args = rollout_args(tmp_path, engine.port, env=LONG, eval={"episodes": 3}, n_env=3)
+        with pytest.raises(EngineError, match="no such page"):
+            await evaluate(args, EpisodeSource(args))
+        assert [task for task in asyncio.all_tasks() if "evaluate" in repr(task.get_coro())] == []
+        await close_runtimes()
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20))
+def test_no_training_episode_plays_a_held_out_seed(start: int, held_out: int, episodes: int) -> None:
+    settings = RolloutSettings(
+        rollout_interaction_env_path="x", seed_start=start, eval=EvalSettings(seed_start=held_out, episodes=episodes)
+    )
+    seeds = [training_seed(settings, k) for k in range(200)]
+    free = [seed for seed in range(300) if seed >= start and not held_out <= seed < held_out + episodes]
+    assert seeds == free[:200], "the first seeds that are not held out, in order"
 
 
 async def test_an_evaluation_ends_at_a_wrong_address(tmp_path: Path) -> None:
