@@ -104,8 +104,9 @@ class WeightClock:
 
 
 def numbered_versions(generation: Generation) -> list[int]:
-    """The weight versions that produced the tokens, in order; empty if the engine does not number its weights."""
-    return [int(v) for v in generation.weight_versions if v.isdecimal() and len(v) < 20]  # longer: a hash
+    """The weight versions that produced the tokens, in order; empty unless the engine numbers all of them."""
+    versions = generation.weight_versions
+    return [int(v) for v in versions] if all(v.isdecimal() and len(v) < 20 for v in versions) else []  # longer: a hash
 
 
 def version_of(generation: Generation) -> int | None:

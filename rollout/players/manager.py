@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 8
 """Players that may die while the turns of one batch are played."""
+START_S = 1800.0
+"""Seconds in which a player must start; on a busy machine or a network disk, its imports may take minutes."""
 HANG_S = 300.0
 """Seconds between two pings. A player that leaves one unanswered until the next counts as dead; whatever it plays, its
 event loop answers at once."""
@@ -53,10 +55,20 @@ class _Player:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, launched: Launched, args: Any) -> tuple[str, int]:
-        """Start playing in the process that was launched, and end it when it hangs; return its node and process id."""
+        """Start playing in the process that was launched, and end it when it hangs; return its node and process id.
+
+        Raises PlayerError if it has not started within `START_S`.
+        """
         self.launched = launched
-        await launched.connect(self.link)
-        node, pid = await self.call("start", args)  # on a busy machine, its imports may take minutes
+        try:
+            async with asyncio.timeout(START_S):
+                await launched.connect(self.link)
+                node, pid = await self.call("start", args)
+        except TimeoutError:
+            raise PlayerError(
+                f"a rollout process has not started within {START_S:g} s: look for its last output and whether its "
+                "node can read the Python packages and the tokenizer, or set rollout_processes to 1"
+            ) from None
         self._watch = asyncio.create_task(self._end_if_hung())
         return node, pid
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout.errors import EnvironmentFault
-from rollout.play.clock import WeightClock
+from rollout.play.clock import WeightClock, numbered_versions, version_of
 from rollout.play.player import Batch, Slot
 from rollout.play.stream import Stream
 from rollout.spec import EnvSpec, EpisodeSpec
@@ -269,3 +269,14 @@ async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(tmp_path: Pa
     no_gap_and_none_twice(before.turns())
     await after.run(range(4, 6), load=3, ahead=ahead)
     no_gap_and_none_twice([*before.turns()[: 4 * TURNS], *after.turns()])
+
+
+@pytest.mark.parametrize(
+    ("versions", "numbers"),
+    [(("3", "4"), [3, 4]), (("default", "7"), []), (("7", "f" * 40), []), (("1" * 40,), []), ((), [])],
+)
+def test_versions_count_only_if_the_engine_numbers_all_of_them(versions: tuple[str, ...], numbers: list[int]) -> None:
+    """Otherwise the oldest token of a response that spans an update would be older than its version says."""
+    generation = Generation([1, 2], [0.0, 0.0], "", FinishReason.STOP, versions, version_ends=(1, 2)[: len(versions)])
+    assert numbered_versions(generation) == numbers
+    assert version_of(generation) == (numbers[0] if numbers else None)
