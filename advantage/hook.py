@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
     """Write `advantages` and `returns` into `rollout_data`: one row per sample, shaped and typed like `values`.
 
-    Rows are 0 on untrained tokens; on trained tokens, returns = advantages + values. The last reader removes the turn
-    table. With `policy_loss: dis`, the actor's data also gets the staleness of each token.
+    Rows are 0 on untrained tokens; on trained tokens, returns = advantages + values. With `gae_form: turn`, each token
+    has its turn's advantage and return. The last reader removes the turn table. With `policy_loss: dis`, the actor's
+    data also gets the staleness of each token.
 
     Args:
         args: slime's arguments. `AdvantageSettings` reads the YAML's keys. `AdvantageFlags` has slime's: `kl_coef`, the

@@ -44,7 +44,7 @@ class TokenRewards:
 
 @dataclass(frozen=True)
 class TurnScan:
-    """One form's result inside turns; N tokens, T turns. Entries of turns without tokens are 0."""
+    """One form's result inside turns; N tokens, T turns. No entry of a turn without tokens is used."""
 
     entry_value: Tensor
     """[T] the value from which the previous turn bootstraps."""
