@@ -46,9 +46,9 @@ class EpisodeResult:
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
     """Play all of `source.eval_episodes()`, `n_env` at a time.
 
-    `data[task]` has `rewards` (the return) and `truncated` of each episode in seed order, without those whose
-    environment was lost, and `samples` of all of them (the last turn, whose metadata describes the whole episode). A
-    task whose episodes were all lost is left out. `metrics` come from `eval_metrics`.
+    `data[task]` has `rewards` (the return) and `truncated` of each episode in seed order, without those that failed
+    unless all did, and `samples` of all of them (the last turn, whose metadata describes the whole episode). `metrics`
+    come from `eval_metrics`.
 
     Raises:
         EngineError: the engine did not answer within the allowed retries, or refused more than a single prompt.
@@ -62,16 +62,14 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
     data: dict[str, dict[str, list[Any]]] = {}
     for name, group in by_task.items():
         played = [result for result in group if result.fault is None]
-        if len(played) < len(group):
-            last = [result.fault for result in group if result.fault is not None][-1]
-            lost = len(group) - len(played)
-            logger.warning("%d of %d held-out episodes of %s failed and do not count: %s", lost, len(group), name, last)
-        if played:
-            data[name] = {
-                "rewards": [result.facts()["return"] for result in played],
-                "truncated": [bool(result.turns and result.turns[-1].truncated) for result in played],
-                "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
-            }
+        if lost := [result.fault for result in group if result.fault is not None]:
+            words = "%d of %d held-out episodes of %s failed and are in no mean: %s"
+            logger.warning(words, len(lost), len(group), name, lost[-1])
+        data[name] = {
+            "rewards": [result.facts()["return"] for result in played or group],
+            "truncated": [bool(result.turns and result.turns[-1].truncated) for result in played or group],
+            "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
+        }
     return RolloutFnEvalOutput(data=data, metrics=eval_metrics(by_task))
 
 
@@ -162,7 +160,7 @@ def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:
     """Compute each task's means as `eval/<task>/<name>`; rates and `progression` are from 0 to 1.
 
     The names are `success`, its standard error `success_se`, `return`, `progression`, `turns` and `valid_action_ratio`,
-    over the `episodes` whose environment was not lost; `episodes_failed` is the number of the others.
+    over the `episodes` that did not fail; `episodes_failed` is the number of the others.
     """
     metrics: dict[str, float] = {}
     for name, results in by_task.items():
