@@ -1,0 +1,131 @@
+"""What the notes of trained policies are worth: the same held-out episodes with their own, empty and foreign notes.
+
+    python -m embedded.studies.run recall --variants notes_400 --keep-policies
+    python -m benchmarks.note_controls [recall] [--variant notes_400] [--seeds 0 1] [--csv FILE]
+
+The last policy of each run that is there plays its held-out episodes three times. `own` leaves the notes as the policy
+writes them. With `empty`, every rewrite is lost. With `foreign`, it is replaced by what the policy wrote at the same
+place of the first episode after this one whose facts differ, with its own notes. If the policy answers from its notes,
+empty notes score like guessing and foreign ones below it.
+"""
+
+import argparse
+import contextlib
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from embedded.arguments import EmbeddedFlags, make_args
+from embedded.engine.engine import EngineOptions
+from embedded.engine.process import EngineProcess
+from embedded.launch import set_up_process
+from embedded.run.record import evaluation_means, held_out
+from embedded.studies.study import DONE, Plan, load_study, make_plan
+from embedded.warmstart.imitation import read_imitation
+from rollout.bridge.framework import run
+from rollout.data_source import EpisodeSource
+from rollout.evaluate import evaluate
+from rollout.play.episode import Episode
+from rollout.play.runtime import close_runtimes
+from slime_verlog import ConfigError, command
+
+CONTROLS = ("own", "empty", "foreign")
+FIELDS: Sequence[str] = ("variant", "seed", "control", "score", "facts_kept", "episodes")
+
+
+@dataclass
+class Notes:
+    """What was written with the policy's own notes, by the seed of the episode, and the facts of each episode."""
+
+    written: dict[int, list[str]] = field(default_factory=dict)
+    facts: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def foreign(self, seed: int, number: int) -> str:
+        """Return rewrite `number` of the next episode with other facts; empty if it has fewer, or if there is none."""
+        seeds = sorted(self.written)
+        later = [*(s for s in seeds if s > seed), *(s for s in seeds if s < seed)]
+        other = next((self.written[s] for s in later if self.facts[s] != self.facts[seed]), [])
+        return other[number] if number < len(other) else ""
+
+    @contextlib.contextmanager
+    def controlled(self, control: str) -> Iterator[list[float]]:
+        """Meanwhile, episodes in this process get these notes; yields the share of facts in each rewrite."""
+        write, kept, numbers = Episode._write_notes, [], dict[int, int]()
+
+        async def controlled(episode: Episode, generation: Any, text: str, engine_s: float) -> Any:
+            seed = episode.spec.env.metadata["seed"]
+            if control == "own":
+                self.facts[seed] = tuple(episode.reply.facts)
+                self.written.setdefault(seed, []).append(text)
+            number = numbers[seed] = numbers.get(seed, -1) + 1
+            shown = self.foreign(seed, number) if control == "foreign" else text if control == "own" else ""
+            turn = await write(episode, generation, shown, engine_s)
+            assert turn.summary is not None
+            kept.append(turn.summary["facts_kept"])
+            return turn
+
+        with mock.patch.object(Episode, "_write_notes", controlled):
+            yield kept
+
+
+def play_controls(plan: Plan, variant: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield a row of `FIELDS` per control, for the last policy of one run."""
+    folder, flags = plan.run_folder(variant, seed), plan.settings(variant, seed)["flags"]
+    policy, notes = folder / "policy_after", Notes()
+    lengths = read_imitation(folder / "policy_before").lengths(EmbeddedFlags(hf_checkpoint=""))
+    args = make_args(folder / "run.yaml", **{**lengths, **flags, "hf_checkpoint": str(policy)})
+    options = EngineOptions(
+        model_path=str(policy),
+        max_running_requests=args.sglang_server_concurrency,
+        context_length=args.rollout_max_context_len,
+        seed=seed,
+    )
+    for control in CONTROLS:
+        with EngineProcess(options) as engine, notes.controlled(control) as kept:
+            args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
+            means = evaluation_means(held_out(run(_evaluate(args))))
+        score = plan.study.score(means[f"eval/{plan.study.measure}"])
+        row = (variant, seed, control, score, sum(kept) / max(len(kept), 1), int(means["eval/episodes"]))
+        yield dict(zip(FIELDS, row, strict=True))
+
+
+async def _evaluate(args: Any) -> Any:
+    try:
+        return await evaluate(args, EpisodeSource(args))
+    finally:
+        await close_runtimes()
+
+
+@command()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", nargs="?", default="recall")
+    parser.add_argument("--variant", default="notes_400")
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: the study's")
+    parser.add_argument("--out", type=Path, default=Path("outputs/ablations"), help="the study runner's --out")
+    parser.add_argument("--csv", type=Path, default=Path("outputs/note_controls.csv"))
+    given = parser.parse_args(arguments)
+    set_up_process()
+    plan = make_plan(load_study(given.study), given.out, [given.variant])
+    runs = [plan.run_folder(given.variant, seed) for seed in given.seeds or plan.study.seeds]
+    there = [folder for folder in runs if (folder / DONE).exists() and (folder / "policy_after").is_dir()]
+    if not there:
+        raise ConfigError(
+            f"{plan.folder} has no run of {given.variant} with its policy; run the study with --keep-policies"
+        )
+    given.csv.parent.mkdir(parents=True, exist_ok=True)
+    with given.csv.open("w", newline="") as file:
+        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        table.writeheader()
+        for folder in there:
+            for row in play_controls(plan, given.variant, int(folder.name.removeprefix("seed_"))):
+                table.writerow(row)
+                file.flush()
+                print(f"{folder.name}: {row['control']} notes {row['score']:.3f}, facts kept {row['facts_kept']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
