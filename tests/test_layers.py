@@ -1,19 +1,30 @@
-"""Folders are layers: no two of them import each other, and the main hook loads few of the project's files."""
+"""Folders are layers: no cycle of imports connects them, and the main hook loads few of the project's files."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("rollout", "advantage", "envs", "embedded", "inspection", "benchmarks")
 GROUND = {
     *("rollout.turn", "rollout.errors", "rollout.spec", "advantage.errors", "envs.errors"),
-    "embedded.arguments",
+    *("embedded.arguments", "embedded.run.folder"),
 }
-"""Plain records, settings and errors, which every folder may import; they import nothing of their own package."""
+"""Records, settings, errors and files, which every folder may import; they import nothing of their own package."""
+BELOW = {
+    "inspection": {"embedded", "rollout", "envs", "advantage"},
+    "embedded": {"rollout", "envs", "advantage"},
+    "rollout": {"envs", "advantage"},
+    "envs": set(),
+    "advantage": set(),
+}
+"""The packages that each package imports."""
 MAX_FILES = 50
 
 
@@ -25,10 +36,10 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """The project's modules that are imported at module level, for the type checker too."""
+def imported(tree: ast.AST, in_functions: bool = False) -> Iterator[str]:
+    """The project's modules that are imported at module level, for the type checker too, or also in functions."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not in_functions:
             continue
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -37,7 +48,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else node.module for name in names]
         yield from (name for name in names if name in MODULES)
-        yield from imported(node)
+        yield from imported(node, in_functions)
 
 
 IMPORTS = {name: set(imported(ast.parse(path.read_text(encoding="utf-8")))) for name, path in MODULES.items()}
@@ -53,15 +64,29 @@ def test_the_ground_imports_nothing_of_its_own_package() -> None:
         assert not {name for name in IMPORTS[module] if name.partition(".")[0] == package}, module
 
 
-def test_no_two_folders_import_each_other() -> None:
-    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+@pytest.mark.parametrize("package", BELOW)
+def test_packages_import_those_below_them_and_no_others(package: str) -> None:
+    """Imports inside of functions count too."""
+    files = [path for name, path in MODULES.items() if name.partition(".")[0] == package]
+    names = {name for path in files for name in imported(ast.parse(path.read_text(encoding="utf-8")), True)}
+    assert {name.partition(".")[0] for name in names} - {package} == BELOW[package]
+
+
+def test_no_folders_import_each_other_in_a_cycle() -> None:
+    edges: dict[str, set[str]] = defaultdict(set)
     for module, names in IMPORTS.items():
-        for name in names - GROUND:
-            here, there = folder_of(module), folder_of(name)
-            if here != there:
-                edges[here, there].append(f"{module} imports {name}")
-    mutual = {pair for pair in edges if pair < pair[::-1] and pair[::-1] in edges}
-    assert not mutual, "\n".join(line for a, b in mutual for line in edges[a, b] + edges[b, a])
+        edges[folder_of(module)] |= {folder_of(name) for name in names - GROUND} - {folder_of(module)}
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        steps = list(zip(error.args[1][1:], error.args[1], strict=False))
+        lines = [
+            f"{module} imports {name}"
+            for module, names in IMPORTS.items()
+            for name in names - GROUND
+            if (folder_of(module), folder_of(name)) in steps
+        ]
+        pytest.fail("\n".join(lines))
 
 
 def test_the_fixed_turn_hook_loads_few_files() -> None:

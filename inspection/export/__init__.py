@@ -103,9 +103,10 @@ def _at_least_one(items: Iterator[T], counts: Counter[str]) -> Iterator[T]:
     """Yield the items; raises ConfigError if there are none."""
     from slime_verlog import ConfigError
 
-    first = next(items, None)
-    if first is None:
+    is_empty = True
+    for item in items:  # none is kept, the first neither
+        is_empty = False
+        yield item
+    if is_empty:
         filters = "--successful, --min-return, --task, --setting or --valid-only"
         raise ConfigError(f"none of the {counts['read']} episodes is left to write; relax {filters}")
-    yield first
-    yield from items

@@ -126,13 +126,17 @@ def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> N
         return
     for folder, pattern in (*((folder, _STEPS) for folder in folders), (states, _STATES)):
         try:
+            for path in folder.glob(DELETING + "*"):  # from a run that was killed, and maybe saved the step again
+                _delete(path)
             for step, path in _numbered(folder, pattern).items():
                 if step < common[-keep]:
-                    path.rename(path.with_name(DELETING + path.name))
-            for path in folder.glob(DELETING + "*"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    _delete(path.rename(path.with_name(DELETING + path.name)))
         except OSError as error:
             logger.warning("an old checkpoint could not be deleted, the disk may fill up: %s", error)
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _complete_steps(folder: Path) -> set[int]:

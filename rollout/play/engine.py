@@ -135,7 +135,7 @@ def _refusal(status: int, body: bytes, retry_after: str) -> EngineError:
     words = _message(body)
     too_long = status in (400, 413, 422) and TOO_LONG.search(words) is not None
     error = EngineError(f"HTTP {status}: {words}", f"http_{status}", too_long=too_long)
-    error.retry_after_s = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else 0.0
+    error.retry_after_s = float(retry_after) if retry_after.replace(".", "", 1).isdecimal() else 0.0
     return error
 
 

@@ -12,7 +12,15 @@ from envs.sokoban import Sokoban, build_env, expert_action, explain_action
 from envs.sokoban.board import SYMBOLS, find_pushes, is_stuck, moves_of, read_room
 from envs.sokoban.levels import TASKS, make_level
 
-LEVEL_OF_SEED_7 = """\
+LEVELS_OF_SEED_7 = {
+    "one_box": """\
+######
+#  . #
+# @  #
+#  $ #
+#  ###
+######""",
+    "two_boxes": """\
 ########
 # .   ##
 #     ##
@@ -20,7 +28,30 @@ LEVEL_OF_SEED_7 = """\
 #@  $ ##
 #   $ ##
 #     ##
-########"""
+########""",
+    "three_boxes": """\
+##########
+######   #
+######.  #
+######  ##
+####### ##
+######@$ #
+######$  #
+###### $ #
+####. .  #
+##########""",
+    "four_boxes": """\
+##########
+#    #####
+# .$ # ###
+#  ..  ###
+# $  $ ###
+##### ####
+###    ###
+#  $ .@###
+#    #####
+##########""",
+}
 CORRIDOR = "######\n#@$ .#\n######"
 
 
@@ -60,9 +91,20 @@ def test_every_level_is_new_can_be_solved_in_time_and_has_what_its_task_says(tas
     assert len(levels) == 5
 
 
-def test_the_levels_of_a_seed_stay_the_same_from_version_to_version() -> None:
-    env = make("two_boxes", seed=7, symbols="xsb")
-    assert shown(env.reset()) == LEVEL_OF_SEED_7
+@pytest.mark.parametrize("task", TASKS)
+def test_the_levels_of_a_seed_stay_the_same_from_version_to_version(task: str) -> None:
+    env = make(task, seed=7, symbols="xsb")
+    assert shown(env.reset()) == LEVELS_OF_SEED_7[task]
+
+
+@pytest.mark.parametrize(("width", "height", "boxes"), [(14, 8, 2), (4, 20, 1), (20, 20, 5)])
+def test_a_level_of_another_size_can_be_solved(width: int, height: int, boxes: int) -> None:
+    env = make("two_boxes", width=width, height=height, boxes=boxes)
+    rows = shown(env.reset()).splitlines()
+    assert (len(rows), {len(row) for row in rows}, "".join(rows).count("X")) == (height, {width}, boxes)
+    while not (outcome := env.step(expert_action(env)))[1]:
+        pass
+    assert outcome[2]["terminated"] and outcome[2]["reward"] == 1.0
 
 
 @pytest.mark.parametrize("task", TASKS)

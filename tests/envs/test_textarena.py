@@ -1,6 +1,10 @@
 """TextArena's games by id: what the model sees, rewards, invalid moves, seeds, and the games that are refused."""
 
 import random
+import re
+import socket
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +16,13 @@ from envs.errors import ConfigError, MissingDependencyError
 pytest.importorskip("textarena", reason="pip install -e '.[textarena]' enables this test")
 
 from envs.textarena import MAX_CHARACTERS, TextArena, build_env
+
+PAGE = (Path(__file__).parents[2] / "docs" / "games.md").read_text(encoding="utf-8")
+PLAYED, NEED_WORDS = (
+    re.findall(r"\w+", row)
+    for row in re.findall(r"^\| (?:play|need NLTK's word lists) \| ([\w, ]+)", PAGE, re.MULTILINE)
+)
+"""The single-player games that the page says can be played, at once or with NLTK's word lists."""
 
 
 def make(task: str = "GuessTheNumber-v0", seed: int = 0, **env: Any) -> TextArena:
@@ -109,14 +120,26 @@ def test_a_game_that_cannot_be_played_is_refused_in_one_sentence(
         make(task).reset()
 
 
-def test_missing_word_lists_are_named_and_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.mark.parametrize("game", [*PLAYED, *NEED_WORDS])
+def test_no_game_downloads_anything_when_it_starts(game: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import nltk
 
-    download = nltk.download
+    attempts: list[Any] = []
+
+    def refuse(*words: Any, **_: Any) -> None:
+        attempts.append(words)
+        raise OSError("no network")
+
+    for owner, name in (
+        *((nltk, "download"), (nltk.downloader.Downloader, "download")),
+        *((socket, "getaddrinfo"), (socket.socket, "connect")),
+    ):
+        monkeypatch.setattr(owner, name, refuse)
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    with pytest.raises(MissingDependencyError, match=r"Hangman-v0 needs NLTK's data 'words'.*nltk\.downloader words"):
-        make("Hangman-v0").reset()
-    assert nltk.download is download
+    named = pytest.raises(MissingDependencyError, match=rf"{game}-v0 needs NLTK's data '(\w+)'.*nltk\.downloader \1")
+    with named if game in NEED_WORDS else nullcontext():
+        make(f"{game}-v0").reset()
+    assert not attempts and nltk.download is refuse
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """`slime-verlog export`: recorded episodes as rows for supervised training and as ATIF trajectories."""
 
 import base64
+import gc
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from inspection.command import main
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.transcript import Transcript
+from slime_verlog import ConfigError
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.frameworks import slime_checkouts
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
@@ -111,6 +115,57 @@ def test_filters_choose_episodes_and_lost_ones_are_never_written(
     error = export(tmp_path, "--format", "parquet", "--out", out, "--overwrite", "--task", "none")
     assert error is not None and "none of the 4 episodes is left to write" in error
     assert out.read_bytes() == before and not list(tmp_path.glob(".*.part"))
+
+
+FORMS = [("jsonl", "a.jsonl"), ("parquet", "a.parquet"), ("atif", "a.jsonl")]
+
+
+@pytest.mark.parametrize(("form", "name"), FORMS)
+def test_an_export_that_fails_in_the_middle_leaves_an_earlier_file_as_it_was(
+    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
+    write_run(tmp_path, [invented_episode()])
+    out = tmp_path / "out" / name
+    out.parent.mkdir()
+    out.write_bytes(b"earlier")
+
+    def read(*_: object) -> Iterator[dict[str, Any]]:
+        yield from (invented_episode(seed, turns=150) for seed in (1, 2))
+        assert out.with_name(f".{name}.part").stat().st_size > 0, "the first rows are written"
+        raise ConfigError("the rest is damaged")
+
+    monkeypatch.setattr("inspection.view.sources.read_episodes", read)
+    assert export(tmp_path, "--format", form, "--out", out, "--overwrite") == "error: the rest is damaged"
+    assert out.read_bytes() == b"earlier" and list(out.parent.iterdir()) == [out]
+
+
+class Episode(dict[str, Any]):
+    """One that a test can follow until it is forgotten."""
+
+
+@pytest.mark.parametrize(("form", "name"), FORMS)
+def test_an_export_holds_one_episode_of_a_record_at_a_time(
+    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
+    write_run(tmp_path, [invented_episode()])
+    held: list[weakref.ref[Episode]] = []
+
+    def read(*_: object) -> Iterator[Episode]:
+        for seed in range(4):
+            gc.collect()
+            assert sum(known() is not None for known in held) <= 1
+            episode = Episode(invented_episode(seed))
+            held.append(weakref.ref(episode))
+            yield episode
+            del episode
+
+    monkeypatch.setattr("inspection.view.sources.read_episodes", read)
+    assert export(tmp_path, "--format", form, "--out", tmp_path / name) is None
+    assert len(held) == 4
 
 
 @pytest.mark.parametrize(

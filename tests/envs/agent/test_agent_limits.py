@@ -1,14 +1,17 @@
 """What one agent may cost its server: requests, pictures and connections beyond the limits are refused or closed."""
 
+import asyncio
 import base64
 import http.client
 import io
 import json
+import re
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +156,42 @@ def test_requests_that_wait_count_and_the_one_that_is_answered_does_not(agent: A
     following: Any = agent.server.call(agent.session.exchange(Response("well"), 60.0))
     assert following.request.size > MIB // 2
     assert first.request.messages == (), "what was answered takes no memory"
+
+
+def test_more_requests_than_may_wait_are_refused(agent: Agent) -> None:
+    for number in range(session.MAX_WAITING):
+        agent.post(request(f"number {number}"))
+    until(lambda: len(agent.session._queue) == session.MAX_WAITING == 64)
+    assert reply(agent.post(request("one more"))) == (429, "64 requests of this program are waiting already")
+    assert agent.next() is not None
+    agent.post(request("later"))
+    until(lambda: len(agent.session._queue) == session.MAX_WAITING)
+
+
+def test_after_a_request_is_read_the_next_one_waits_four_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(session, "time", SimpleNamespace(thread_time=lambda: clock[0]))
+
+    async def read(seconds: float) -> float:
+        """Read a request that takes so long; return the pause after it."""
+        one = Session(("policy",), MIB)
+        pauses: list[float] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda pause, _: pauses.append(pause))
+        await one.on_thread(lambda: clock.append(clock.pop() + seconds), 0)
+        assert one._reader.locked(), "nothing is read until then"
+        return pauses[0]
+
+    assert [asyncio.run(read(seconds)) for seconds in (0.0, 0.25, 3.0)] == [0.0, 1.0, 12.0]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_never_says_that_it_was_cut_by_its_length(agent: Agent, streams: bool) -> None:
+    link = agent.post(request(stream=streams))
+    assert agent.next() is not None
+    agent.server.call(agent.session.exchange(Response("and then I"), 0.1))
+    response = http.client.HTTPResponse(link)
+    response.begin()
+    assert set(re.findall(r'"finish_reason": (\S+?)[,}]', response.read().decode())) - {"null"} == {'"stop"'}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +187,32 @@ def failing(*_: Any) -> str:
     raise KeyError("score")
 
 
-def test_a_function_of_the_user_that_raises_is_a_fault_and_not_an_error_of_a_tool() -> None:
-    with TinyServer("tools") as server:
-        env = started(server, done_is="tests.envs.openenv.test_openenv_faults.failing")
-        with pytest.raises(
-            EnvironmentFault,
-            match=r"env.done_is: tests.envs.openenv.test_openenv_faults.failing: KeyError: .*test_openenv_faults.py:\d",
-        ):
-            env.step(call("guess", number=3))
+def failing_later(observation: dict[str, Any]) -> str:
+    return failing() if observation["guesses"] else "Guess."
+
+
+@pytest.mark.parametrize(
+    ("game", "option", "function"),
+    [
+        ("guess", "action", failing),
+        ("guess", "observation", failing),
+        ("guess", "observation", failing_later),
+        ("guess", "done_is", failing),
+        ("tools", "observation", failing),
+        ("tools", "done_is", failing),
+    ],
+)
+def test_a_function_of_the_user_that_raises_is_a_fault_and_not_an_error_of_a_tool(
+    game: str, option: str, function: Callable[..., str]
+) -> None:
+    name = f"tests.envs.openenv.test_openenv_faults.{function.__name__}"
+    words = rf"env.{option}: {name}: KeyError: .*test_openenv_faults.py:\d"
+    with TinyServer(game) as server:
+        options: dict[str, Any] = {option: name}
+        env = built(server, **options)
+        with pytest.raises(EnvironmentFault, match=words):
+            env.reset()
+            env.step("3" if game == "guess" else call("guess", number=3))
         wait_for_sessions(server, 0)
 
 

@@ -1,6 +1,7 @@
 """Combinations of flags that would train wrongly are refused before a batch is played; the error names the flag."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 
 from advantage.flags import INSTALL
 from advantage.turn_table import CONVERTER
-from rollout.bridge.checks import FIXED_TURN, GENERATE, SOURCE, check_flags
+from rollout.bridge.checks import CONTINUOUS, FIXED_TURN, GENERATE, SOURCE, check_flags
 from rollout.bridge.framework import FRAMEWORK
 from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource
@@ -117,11 +118,13 @@ def test_functions_that_replace_the_evaluation_or_the_loss_are_named(tmp_path: P
     EpisodeSource(args)
 
 
+TABLE = yaml.safe_load((REPO / "rollout" / "bridge" / "slime_flags.yaml").read_text(encoding="utf-8"))
+
+
 def decisions() -> list[tuple[str, str]]:
     """Every flag in the table, with the decision about it."""
-    table = yaml.safe_load((REPO / "rollout" / "bridge" / "slime_flags.yaml").read_text(encoding="utf-8"))
     found: list[tuple[str, str]] = []
-    for decision, content in table.items():
+    for decision, content in TABLE.items():
         words = content if isinstance(content, str) else " ".join(row["flags"] for row in content)
         found += [(flag, decision) for flag in words.split()]
     return found
@@ -140,6 +143,41 @@ def test_the_docs_name_every_flag_that_is_refused_or_warned_about() -> None:
     assert [
         flag for flag, decision in decisions() if decision in ("refused", "warned") and f"`{flag}" not in page
     ] == []
+
+
+WAYS = {
+    FIXED_TURN: {"rollout_function_path": FIXED_TURN},
+    CONTINUOUS: {"rollout_function_path": CONTINUOUS},
+    GENERATE: {"rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE},
+}
+"""How episodes are played, beside the other hooks."""
+OTHER_HOOKS = {
+    "source": "data_source_path",
+    "converter": "custom_convert_samples_to_train_data_path",
+    "patch": "custom_megatron_init_path",
+}
+ROWS = [(decision, row) for decision in ("refused", "warned") for row in TABLE[decision]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("decision", "row"), ROWS, ids=[f"{name}-{row['flags'].split()[0]}" for name, row in ROWS])
+def test_each_flag_of_the_table_gets_its_sentence_beside_its_hook_and_not_without(
+    tmp_path: Path, decision: str, row: dict[str, str], way: str
+) -> None:
+    applies = row["hook"] != "batches" or way != GENERATE
+    for flag in row["flags"].split():
+        sentence = f"{flag} {row['why']}"
+        args = rollout_args(tmp_path, **{**HOOKS, **WAYS[way], flag[2:].replace("-", "_"): "given"})
+        if decision == "refused" and applies:
+            with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+                check_flags(args, load_settings(args))
+        elif decision == "refused":
+            check_flags(args, load_settings(args))
+        else:
+            assert flags_without_effect(args, [flag]) == [sentence] * applies
+            if row["hook"] in OTHER_HOOKS:
+                setattr(args, OTHER_HOOKS[row["hook"]], None)
+                assert flags_without_effect(args, [flag]) == []
 
 
 def test_good_flags_pass(tmp_path: Path) -> None:

@@ -1,14 +1,21 @@
 """Old checkpoints are deleted only if newer ones are complete for the actor, the critic and the rollout."""
 
+import itertools
 import logging
+import os
+import subprocess
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from rollout.bridge.roles import rotate_checkpoints
-from rollout.checkpoint import checkpoint_path
+from rollout.checkpoint import checkpoint_path, load_state
+from rollout.errors import CheckpointError
+from tests.scripts.conftest import REPO
 
 
 @pytest.fixture
@@ -100,13 +107,64 @@ def test_without_a_critic_only_the_actor_counts(args: Namespace) -> None:
 
 def test_half_deleted_checkpoints_are_deleted_and_links_are_left_alone(args: Namespace, tmp_path: Path) -> None:
     actor = Path(args.save)
-    (actor / ".deleting-iter_0000009").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
+    for step in (9, 19):
+        (actor / f".deleting-iter_{step:07d}" / "part").mkdir(parents=True)
     (actor / "iter_0000003").symlink_to(tmp_path / "elsewhere")
     for step in (19, 39):
         write(args, step, "actor", "critic")
     rotate(args, 39, 1)
     assert sorted(path.name for path in actor.glob("*iter_*")) == ["iter_0000003", "iter_0000039"]
+
+
+def resumes_at(args: Namespace) -> int:
+    """The step from which the scripts would continue; -1 for the beginning."""
+    folders = {"ACTOR_DIR": args.save, "CRITIC_DIR": str(Path(args.save).with_name("critic"))}
+    code = f"source {REPO}/scripts/lib/resume.sh; common_step"
+    variables = {**os.environ, **folders, "CRITIC_ONLY_STEPS": "0"}
+    return int(subprocess.run(["bash", "-c", code], env=variables, capture_output=True, text=True, check=True).stdout)
+
+
+MOMENTS = 10
+"""A rotation of one step renames and deletes two folders, of two files each, and the rollout's state."""
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS + 1))
+def test_a_rotation_that_is_killed_at_any_moment_leaves_nothing_half_deleted_that_could_be_used(
+    args: Namespace, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    for step in (19, 39):
+        write(args, step, "actor", "critic")
+        for role in ("actor", "critic"):
+            (Path(args.save).with_name(role) / f"iter_{step:07d}" / "common.pt").write_text("c")
+    count = itertools.count()
+
+    def mortal(act: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*words: Any, **more: Any) -> Any:
+            if next(count) == moment:
+                raise KeyboardInterrupt
+            return act(*words, **more)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((Path, "rename"), (os, "unlink"), (os, "rmdir")):
+            patch.setattr(owner, name, mortal(getattr(owner, name)))
+        try:
+            rotate(args, 39, 1)
+        except KeyboardInterrupt:
+            assert moment < MOMENTS
+        else:
+            assert moment == next(count) == MOMENTS
+    assert resumes_at(args) == 39
+    checkpoint_path(args.save, 39).unlink()  # a reason to go back to the step before
+    for role in ("actor", "critic"):
+        for folder in Path(args.save).with_name(role).glob("iter_*"):
+            assert len(list(folder.iterdir())) == 2, folder
+    assert resumes_at(args) == (19 if kept(args, "actor") == kept(args, "critic") == [19, 39] else -1)
+    if 19 not in states(args):
+        with pytest.raises(CheckpointError, match="does not exist"):
+            load_state(args.save, None, 19)
 
 
 def test_a_checkpoint_that_cannot_be_deleted_is_a_warning(
