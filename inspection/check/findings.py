@@ -23,8 +23,27 @@ MIN_LEFT = 0.1
 """Share of the expert's rewards that should be left at the first turn after discounting."""
 GROWTH, GROWTH_TURNS = 2.0, 16
 """A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
+FREE_TEXTS = ("", "Hello! What should I do?", "THINK: I do not know.\nACTION:")
+"""Responses without an action, as untrained models write them."""
 CountTokens = Callable[[str], int] | None
 """Counts the tokens of a text; None without a tokenizer."""
+
+
+class Status(StrEnum):
+    """How serious a finding is; `ERROR` fails the command."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question."""
+
+    name: str
+    status: Status
+    detail: str
 
 
 @dataclass
@@ -83,6 +102,22 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
     return found
 
 
+async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
+    """Answer with `FREE_TEXTS`; raises SlimeVerlogError if the environment fails."""
+    valid, done = 0, True
+    for answer in FREE_TEXTS:
+        if done:
+            await trial.reset(episode)
+        try:
+            reply = await trial.step(episode, answer)
+        except EnvironmentFault as error:
+            raise type(error)(f"{error} (the response was {answer!r}; step must take any text)") from error
+        assert reply.info is not None
+        valid, done = valid + reply.info["valid_action"], reply.done
+    detail = f"responses without an action are taken; {valid} of {len(FREE_TEXTS)} counted as valid"
+    return Finding("any text", Status.WARNING if valid == len(FREE_TEXTS) else Status.OK, detail)
+
+
 async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthrough) -> int | None:
     """The first step at which the same responses show something else (0 is the reset); None if there is none."""
     first, *others = (reply.digest for reply in played.replies)
@@ -92,23 +127,6 @@ async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthro
         if (await trial.step(episode, answer)).digest != expected:
             return step
     return None
-
-
-class Status(StrEnum):
-    """How serious a finding is; `ERROR` fails the command."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The answer to one question."""
-
-    name: str
-    status: Status
-    detail: str
 
 
 def judge(
@@ -185,6 +203,10 @@ def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
     valid = [info["valid_action"] for play in plays if play.player == "random" for info in play.infos]
     if not abilities.actions:
         return Finding("actions", Status.OK, "none named, so any text may be an answer")
+    default = plays[0].replies[0].default_action
+    if default not in abilities.actions:
+        detail = f"default_action {default!r}, which replaces invalid actions, is not one of actions"
+        return Finding("actions", Status.WARNING, detail)
     if not any(valid):
         detail = f"none of {len(valid)} answers drawn from actions was valid; step must accept the names in actions"
         return Finding("actions", Status.WARNING, detail)

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.mixture import TaskSpec
-from inspection.check.findings import CountTokens, Finding, Playthrough, Status, judge, play, replay_difference
+from inspection.check.findings import (
+    CountTokens,
+    Finding,
+    Playthrough,
+    Status,
+    answer_freely,
+    judge,
+    play,
+    replay_difference,
+)
 from inspection.target import Target
 from inspection.text import bold, paint, printable
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
@@ -54,6 +63,8 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, count
                 report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
             abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
             twice = await replay_difference(trial, episode, plays[0])
+            if abilities.actions and not plays[0].replies[0].whole_prompts:
+                report.findings.append(await answer_freely(trial, episode))
             await trial.close(episode)
             _, left = await start_again(trial, episode)
         report.findings += judge(plays, abilities, target.settings, count_tokens)

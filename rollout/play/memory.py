@@ -4,15 +4,17 @@ With a memory, only the current observation shows its short-term part, and the e
 response.
 """
 
-import importlib
 import math
 import re
+import reprlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from envs.base import PICTURE_PLACE, Observation, interleave, text_of
+from envs.errors import describe
+from envs.loading import load_attribute
 from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
 from rollout.spec import CHARS_PER_TOKEN
@@ -108,7 +110,7 @@ class PeriodicClearMemory:
 
 
 def build_memory(config: MemorySettings) -> Memory:
-    """Make the memory that `memory.kind` names; raises ConfigError for an unknown kind or import path."""
+    """Make the memory that `memory.kind` names; raises ConfigError for an unknown kind, or a factory that fails."""
     match config.kind:
         case "window":
             return WindowMemory(config.n)
@@ -122,16 +124,24 @@ def build_memory(config: MemorySettings) -> Memory:
             return NotesMemory(config.n, notes_chars=config.notes_chars)
         case "notes":
             return SummaryMemory(config.every, config.budget, config.keep, config.max_tokens)
-    module, _, name = config.kind.rpartition(".")
-    if not module:
+    if not {".", ":"} & set(config.kind):
         raise ConfigError(
             f"memory.kind '{config.kind}' is unknown; use window, actions_only, periodic_clear, full, "
-            "inline_notes, notes or the import path of a factory (module.function)"
+            "inline_notes, notes or the import path of a factory (module.function, or file.py:function)"
         )
+    factory = load_attribute(config.kind, "memory.kind")
     try:
-        return getattr(importlib.import_module(module), name)(config)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"memory.kind '{config.kind}' cannot be imported: {error}") from error
+        memory = factory(config)
+    except Exception as error:
+        told = f"memory.kind: {config.kind} failed when it was called with the memory's settings: {describe(error)}"
+        raise ConfigError(told) from error
+    horizon = getattr(memory, "horizon", "")
+    if isinstance(horizon, int | None) and (horizon or 0) >= 0 and callable(getattr(memory, "messages", None)):
+        return memory
+    raise ConfigError(
+        f"memory.kind: {config.kind} returned {reprlib.repr(memory)}; return an object with `horizon` (past turns that "
+        "it may need, None for all) and `messages(past, index)`"
+    )
 
 
 def build_messages(
@@ -142,9 +152,15 @@ def build_messages(
     index: int,
     answer_format: str,
 ) -> list[Message]:
-    """The messages of one prompt: system, past, and the current observation with the request for a response."""
+    """The messages of one prompt: system, past, and the current observation; raises ConfigError if the memory fails."""
     system = [{"role": "system", "content": instruction_prompt}] if instruction_prompt else []
-    return [*system, *memory.messages(past, index), current_message(current, answer_format)]
+    try:
+        shown = list(memory.messages(past, index))
+        _ = [message["role"] + message["content"] for message in shown if isinstance(message["content"], str)]
+    except Exception as error:  # of a factory's memory
+        told = f"{type(memory).__name__}.messages must return a list of messages with role and content"
+        raise ConfigError(f"{told}: {describe(error)}") from error
+    return [*system, *shown, current_message(current, answer_format)]
 
 
 def current_message(current: Observation, answer_format: str) -> Message:

@@ -67,8 +67,8 @@ def check_reply(reply: EnvReply) -> None:
     if not enough or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
         raise EnvironmentFault(f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}")
     _check_texts("messages", reply.messages)
-    if not all(isinstance(fact, str) for fact in reply.facts):
-        raise EnvironmentFault(f"facts() must return strings, got {reprlib.repr(reply.facts)}")
+    if not isinstance(reply.facts, list | tuple) or not all(isinstance(f, str) and f.strip() for f in reply.facts):
+        raise EnvironmentFault(f"facts() must return a list of texts, none blank, got {reprlib.repr(reply.facts)}")
     if reply.info is not None:
         check_info(reply.info, reply.done)
 

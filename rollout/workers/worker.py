@@ -146,7 +146,7 @@ def make_reply(
         done=done,
         info=info,
         seconds=seconds,
-        facts=tuple(getattr(env, "facts", tuple)()),
+        facts=getattr(env, "facts", tuple)(),
     )
     check_reply(reply)
     return reply

@@ -68,6 +68,18 @@ QUESTIONABLE = {
         [("valid = response_text in self.actions", "valid = False"), HARD],
         "warning actions: none of 20 answers drawn from actions was valid",
     ),
+    "an answer without an action breaks the game": (
+        [("valid = response_text in self.actions", "valid = response_text.split()[0] in self.actions")],
+        "error contract: task 'stairs': step raised IndexError: list index out of range at",
+    ),
+    "an answer without an action counts as one": (
+        [("valid = response_text in self.actions", "valid = True")],
+        "warning any text: responses without an action are taken; 3 of 3 counted as valid",
+    ),
+    "the default action is none of the actions": (
+        [('"down"), "down"', '"down"), "fall"')],
+        "warning actions: default_action 'fall', which replaces invalid actions, is not one of actions",
+    ),
     "the prompt grows": (
         [(SHOW, 'return "You wait. " * self.steps ** 2 + f"You stand'), HARD],
         "warning prompt: grows during the episode",

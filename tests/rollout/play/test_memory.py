@@ -1,6 +1,7 @@
 """Memories: the past turns that a prompt shows, for every kind."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -84,10 +85,62 @@ def silent(config: MemorySettings) -> Silent:
     return Silent()
 
 
-@pytest.mark.parametrize("kind", ["windw", "no.such.module", "rollout.play.memory.nothing"])
-def test_an_unknown_memory_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(ConfigError, match=kind):
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("windw", "memory.kind 'windw' is unknown"),
+        ("no.such.module", "memory.kind: there is no module no.such"),
+        ("rollout.play.memory.nothing", "memory.kind: rollout.play.memory has no nothing"),
+    ],
+)
+def test_an_unknown_memory_is_refused_by_name(kind: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
         build_memory(MemorySettings(kind=kind))
+
+
+FACTORIES = """
+class Memory:
+    horizon = 1
+
+    def __init__(self, shown):
+        self.shown = shown
+
+    def messages(self, past, index):
+        return self.shown() if callable(self.shown) else self.shown
+
+last = lambda settings: Memory(message for message in [{"role": "user", "content": "You went left."}])
+none = lambda settings: None
+number = lambda settings: 7
+no_arguments = lambda: None
+raises = lambda settings: int("many")
+text = lambda settings: Memory("You went left.")
+no_role = lambda settings: Memory([{"content": "x"}])
+breaks = lambda settings: Memory(lambda: 1 / 0)
+"""
+
+
+def test_a_factory_may_lie_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FACTORIES)
+    assert shown(f"{tmp_path}/mine.py:last", 1)[1:2] == ["user: You went left."]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("none", "returned None; return an object with `horizon`"),
+        ("number", "returned 7; return an object with `horizon`"),
+        ("no_arguments", "failed when it was called with the memory's settings: TypeError"),
+        ("raises", "ValueError: invalid literal for int.* at .*mine.py:15"),
+        ("text", "Memory.messages must return a list of messages with role and content"),
+        ("no_role", "Memory.messages must return a list of messages with role and content: KeyError: 'role'"),
+        ("breaks", "ZeroDivisionError: division by zero at .*mine.py:18"),
+        ("missing", "has no missing"),
+    ],
+)
+def test_a_factory_that_does_not_work_is_named_with_what_to_return(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "mine.py").write_text(FACTORIES)
+    with pytest.raises(ConfigError, match=told):
+        shown(f"{tmp_path}/mine.py:{name}", 1)
 
 
 @pytest.mark.parametrize("family", ["babyai", "babaisai"])
