@@ -103,7 +103,10 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         write_text(path, json.dumps(settings, indent=1))
         return
-    found, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(settings))
+    try:
+        found, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(settings))
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}); delete that run, or choose another --out") from error
     for key, there, here in differences(found, wanted):
         differs = f"{folder} holds a run with other settings: {key} is {there!r} there and {here!r} here"
         raise ConfigError(f"{differs}; choose another --out, or delete that run")

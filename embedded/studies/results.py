@@ -1,6 +1,7 @@
 """What a study's runs wrote: curves over turns and time, and the means and intervals that a table shows."""
 
 import csv
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from embedded.run.record import Row, read_rows
 from embedded.studies.study import DONE, ROWS, Study
 from rollout.play.metrics import mean
+from slime_verlog import ConfigError
 
 MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
 """Names of what held-out episodes are compared by."""
@@ -72,12 +74,19 @@ class Run:
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:
-    """Read all runs in the folder, in the study's order of variants."""
+    """Read all runs in the folder, in the study's order of variants; raises ConfigError if a finished one lost rows."""
     runs = []
     for variant in study.variants:
         paths = {int(path.parent.name.split("_")[1]): path for path in (folder / variant).glob(f"seed_*/{ROWS}")}
         for seed, path in sorted(paths.items()):
-            runs.append(Run(variant, seed, read_rows(path), path.with_name(DONE).exists(), study.measure))
+            rows, done = read_rows(path), path.with_name(DONE)
+            if is_done := done.exists():
+                updates = json.loads(done.read_text(encoding="utf-8"))["updates"]
+                last = rows[-1] if rows else {"update": 0}
+                if last["update"] != updates or "eval/episodes" not in last:
+                    told = f"{path} ends at update {last['update']:g} of {updates} that {done.name} names"
+                    raise ConfigError(f"{told}: delete {path.parent} and run it again")
+            runs.append(Run(variant, seed, rows, is_done, study.measure))
     return runs
 
 

@@ -1,5 +1,6 @@
 """A study's table and plot hold what its runs wrote."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from embedded.studies.report import plot, table, table_lines, write_csv
 from embedded.studies.results import Run, read_csv, read_runs
 from embedded.studies.run import main, run_study
 from embedded.studies.study import Plan, Study, Variant
+from rollout.errors import ConfigError
 from slime_verlog import read_settings
 
 
@@ -87,3 +89,21 @@ def test_a_study_that_compares_time_runs_one_by_one_and_reports_both_curves(
     assert "| fast | 1 | 0.000 | 0.600 | 0.300 | 0.300 | 0.50 | - | 10 | 10 | 2 |" in text
     plot(tmp_path / "plot.png", study, runs)
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("kept", "update"), [(0, 0), (1, 0), (3, 2), (4, 2)])
+def test_a_finished_run_that_lost_rows_is_refused(tmp_path: Path, kept: int, update: int) -> None:
+    study = Study(question="Which?", variants={"v": Variant()})
+    folder = tmp_path / "v" / "seed_0"
+    folder.mkdir(parents=True)
+    before, after = ({"update": n, "eval/episodes": 8.0} for n in (0, 2))
+    rows = [before, *({"update": n, "train/actor_trains": 1.0} for n in (1, 2)), after]
+    write = lambda lines: (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (folder / "done.json").write_text('{"updates": 2, "turns": 16.0}')
+    write(rows)
+    assert [run.done for run in read_runs(tmp_path, study)] == [True]
+    write(rows[:kept])
+    if kept == len(rows):
+        (folder / "done.json").write_text('{"updates": 3, "turns": 24.0}')
+    with pytest.raises(ConfigError, match=rf"rows.jsonl ends at update {update} of .*: delete .*seed_0 and"):
+        read_runs(tmp_path, study)
