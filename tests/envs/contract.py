@@ -80,7 +80,7 @@ CASES = [
     Case("envs.babyai", "BossLevel", {"max_steps": 50, "vlm": True}, ("minigrid",), fuzzed_answers=200),
     Case("envs.babaisai", "env/two_room-make_you", {"max_steps": 40}),
     Case("envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=1000),
-    Case("envs.crafter", "default", {"max_steps": 300}, ("crafter",)),
+    Case("envs.crafter", "default", {"max_steps": 300}, ("crafter",), fuzzed_answers=1500),
     Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200),
     Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
     Case("envs.sokoban", "one_box", {"max_steps": 20, "vlm": True, "reward": "native"}, fuzzed_answers=200),

@@ -102,20 +102,20 @@ async def test_a_task_whose_held_out_episodes_all_fail_has_no_means_and_the_reas
 
 async def test_an_error_ends_all_episodes_of_an_evaluation(tmp_path: Path) -> None:
     missing = lambda: web.json_response({"message": "no such page"}, status=404)
-    answers: list[asyncio.Future[str]] = []
+    ended = asyncio.Event()
 
-    def first_is_refused(_body: Any, number: int) -> Any:
-        if number:
-            answers.append(asyncio.get_running_loop().create_future())
-            return answers[-1]
-        return missing
+    async def late() -> str:
+        await ended.wait()
+        return "ACTION: left"
 
-    async with ScriptedEngine(chatml_tokenizer(), first_is_refused) as engine:
+    async with ScriptedEngine(chatml_tokenizer(), lambda _body, number: late() if number else missing) as engine:
         args = rollout_args(tmp_path, engine.port, env=LONG, eval={"episodes": 3}, n_env=3)
         with pytest.raises(EngineError, match="no such page"):
             await evaluate(args, EpisodeSource(args))
-        assert [task for task in asyncio.all_tasks() if "evaluate" in repr(task.get_coro())] == []
+        playing = [task for task in asyncio.all_tasks() if "evaluate" in repr(task.get_coro())]
+        ended.set()
         await close_runtimes()
+    assert playing == []
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20))
