@@ -144,7 +144,7 @@ time.sleep(10)
 """,
     "page tables": """
 import mmap
-for _ in range(40):
+for _ in range(8):
     if os.fork() == 0:
         held = mmap.mmap(-1, 120 << 30, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)
         for place in range(0, len(held), 2 << 20): held[place]
