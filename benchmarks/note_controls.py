@@ -1,7 +1,7 @@
 """What the notes of trained policies are worth: the same held-out episodes with their own, empty and foreign notes.
 
     python -m embedded.studies.run recall --variants notes_400 --keep-policies
-    python -m benchmarks.note_controls [recall] [--variant notes_400] [--seeds 0 1] [--csv FILE]
+    python -m benchmarks.note_controls [--seeds 0 1] > controls.csv
 
 The last policy of each run that is there plays its held-out episodes three times. `own` leaves the notes as the policy
 writes them. With `empty`, every rewrite is lost. With `foreign`, it is replaced by what the policy wrote at the same
@@ -11,7 +11,6 @@ empty notes score like guessing and foreign ones below it.
 
 import argparse
 import contextlib
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,6 @@ from rollout.play.runtime import close_runtimes
 from slime_verlog import ConfigError, command
 
 CONTROLS = ("own", "empty", "foreign")
-FIELDS: Sequence[str] = ("variant", "seed", "control", "score", "facts_kept", "episodes")
 
 
 @dataclass
@@ -71,8 +69,8 @@ class Notes:
             yield kept
 
 
-def play_controls(plan: Plan, variant: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield a row of `FIELDS` per control, for the last policy of one run."""
+def play_controls(plan: Plan, variant: str, seed: int) -> Iterator[tuple[str, float, float]]:
+    """Yield control, score and the share of facts that rewrites kept, for the last policy of one run."""
     folder, flags = plan.run_folder(variant, seed), plan.settings(variant, seed)["flags"]
     policy, notes = folder / "policy_after", Notes()
     lengths = read_imitation(folder / "policy_before").lengths(EmbeddedFlags(hf_checkpoint=""))
@@ -87,9 +85,7 @@ def play_controls(plan: Plan, variant: str, seed: int) -> Iterator[dict[str, Any
         with EngineProcess(options) as engine, notes.controlled(control) as kept:
             args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
             means = evaluation_means(held_out(run(_evaluate(args))))
-        score = plan.study.score(means[f"eval/{plan.study.measure}"])
-        row = (variant, seed, control, score, sum(kept) / max(len(kept), 1), int(means["eval/episodes"]))
-        yield dict(zip(FIELDS, row, strict=True))
+        yield control, plan.study.score(means[f"eval/{plan.study.measure}"]), sum(kept) / max(len(kept), 1)
 
 
 async def _evaluate(args: Any) -> Any:
@@ -102,29 +98,21 @@ async def _evaluate(args: Any) -> Any:
 @command()
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", default="recall")
     parser.add_argument("--variant", default="notes_400")
     parser.add_argument("--seeds", nargs="+", type=int, help="default: the study's")
     parser.add_argument("--out", type=Path, default=Path("outputs/ablations"), help="the study runner's --out")
-    parser.add_argument("--csv", type=Path, default=Path("outputs/note_controls.csv"))
     given = parser.parse_args(arguments)
     set_up_process()
-    plan = make_plan(load_study(given.study), given.out, [given.variant])
-    runs = [plan.run_folder(given.variant, seed) for seed in given.seeds or plan.study.seeds]
-    there = [folder for folder in runs if (folder / DONE).exists() and (folder / "policy_after").is_dir()]
+    plan = make_plan(load_study("recall"), given.out, [given.variant])
+    folders = {seed: plan.run_folder(given.variant, seed) for seed in given.seeds or plan.study.seeds}
+    there = [s for s, folder in folders.items() if (folder / DONE).exists() and (folder / "policy_after").is_dir()]
     if not there:
-        raise ConfigError(
-            f"{plan.folder} has no run of {given.variant} with its policy; run the study with --keep-policies"
-        )
-    given.csv.parent.mkdir(parents=True, exist_ok=True)
-    with given.csv.open("w", newline="") as file:
-        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        table.writeheader()
-        for folder in there:
-            for row in play_controls(plan, given.variant, int(folder.name.removeprefix("seed_"))):
-                table.writerow(row)
-                file.flush()
-                print(f"{folder.name}: {row['control']} notes {row['score']:.3f}, facts kept {row['facts_kept']:.2f}")
+        told = f"{plan.folder} has no finished run of {given.variant} with its policy"
+        raise ConfigError(f"{told}; run the study with --keep-policies")
+    print("variant,seed,control,score,facts_kept")
+    for seed in there:
+        for control, score, kept in play_controls(plan, given.variant, seed):
+            print(f"{given.variant},{seed},{control},{score:.4f},{kept:.4f}", flush=True)
 
 
 if __name__ == "__main__":
