@@ -323,11 +323,11 @@ class _Run:
 def _beginning(start: WarmStart | Path, settings: RolloutSettings) -> str:
     if isinstance(start, Path):
         return f"starting from {start}"
-    from embedded.warmstart.demonstrations import find_expert
+    from envs.loading import load_env_module
     from rollout.tasks import read_tasks
 
     paths = dict.fromkeys(task.env_path for task in read_tasks(settings))
-    untaught = [path for path in paths if find_expert(path) is None]
+    untaught = [path for path in paths if not hasattr(load_env_module(path), "expert_action")]
     if not untaught:
         return "imitating scripted play"
     return (

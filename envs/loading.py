@@ -20,6 +20,7 @@ from typing import Any
 
 from envs.errors import (
     ConfigError,
+    EnvironmentFault,
     MissingDependencyError,
     SlimeVerlogError,
     describe,
@@ -67,6 +68,23 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     _check_arguments(env.reset, "reset(self)")
     _check_arguments(env.step, "step(self, response_text)", "")
     return env
+
+
+def refuse_coroutine(answer: Any, method: str, place: str = "") -> None:
+    """Raise EnvironmentFault if a method of the environment is async; `place` is the end of the sentence."""
+    if inspect.iscoroutine(answer):
+        answer.close()  # or Python prints that it was never awaited
+        advice = f"write def {method}, and call async code in it with asyncio.run"
+        raise EnvironmentFault(f"{method} is async; {advice}{place}")
+
+
+def checked_text(said: Any, script: Any) -> str:
+    """Return what `expert_action` or `explain_action` said; raises EnvironmentFault, with its place, unless text."""
+    if isinstance(said, str):
+        return said
+    name, place = getattr(script, "__name__", "the script"), f" ({place_of_function(script)})"
+    refuse_coroutine(said, name, place)
+    raise EnvironmentFault(f"`{name}` returned {reprlib.repr(said)}; return text{place}")
 
 
 def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
