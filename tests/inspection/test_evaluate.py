@@ -154,6 +154,18 @@ def make_policy(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_a_models_folder_that_was_copied_in_part_is_one_sentence(tmp_path: Path, name: str) -> None:
+    folder = make_policy(tmp_path / "tiny")
+    (folder / name).write_bytes((folder / name).read_bytes()[:-20])
+    with pytest.raises(SystemExit, match=rf"error: --player .*tiny: {name} is damaged \(.*\); copy the folder again$"):
+        evaluate(*write_config(tmp_path), "--player", str(folder))
+    (folder / name).unlink()
+    if name != "tokenizer_config.json":
+        with pytest.raises(SystemExit, match=rf"error: --player .*tiny .*has no .*{name}"):
+            evaluate(*write_config(tmp_path), "--player", str(folder))
+
+
 def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
