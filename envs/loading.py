@@ -121,7 +121,7 @@ def load_module(path: str, key: str) -> ModuleType:
     """Import a module or `.py` file, again after an edit; raises ConfigError, with `key`, if that fails."""
     try:
         with _loading:
-            return _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
+            return _load_file(Path(path), key) if path.endswith(".py") else importlib.import_module(path)
     except SlimeVerlogError:
         raise
     except ModuleNotFoundError as error:
@@ -158,10 +158,12 @@ def import_extra(module: str, what: str, extra: str, note: str = "") -> ModuleTy
         ) from error
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(path: Path, key: str) -> ModuleType:
     """Import a file under a unique module name, so that files with the same name do not replace each other."""
     if not path.is_file():
-        raise ConfigError(f"the environment file {path} does not exist (current directory: {Path.cwd()})")
+        what = "the environment file" if key == _KEY else f"{key}: the file"
+        advice = "run the command where the file lies, or give its absolute path"
+        raise ConfigError(f"{what} {path} does not exist (current directory: {Path.cwd()}); {advice}")
     path = path.resolve()
     name = f"slime_verlog_env_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
     edited = path.stat().st_mtime_ns

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from inspection.records import LARGE_KEYS, read_episodes
+from inspection.report.reading import read_record
 from inspection.text import align
 from slime_verlog import ConfigError
 
@@ -81,6 +82,7 @@ def _read(path: Path, setting: str | None) -> Episodes:
     for number, episode in enumerate(read_episodes(path), 1):
         if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
             raise ConfigError(f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared")
+        read_record(episode, f"{path}, episode {number},")
         settings.add(episode["setting"])
         if setting is not None and episode["setting"] != setting:
             continue
