@@ -90,7 +90,7 @@ def test_a_sweep_has_one_row_per_value_and_task_in_four_formats_and_a_plot(
         assert 0 < row["valid_action_ratio"]["mean"] < 1
     out = tmp_path / "out"
     printed = capsys.readouterr().out
-    assert printed.count("memory.n=2") == 3 and f"slime-verlog view {out}" in printed
+    assert printed.count("memory.n=2") == 3 and f" view {out}\n" in printed
     lines = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [float(line["turns"]) for line in lines] == [row["turns"]["mean"] for row in rows]
     assert (out / "table.md").read_text().startswith("| setting | task | n | failed | win rate |")
