@@ -190,6 +190,8 @@ def parse_yaml(text: str, place: str) -> Any:
 
 def read_yaml(path: str, key: str) -> Any:
     """Return the content of a YAML file; raises ConfigError, with `key`, path and line, if it cannot be read."""
+    if path.endswith(".py"):
+        raise ConfigError(f"{key}: {path} is Python; give a YAML with rollout_interaction_env_path: {path} and tasks")
     try:
         return parse_yaml(Path(path).expanduser().read_text(encoding="utf-8"), f"{key}: {path}")
     except OSError as error:

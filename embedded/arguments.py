@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from rollout.bridge.settings import load_settings
-from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml
+from rollout.bridge.settings import check_keys
+from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml_mapping
 
 
 class OptimizerFlags(Settings):
@@ -152,8 +152,9 @@ def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
 
 def read_keys(config_path: str | Path) -> dict[str, Any]:
     """Read the YAML's keys as written; raises ConfigError unless the plugin accepts them."""
-    load_settings(Namespace(custom_config_path=str(config_path)))
-    return read_yaml(str(config_path), "--custom-config-path")
+    keys = read_yaml_mapping(str(config_path), "YAML")
+    check_keys(keys)
+    return keys
 
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -259,8 +260,9 @@ class _Run:
         from embedded.train import train
         from embedded.warmstart.imitation import read_imitation
 
-        config = self.folder / "config.yaml"
-        config.write_text(yaml.safe_dump(dict(self.ppo.keys), sort_keys=False), encoding="utf-8")
+        config, text = self.folder / "config.yaml", yaml.safe_dump(dict(self.ppo.keys), sort_keys=False)
+        text = re.sub(r"(?m)(\benv: |env_path: )(.+\.py)$", lambda m: m[1] + json.dumps(os.path.abspath(m[2])), text)
+        config.write_text(text, encoding="utf-8")  # the folder works from every directory
         lengths = {} if isinstance(self.start, Path) else self._imitate(settings, self.start)
         if self.pretraining:
             pretrain_critic(self.pretraining, lengths)
@@ -272,8 +274,7 @@ class _Run:
         flags = embedded_flags(args)
         warned = warnings_of(read_imitation(self.policy), flags, settings.n_env) if lengths else warnings_of_plan(flags)
         warnings = list(warned)
-        for sentence in warnings:
-            print(f"warning: {sentence}", flush=True)
+        print(*(f"warning: {sentence}\n" for sentence in warnings), sep="", end="", flush=True)
         # By the names that `slime-verlog evaluate` has for them.
         limits = {"max_response_len": flags.rollout_max_response_len, "max_context_len": flags.rollout_max_context_len}
         report.about = {**report.about, "lengths": limits, "warnings": warnings}
@@ -323,11 +324,11 @@ class _Run:
 def _beginning(start: WarmStart | Path, settings: RolloutSettings) -> str:
     if isinstance(start, Path):
         return f"starting from {start}"
-    from embedded.warmstart.demonstrations import find_expert
+    from envs.loading import load_env_module
     from rollout.tasks import read_tasks
 
     paths = dict.fromkeys(task.env_path for task in read_tasks(settings))
-    untaught = [path for path in paths if find_expert(path) is None]
+    untaught = [path for path in paths if not hasattr(load_env_module(path), "expert_action")]
     if not untaught:
         return "imitating scripted play"
     return (

@@ -20,6 +20,7 @@ from typing import Any
 
 from envs.errors import (
     ConfigError,
+    EnvironmentFault,
     MissingDependencyError,
     SlimeVerlogError,
     describe,
@@ -69,6 +70,23 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     return env
 
 
+def refuse_coroutine(answer: Any, method: str, place: str = "") -> None:
+    """Raise EnvironmentFault if a method of the environment is async; `place` is the end of the sentence."""
+    if inspect.iscoroutine(answer):
+        answer.close()  # or Python prints that it was never awaited
+        advice = f"write def {method}, and call async code in it with asyncio.run"
+        raise EnvironmentFault(f"{method} is async; {advice}{place}")
+
+
+def checked_text(said: Any, script: Any) -> str:
+    """Return what `expert_action` or `explain_action` said; raises EnvironmentFault, with its place, unless text."""
+    if isinstance(said, str):
+        return said
+    name, place = getattr(script, "__name__", "the script"), f" ({place_of_function(script)})"
+    refuse_coroutine(said, name, place)
+    raise EnvironmentFault(f"`{name}` returned {reprlib.repr(said)}; return text{place}")
+
+
 def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
     """Raise ConfigError, with the function's place, unless it can be called as `form` says."""
     try:
@@ -103,7 +121,7 @@ def load_module(path: str, key: str) -> ModuleType:
     """Import a module or `.py` file, again after an edit; raises ConfigError, with `key`, if that fails."""
     try:
         with _loading:
-            return _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
+            return _load_file(Path(path), key) if path.endswith(".py") else importlib.import_module(path)
     except SlimeVerlogError:
         raise
     except ModuleNotFoundError as error:
@@ -140,10 +158,12 @@ def import_extra(module: str, what: str, extra: str, note: str = "") -> ModuleTy
         ) from error
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(path: Path, key: str) -> ModuleType:
     """Import a file under a unique module name, so that files with the same name do not replace each other."""
     if not path.is_file():
-        raise ConfigError(f"the environment file {path} does not exist (current directory: {Path.cwd()})")
+        what = "the environment file" if key == _KEY else f"{key}: the file"
+        advice = "run the command where the file lies, or give its absolute path"
+        raise ConfigError(f"{what} {path} does not exist (current directory: {Path.cwd()}); {advice}")
     path = path.resolve()
     name = f"slime_verlog_env_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
     edited = path.stat().st_mtime_ns

@@ -7,15 +7,17 @@ does not understand does not change it.
 
 import abc
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, SupportsFloat
 
 from pydantic import model_validator
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
-from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, place_of_method
+from envs.loading import refuse_coroutine
 from slime_verlog import Field, Settings
 
 ANSWER_FORMAT = (
@@ -88,6 +90,13 @@ class Frame:
     image: Any = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        kinds = {"long_term": str, "short_term": str, "reward": (float, SupportsFloat), "metrics": (dict, Mapping)}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                wanted = Frame.__annotations__[name].__name__
+                raise TypeError(f"{name} of a Frame must be {wanted}, got {reprlib.repr(value)}")
+
 
 class TextGame(BaseInteractionEnv):
     """A game with a fixed list of actions. Subclasses implement `start`, `play` and `translate`."""
@@ -95,6 +104,7 @@ class TextGame(BaseInteractionEnv):
     answer_format = ANSWER_FORMAT
     template_path: ClassVar[Path]
     settings_model: ClassVar[type[GameSettings]] = GameSettings
+    _plays = "play"  # the method that makes the frames of a step
 
     @classmethod
     def from_sample(cls, sample: Any, args: Any) -> Self:
@@ -131,7 +141,7 @@ class TextGame(BaseInteractionEnv):
         raise NotImplementedError
 
     def reset(self) -> Observation:
-        frame = self.start()
+        frame = self._checked(self.start(), "start")
         self._running = True
         self._potential = -self.distance_left() if self.settings.shaping else 0.0
         self.instruction_prompt = self.render_prompt()
@@ -142,6 +152,7 @@ class TextGame(BaseInteractionEnv):
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         candidate, span = find_action(response_text)
         action, frame = self.attempt(candidate)
+        frame = self._checked(frame, self._plays)
         valid = action is not None
         self._running = not (frame.terminated or frame.truncated)
         info: StepInfo = {
@@ -156,6 +167,14 @@ class TextGame(BaseInteractionEnv):
             "metrics": dict(frame.metrics),
         }
         return self._observe(frame), not self._running, info
+
+    def _checked(self, frame: Any, method: str) -> Frame:
+        """Return what the method returned; raises EnvironmentFault, with its place, unless it is a Frame."""
+        if isinstance(frame, Frame):
+            return frame
+        said, place = "None" if frame is None else f"a {type(frame).__name__}", f" ({place_of_method(self, method)})"
+        refuse_coroutine(frame, method, place)
+        raise EnvironmentFault(f"`{method}` returned {said}; return a Frame{place}")
 
     def _pay(self, reward: float, valid: bool) -> float:
         if not valid and self.settings.format_penalty:
@@ -223,6 +242,7 @@ class CommandGame(TextGame):
     answer_format = COMMAND_FORMAT
     actions = ()
     default_action = "look"
+    _plays = "try_command"
 
     @abc.abstractmethod
     def try_command(self, command: str) -> Frame | None:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
+from envs.loading import checked_text
 from inspection.target import check_free
 from rollout.bridge.settings import load_settings
 from rollout.play.memory import asks_for_notes
@@ -31,7 +32,7 @@ def explain(env: Any, observation: str, action: str) -> str:
     """
     own = getattr(sys.modules.get(type(env).__module__), "explain_action", None)
     if own is not None:
-        return own(env)
+        return checked_text(own(env), own)
     mission = env.mission.strip().rstrip(".")
     seen = think(mission, observation) if mission else ""
     effect = env.actions.get(action) if isinstance(env.actions, Mapping) else None

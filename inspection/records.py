@@ -7,6 +7,7 @@ read as messages with roles, and what each prompt shows for the first time.
 import json
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,27 +37,30 @@ def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting:
         file.write(line + "\n")
 
 
-def read_episodes(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
+def read_episodes(path: Path, skip: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the episodes of a file, or of `episodes.jsonl` in a folder, after the first `skip`, which are not parsed.
 
-    A last line without its end is left out. Raises ConfigError if the file cannot be read, or a line is not an episode.
+    A cut last line is left out, with a note unless `skip` is given. Raises ConfigError if the file cannot be read, or a
+    line is not an episode.
     """
     path = path / FILE if path.is_dir() else path
     try:
         with open(path, "rb") as file:  # the last line may end within a character
             for number, line in enumerate(file, 1):
                 is_whole = line.endswith(b"\n")
-                if number <= skip and is_whole:
+                if number <= (skip or 0) and is_whole:
                     continue
                 try:
                     episode = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     if not is_whole:
+                        if skip is None:
+                            print(f"note: {path}: the last record is cut, and is left out.", file=sys.stderr)
                         return
                     reason = getattr(error, "msg", error)
                     hint = "delete this line, or copy the file again"
                     raise ConfigError(f"{path}, line {number}, is not JSON ({reason}); {hint}") from error
-                if number <= skip:
+                if number <= (skip or 0):
                     continue
                 if not isinstance(episode, dict):
                     raise ConfigError(f"{path}, line {number}, is not an episode")

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         score = load_attribute(options.function, "--with")
     with replacing(target) as part:
-        for episode in read_episodes(options.episodes):
+        for episode in read_episodes(options.episodes, 0):  # `compare` notes a cut record
             if episode.get("stop") != "failed" and episode["story"]:
                 append_episode(part, rescored(episode, score), episode.get("player", "-"), episode.get("setting", "-"))
                 kept += 1

@@ -14,6 +14,10 @@ ENOUGH_UPDATES = 30
 """Updates of the actor after which more of them are not the first thing to try."""
 
 
+PROGRAM = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
+"""How a shell calls the command; a checkout that is not installed has no `slime-verlog`."""
+
+
 def setting_of(updates: int | str) -> str:
     """Name the `setting` of records that were played after this many updates."""
     return f"update {updates}"
@@ -67,8 +71,7 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
 
 def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """List the commands that evaluate the last policy, show the episodes, and compare before with after."""
-    me = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
-    here = shlex.quote(str(folder))
+    me, here = PROGRAM, shlex.quote(str(folder))
     lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
     return [
         f"{me} evaluate {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",

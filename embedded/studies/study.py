@@ -72,8 +72,8 @@ class Study(Variant):
     def _usable(self) -> Self:
         if not self.variants:
             raise ConfigError("variants is empty; name at least one")
-        if not self.seeds or min(self.seeds) < 0:
-            raise ConfigError(f"seeds must be a list of integers that are at least 0, got {list(self.seeds)}")
+        if not self.seeds or min(self.seeds) < 0 or len({*self.seeds}) < len(self.seeds):
+            raise ConfigError(f"seeds must be a list of different integers that are at least 0, got {list(self.seeds)}")
         for name in filter(None, (*self.variants, self.name)):
             if "/" in name or name.startswith("."):
                 raise ConfigError(f"{name!r} cannot be the name of a folder; leave out '/' and a leading '.'")

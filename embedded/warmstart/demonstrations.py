@@ -8,14 +8,14 @@ The expert is `expert_action(env)` of the environment's module. Some actions are
 import math
 import random
 import re
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
 
-from envs.loading import load_env_module
+from envs.errors import describe
+from envs.loading import checked_text, load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
 from rollout.play.memory import Conversation, build_memory, write_facts
@@ -84,7 +84,7 @@ def demonstrate(
     for k in tqdm(range(episodes), desc="demonstrations", unit="episode", leave=False, disable=None):
         number = DEMONSTRATION_SEEDS[(seed * _SEEDS_EACH + k) % len(DEMONSTRATION_SEEDS)]
         spec = make_episode(config, pick_task(tasks, seed, k), k, number)
-        expert = find_expert(spec.env.env_path)
+        expert = getattr(load_env_module(spec.env.env_path), "expert_action", None)
         if expert is None and needs_expert:
             raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
         thinker = reason or _find_thinker(spec.env.env_path, rng)
@@ -94,15 +94,9 @@ def demonstrate(
         except SlimeVerlogError:
             raise
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raised = f"{spec.env.env_path} raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+            raised = f"{spec.env.env_path} raised {describe(error, spec.env.env_path)}"
             raise EnvironmentFault(f"task {spec.name!r}, seed {number}: {raised}") from error
     return turns
-
-
-def find_expert(env_path: str) -> Callable[[Any], str] | None:
-    """`expert_action` of the environment's module; None if it has none."""
-    return getattr(load_env_module(env_path), "expert_action", None)
 
 
 def _find_thinker(env_path: str, rng: random.Random) -> Reason:
@@ -115,7 +109,7 @@ def _find_thinker(env_path: str, rng: random.Random) -> Reason:
     if explain is not None:
 
         def without_last_sentence(env: Any, text: str, action: str) -> str:
-            sentences = _SENTENCE_END.split(explain(env))
+            sentences = _SENTENCE_END.split(checked_text(explain(env), explain))
             return " ".join(sentences[:-1] or sentences)
 
         return without_last_sentence
@@ -146,8 +140,8 @@ def _player(
             response = _response(quote(text, rng), rng.choice(list(env.actions)))
             return response, response
         is_random = rng.random() < random_share and len(env.actions) > 0
-        action = rng.choice(list(env.actions)) if is_random else expert(env)
-        taught = expert(env) if is_random and expert_answers else action
+        action = rng.choice(list(env.actions)) if is_random else checked_text(expert(env), expert)
+        taught = checked_text(expert(env), expert) if is_random and expert_answers else action
         response = _response(reason(env, text, taught), taught)
         # A random move has no reason to show.
         return response, response if taught == action else _response("I try something.", action)

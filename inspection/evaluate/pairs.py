@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from inspection.records import LARGE_KEYS, read_episodes
+from inspection.report.reading import read_record
 from inspection.text import align
 from slime_verlog import ConfigError
 
@@ -36,7 +37,9 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
         nothing = f"{a} and {b} have no episode in common (setting, task, seed)"
         raise ConfigError(f"{nothing}: {examples}; --settings chooses one point of each sweep")
     for key, name in itertools.product(common, ("env_path", "task")):
-        if (in_a := first[key][name]) != (in_b := second[key][name]):
+        in_a, in_b = first[key][name], second[key][name]
+        # The same file may be named by its relative or its absolute path.
+        if in_a != in_b and not (str(in_a).endswith(".py") and Path(in_a).name == Path(in_b).name):
             raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
     good = [key for key in common if "failed" not in (first[key]["stop"], second[key]["stop"])]
     if not good:
@@ -81,6 +84,7 @@ def _read(path: Path, setting: str | None) -> Episodes:
     for number, episode in enumerate(read_episodes(path), 1):
         if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
             raise ConfigError(f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared")
+        read_record(episode, f"{path}, episode {number},")
         settings.add(episode["setting"])
         if setting is not None and episode["setting"] != setting:
             continue

@@ -24,6 +24,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from embedded.run.ending import PROGRAM
 from embedded.run.folder import differences, write_text
 from inspection.evaluate.players import SCRIPTED, Kind, MissingExpertError, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
@@ -148,8 +149,8 @@ def evaluate(options: Namespace) -> int:
             for suffix, text in formats.items():
                 write_text(folder.path / f"table.{suffix}", text)
             print(f"{table.as_text()}\n\nwritten to {folder.path}: episodes.jsonl, table.{{{','.join(formats)}}}")
-            name = shlex.quote(str(folder.path))
-            print(f"read the episodes:  slime-verlog view {name}\nsee what to change: slime-verlog report {name}")
+            name, me = shlex.quote(str(folder.path)), PROGRAM
+            print(f"read the episodes:  {me} view {name}\nsee what to change: {me} report {name}")
         return _exit_code(options, len(wanted), played, stopped)
 
 

@@ -81,11 +81,14 @@ def run(options: Namespace) -> int:
 
 def _chosen(options: Namespace, counts: Counter[str]) -> Iterator[dict[str, Any]]:
     """The episodes to export, one at a time; counts how many were `read` and `kept`."""
+    from inspection.report.reading import read_record
     from inspection.view.sources import read_run
 
     for run in options.runs:
-        for episode in read_run(run, options.tokenizer, options.trust, with_ids=True):
+        for number, episode in enumerate(read_run(run, options.tokenizer, options.trust, with_ids=True), 1):
             counts["read"] += 1
+            if episode["messages"]:  # of slime's dumps, some have none
+                read_record(episode, f"{run}, episode {number},")
             total = episode.get("return")
             if (
                 episode.get("stop") != "failed"
@@ -107,6 +110,8 @@ def _at_least_one(items: Iterator[T], counts: Counter[str]) -> Iterator[T]:
     for item in items:  # none is kept, the first neither
         is_empty = False
         yield item
+    if not counts["read"]:
+        raise ConfigError("the runs hold no episodes, so there is nothing to write; give another RUN")
     if is_empty:
         filters = "--successful, --min-return, --task, --setting or --valid-only"
         raise ConfigError(f"none of the {counts['read']} episodes is left to write; relax {filters}")

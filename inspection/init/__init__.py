@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the three files."""
     import jinja2
 
+    from embedded.run.ending import PROGRAM
     from slime_verlog import ConfigError
 
     _check_name(options.name)
@@ -75,9 +76,9 @@ def run(options: argparse.Namespace) -> int:
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
         print(path)
-    yaml = f"{options.name}.yaml"
-    print(f"\nnext:\n  slime-verlog check {yaml}\n  slime-verlog play {yaml}\n  slime-verlog train {yaml} --updates 20")
-    print(f"  python -m pytest test_{options.name}.py")
+    yaml, me = f"{options.name}.yaml", PROGRAM
+    print(f"\nnext:\n  {me} check {yaml}\n  {me} play {yaml}\n  {me} train {yaml} --updates 20")
+    print(f"  pip install pytest && python -m pytest test_{options.name}.py")
     return 0
 
 

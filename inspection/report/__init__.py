@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read, judge, print and write."""
+    from embedded.run.ending import PROGRAM
     from inspection.report.columns import find_alarms, read_columns
     from inspection.report.output import summarize, write_json, write_page
     from slime_verlog import ConfigError
@@ -38,6 +39,6 @@ def run(options: argparse.Namespace) -> int:
         write_page(folder / "report.md", columns, alarms)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error
-    written = [f"Written to {folder}: report.md, report.json", f"See the episodes: slime-verlog view {first}"]
+    written = [f"Written to {folder}: report.md, report.json", f"See the episodes: {PROGRAM} view {first}"]
     print(summarize(columns, alarms, written))
     return 0

@@ -182,13 +182,18 @@ def read_run(path: Path) -> Iterator[Episode]:
         raise ConfigError(f"{where} does not exist; {advice}")
     number = 0
     for number, record in enumerate(read_episodes(path), 1):
-        try:
-            yield _episode(record)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            kind = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(f"{where}, episode {number}, is not a record of an episode: {kind}") from error
+        yield read_record(record, f"{where}, episode {number},")
     if not number:
         raise ConfigError(f"{where} holds no episodes")
+
+
+def read_record(record: Mapping[str, Any], where: str) -> Episode:
+    """Read one record; raises ConfigError, which begins with `where`, if it is damaged."""
+    try:
+        return _episode(record)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        kind = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{where} is not a record of an episode: {kind}") from error
 
 
 def _episode(record: Mapping[str, Any]) -> Episode:

@@ -91,12 +91,12 @@ def rollout_of(path: Path) -> tuple[bool, int]:
 
 
 def read_run(
-    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, skip: int = 0
+    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, skip: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the run's episodes, in order. If it has several files of records, `setting` names the file as well.
 
     `tokenizer` (a folder), `trusted`, `with_ids` are those of `read_dumps`. The first `skip` records of each file are
-    left out. Raises ConfigError as `find_files`, or if a file cannot be read.
+    left out, as by `read_episodes`. Raises ConfigError as `find_files`, or if a file cannot be read.
     """
     files = find_files(run)
     if any(path.suffix == ".pt" for path in files):

@@ -5,7 +5,6 @@ Observations that are too large are cut: text in the middle, with a note; of too
 
 import difflib
 import hashlib
-import inspect
 import math
 import numbers
 import reprlib
@@ -106,13 +105,6 @@ def check_observation(observation: Any) -> None:
         for images in multi_modal.values()
     ):
         raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(multi_modal)}")
-
-
-def refuse_coroutine(answer: Any, method: str) -> None:
-    """Raise EnvironmentFault if a method of the environment is async."""
-    if inspect.iscoroutine(answer):
-        answer.close()  # or Python prints that it was never awaited
-        raise EnvironmentFault(f"{method} is async; write def {method}, and call async code in it with asyncio.run")
 
 
 def read_step(answer: Any) -> tuple[Any, bool, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import EnvironmentFault, JudgeError, SlimeVerlogError, describe, one_line, place_of, text_of
-from envs.loading import load_env_module
+from envs.loading import checked_text, load_env_module
 from rollout.workers import worker
 
 REMINDER_S = 1.0
@@ -59,8 +59,15 @@ class TrialHost(worker.EnvHost):
             raise EnvironmentFault(
                 f"actions must be a list of texts, or map them to descriptions, got {reprlib.repr(actions)}"
             )
-        expert = getattr(load_env_module(spec.env_path), "expert_action", None)
-        return Abilities(tuple(actions), expert is not None, env.max_steps or 0)
+        return Abilities(tuple(actions), hasattr(load_env_module(spec.env_path), "expert_action"), env.max_steps or 0)
+
+    def suggest(self, key: int, player: str, seed: int) -> str:
+        """Ask for the expert's reasoning too, as imitation does, to find its mistakes."""
+        answer, (env, spec) = super().suggest(key, player, seed), self._envs[key]
+        explain = getattr(load_env_module(spec.env_path), "explain_action", None)
+        if player == "expert" and explain is not None:
+            checked_text(explain(env), explain)
+        return answer
 
     def threads(self, key: int) -> list[str]:
         """Names of the threads that run in this process."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, collect
 from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describe, place_of_method, text_of
-from envs.loading import load_env_module
+from envs.loading import checked_text, load_env_module, refuse_coroutine
 from rollout.spec import EnvSpec, ObservationLimits
 from rollout.workers.reply import (
     HEADER,
@@ -26,7 +26,6 @@ from rollout.workers.reply import (
     cut_messages,
     cut_observation,
     read_step,
-    refuse_coroutine,
 )
 
 WORDS = ("left", "go", "yes", "stop", "42", "open the door", "I do not know", "look")
@@ -89,7 +88,7 @@ class EnvHost:
         expert = getattr(load_env_module(spec.env_path), "expert_action", None)
         if expert is None:
             raise ConfigError(f"{spec.env_path} has no function expert_action(env), so there is no expert to play it")
-        return expert(env)
+        return checked_text(expert(env), expert)
 
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))

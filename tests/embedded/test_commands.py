@@ -12,7 +12,7 @@ from tests.fixtures.warm_python import run_python
 MISTAKES = {
     "an unreadable YAML": (
         ["embedded.quickstart", "--config", "missing.yaml"],
-        "--custom-config-path: missing.yaml cannot be read",
+        "YAML: missing.yaml cannot be read",
     ),
     "an impossible number": (["embedded.quickstart", "--updates", "0"], "num_rollout must be at least 1, got 0"),
     "nothing to begin with": (["embedded.quickstart", "--demonstrations", "0"], "--demonstrations 0 needs --model"),

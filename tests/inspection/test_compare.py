@@ -54,6 +54,22 @@ def test_pairs_are_compared_per_task_and_together(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == text, "the bootstrap has a fixed seed"
 
 
+def test_a_damaged_record_is_refused_as_by_the_report(tmp_path: Path) -> None:
+    write(tmp_path / "a", [True] * 2)
+    write(tmp_path / "b", [True])
+    write(tmp_path / "b", [True], "open", **{"return": "NaN"})
+    with pytest.raises(SystemExit, match="b, episode 2, is not a record of an episode: return must be a finite number"):
+        main(["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+
+
+def test_one_file_may_be_named_by_its_relative_and_its_absolute_path(tmp_path: Path) -> None:
+    for name, path in {"a": "games/guess.py", "b": "/home/me/games/guess.py", "c": "games/other.py"}.items():
+        write(tmp_path / name, [True], env_path=path)
+    compare(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(SystemExit, match="is not the same game in A and B: env_path"):
+        main(["compare", str(tmp_path / "a"), str(tmp_path / "c")])
+
+
 def test_failed_and_unpaired_episodes_are_left_out_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

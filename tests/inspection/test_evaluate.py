@@ -90,7 +90,7 @@ def test_a_sweep_has_one_row_per_value_and_task_in_four_formats_and_a_plot(
         assert 0 < row["valid_action_ratio"]["mean"] < 1
     out = tmp_path / "out"
     printed = capsys.readouterr().out
-    assert printed.count("memory.n=2") == 3 and f"slime-verlog view {out}" in printed
+    assert printed.count("memory.n=2") == 3 and f" view {out}\n" in printed
     lines = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
     assert [float(line["turns"]) for line in lines] == [row["turns"]["mean"] for row in rows]
     assert (out / "table.md").read_text().startswith("| setting | task | n | failed | win rate |")
@@ -152,6 +152,18 @@ def make_policy(folder: Path) -> Path:
     size = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=512)
     save_policy(build_policy(tokenizer, size, seed=1), tokenizer, folder)
     return folder
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_a_models_folder_that_was_copied_in_part_is_one_sentence(tmp_path: Path, name: str) -> None:
+    folder = make_policy(tmp_path / "tiny")
+    (folder / name).write_bytes((folder / name).read_bytes()[:-20])
+    with pytest.raises(SystemExit, match=rf"error: --player .*tiny: {name} is damaged \(.*\); copy the folder again$"):
+        evaluate(*write_config(tmp_path), "--player", str(folder))
+    (folder / name).unlink()
+    if name != "tokenizer_config.json":
+        with pytest.raises(SystemExit, match=rf"error: --player .*tiny .*has no .*{name}"):
+            evaluate(*write_config(tmp_path), "--player", str(folder))
 
 
 def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(

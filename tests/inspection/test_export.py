@@ -70,6 +70,20 @@ def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_pa
     assert (whole["metadata"]["turn"], whole["metadata"]["turns"]) == (0, 3)
 
 
+@pytest.mark.parametrize("text", ["", '{"messages": []'])
+def test_a_file_without_episodes_is_said_to_have_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "episodes.jsonl").write_text(text)
+    error = export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl")
+    assert error == "error: the runs hold no episodes, so there is nothing to write; give another RUN"
+
+
+def test_a_damaged_record_is_refused_as_by_the_report(tmp_path: Path) -> None:
+    write_run(tmp_path, [conversation_episode(), conversation_episode(2, **{"return": "NaN"})])
+    error = export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl")
+    assert error is not None and "episode 2, is not a record of an episode: return must be a finite number" in error
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
 def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
     write_run(tmp_path, [conversation_episode()])
     out = tmp_path / "sft.jsonl"

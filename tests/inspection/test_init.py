@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inspection.command import main
+from slime_verlog import read_yaml
 
 REPOSITORY = Path(__file__).parents[2]
 HOSTILE = [
@@ -35,6 +36,16 @@ def test_what_it_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_lights.py"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["yes", "on", "null"])
+def test_a_name_that_yaml_reads_as_something_else_stays_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert init(name, "--actions", "yes", "no") == 0
+    assert read_yaml(f"{name}.yaml", "YAML")["tasks"] == [name]
+    assert f"pip install pytest && python -m pytest test_{name}.py" in capsys.readouterr().out
 
 
 def test_existing_files_and_wrong_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

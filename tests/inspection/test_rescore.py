@@ -97,6 +97,22 @@ def test_a_reward_that_cannot_be_used_gives_one_sentence_and_writes_nothing(
     assert not (run.parent / "new" / "episodes.jsonl").exists()
 
 
+def test_a_missing_file_of_a_reward_is_named_with_its_option(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--with: the file nofile\.py does not exist \(current directory: "):
+        rescore(run, "--with", "nofile.py:score", "--out", run.parent / "new")
+
+
+def test_a_cut_record_is_noted_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(run / "episodes.jsonl", "a") as file:
+        file.write('{"setting": "-", "st')
+    rescore(run, "--with", f"{run.parent}/rewards.py:number", "--out", run.parent / "new")
+    for words in (["report"], ["export", "--format", "jsonl", "--out", str(run / "rows.jsonl")]):
+        with pytest.raises(SystemExit):
+            main([*words, str(run)])
+    note = f"note: {run}/episodes.jsonl: the last record is cut, and is left out.\n"
+    assert capsys.readouterr().err.count(note) == 3
+
+
 def test_episodes_that_are_there_are_replaced_only_on_request(run: Path) -> None:
     arguments = (run, "--with", f"{run.parent}/rewards.py:number", "--out", run.parent / "new")
     rescore(*arguments)

@@ -128,6 +128,25 @@ def test_an_expert_is_imitated_and_a_clusters_warmup_is_left_out(
     assert "critic_warmup" not in written and written["env"]["max_steps"] == 5
 
 
+def test_the_runs_yaml_names_the_environments_file_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    game = tmp_path / "it's here.py"
+    game.write_text("from tests.fixtures.island import *\n")
+    config = write(tmp_path, rollout_interaction_env_path=game.name, tasks=[{"task": "island", "env": game.name}])
+    assert train(config, tmp_path / "out", "--updates", "1") == 0
+    written = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert written["rollout_interaction_env_path"] == written["tasks"][0]["env"] == str(game)
+
+
+def test_a_python_file_in_place_of_the_yaml_is_one_sentence(tmp_path: Path) -> None:
+    said = "error: YAML: game.py is Python; give a YAML with rollout_interaction_env_path: game.py and tasks$"
+    for words in (["train"], ["evaluate", "--player", "random"]):
+        with pytest.raises(SystemExit, match=said):
+            main([*words, "game.py", "--out", str(tmp_path / "out")])
+
+
 def test_long_prompts_raise_the_limits_instead_of_failing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
