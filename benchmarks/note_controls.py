@@ -32,6 +32,7 @@ from rollout.play.runtime import close_runtimes
 from slime_verlog import ConfigError, command
 
 CONTROLS = ("own", "empty", "foreign")
+VARIANT = "notes_400"
 
 
 @dataclass
@@ -69,50 +70,41 @@ class Notes:
             yield kept
 
 
-def play_controls(plan: Plan, variant: str, seed: int) -> Iterator[tuple[str, float, float]]:
+def play_controls(plan: Plan, seed: int) -> Iterator[tuple[str, float, float]]:
     """Yield control, score and the share of facts that rewrites kept, for the last policy of one run."""
-    folder, flags = plan.run_folder(variant, seed), plan.settings(variant, seed)["flags"]
+    folder, flags = plan.run_folder(VARIANT, seed), plan.settings(VARIANT, seed)["flags"]
     policy, notes = folder / "policy_after", Notes()
     lengths = read_imitation(folder / "policy_before").lengths(EmbeddedFlags(hf_checkpoint=""))
     args = make_args(folder / "run.yaml", **{**lengths, **flags, "hf_checkpoint": str(policy)})
-    options = EngineOptions(
-        model_path=str(policy),
-        max_running_requests=args.sglang_server_concurrency,
-        context_length=args.rollout_max_context_len,
-        seed=seed,
-    )
     for control in CONTROLS:
-        with EngineProcess(options) as engine, notes.controlled(control) as kept:
+        with (
+            EngineProcess(EngineOptions(model_path=str(policy), seed=seed)) as engine,
+            notes.controlled(control) as kept,
+        ):
             args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
-            means = evaluation_means(held_out(run(_evaluate(args))))
+            means = evaluation_means(held_out(run(evaluate(args, EpisodeSource(args)))))
+            run(close_runtimes())  # the next engine has another address
         yield control, plan.study.score(means[f"eval/{plan.study.measure}"]), sum(kept) / max(len(kept), 1)
-
-
-async def _evaluate(args: Any) -> Any:
-    try:
-        return await evaluate(args, EpisodeSource(args))
-    finally:
-        await close_runtimes()
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", default="notes_400")
     parser.add_argument("--seeds", nargs="+", type=int, help="default: the study's")
     parser.add_argument("--out", type=Path, default=Path("outputs/ablations"), help="the study runner's --out")
     given = parser.parse_args(arguments)
     set_up_process()
-    plan = make_plan(load_study("recall"), given.out, [given.variant])
-    folders = {seed: plan.run_folder(given.variant, seed) for seed in given.seeds or plan.study.seeds}
+    plan = make_plan(load_study("recall"), given.out, [VARIANT])
+    folders = {seed: plan.run_folder(VARIANT, seed) for seed in given.seeds or plan.study.seeds}
     there = [s for s, folder in folders.items() if (folder / DONE).exists() and (folder / "policy_after").is_dir()]
     if not there:
-        told = f"{plan.folder} has no finished run of {given.variant} with its policy"
-        raise ConfigError(f"{told}; run the study with --keep-policies")
+        raise ConfigError(
+            f"{plan.folder} has no finished run of {VARIANT} with its policy; run it with --keep-policies"
+        )
     print("variant,seed,control,score,facts_kept")
     for seed in there:
-        for control, score, kept in play_controls(plan, given.variant, seed):
-            print(f"{given.variant},{seed},{control},{score:.4f},{kept:.4f}", flush=True)
+        for control, score, kept in play_controls(plan, seed):
+            print(f"{VARIANT},{seed},{control},{score:.4f},{kept:.4f}", flush=True)
 
 
 if __name__ == "__main__":

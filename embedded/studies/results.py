@@ -81,10 +81,9 @@ def read_runs(folder: Path, study: Study) -> list[Run]:
         for seed, path in sorted(paths.items()):
             rows, done = read_rows(path), path.with_name(DONE)
             if is_done := done.exists():
-                updates = json.loads(done.read_text(encoding="utf-8"))["updates"]
-                last = rows[-1] if rows else {"update": 0}
+                updates, last = json.loads(done.read_text())["updates"], (rows or [{"update": 0}])[-1]
                 if last["update"] != updates or "eval/episodes" not in last:
-                    told = f"{path} ends at update {last['update']:g} of {updates} that {done.name} names"
+                    told = f"{path} ends at update {last['update']:g} of {updates}"
                     raise ConfigError(f"{told}: delete {path.parent} and run it again")
             runs.append(Run(variant, seed, rows, is_done, study.measure))
     return runs

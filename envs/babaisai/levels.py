@@ -97,11 +97,7 @@ class Area(NamedTuple):
 # Two rooms of 13 x 9 with the dividing wall at x = 6.
 _LEFT_PUSHABLE, _RIGHT_PUSHABLE = Area(2, 3, 4, 3), Area(7, 3, 4, 3)
 _LEFT_NARROW, _RIGHT_NARROW = Area(2, 3, 3, 3), Area(8, 3, 3, 3)
-_SIDES = {
-    "left_anywhere": Area(1, 1, 4, 7),
-    "right_anywhere": Area(7, 2, 4, 7),
-    "anywhere": Area(1, 2, 11, 7),
-}
+_SIDES = {"left_anywhere": Area(1, 1, 4, 7), "right_anywhere": Area(7, 2, 4, 7), "anywhere": Area(1, 2, 11, 7)}
 _DIVIDE = 6
 _RIGHT_EDGES: list[Position] = [(11, y) for y in range(2, 7)] + [(x, 7) for x in range(11, 7, -1)]
 """Cells from which a block cannot be pushed into a rule."""

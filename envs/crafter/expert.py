@@ -10,18 +10,7 @@ from dataclasses import dataclass
 
 from crafter.objects import Plant, Skeleton, Zombie
 
-from envs.crafter.rules import (
-    COW,
-    MAKE,
-    MATERIAL_ID,
-    MOVES,
-    PLACE,
-    SKELETON,
-    WALKABLE,
-    ZOMBIE,
-    Recipe,
-    constants,
-)
+from envs.crafter.rules import COW, MAKE, MATERIAL_ID, MOVES, PLACE, SKELETON, WALKABLE, ZOMBIE, Recipe, constants
 from envs.crafter.world import STRIDE, World, cell_of
 
 STEPS = {action: dx * STRIDE + dy for action, (dx, dy) in MOVES.items()}

@@ -63,11 +63,7 @@ class EngineClient:
         return await self._send("/generate", request_body(prompt, sampling_params, extra), parse_generation, headers)
 
     async def request(
-        self,
-        path: str,
-        payload: Mapping[str, Any],
-        parse: Callable[[Any], T],
-        headers: Mapping[str, str] | None = None,
+        self, path: str, payload: Mapping[str, Any], parse: Callable[[Any], T], headers: Mapping[str, str] | None = None
     ) -> T:
         """Post `payload` and return the parsed reply.
 

@@ -18,10 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 async def make_slots(
-    runtime: Runtime,
-    n_env: int,
-    spec_of: Callable[[int], EpisodeSpec],
-    saved: Sequence[Mapping[str, Any]] = (),
+    runtime: Runtime, n_env: int, spec_of: Callable[[int], EpisodeSpec], saved: Sequence[Mapping[str, Any]] = ()
 ) -> list[Slot]:
     """Make `n_env` slots: new ones, or with the episodes of a checkpoint replayed up to where they were saved.
 
