@@ -3,10 +3,9 @@
     python -m embedded.studies.run recall --variants notes_400 --keep-policies
     python -m benchmarks.note_controls [--seeds 0 1] > controls.csv
 
-The last policy of each run that is there plays its held-out episodes three times. `own` leaves the notes as the policy
-writes them. With `empty`, every rewrite is lost. With `foreign`, it is replaced by what the policy wrote at the same
-place of the first episode after this one whose facts differ, with its own notes. If the policy answers from its notes,
-empty notes score like guessing and foreign ones below it.
+The last policy of each run that is there plays its held-out episodes three times. `own` leaves its notes as they are,
+`empty` loses every rewrite, and `foreign` gives what it wrote at the same place of an episode whose facts differ. If it
+answers from its notes, empty ones score like guessing, and foreign ones lower.
 """
 
 import argparse

@@ -11,6 +11,9 @@ from pydantic import model_validator
 from rollout.bridge.settings import check_keys
 from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml_mapping
 
+ENV_FILES = r"(?m)^( *(?:- )?(?:env|rollout_interaction_env_path): )(\S.*\.py)$"
+"""Lines of a dumped YAML that name the file of an environment."""
+
 
 class OptimizerFlags(Settings):
     """AdamW and its learning-rate schedule, under slime's flag names."""

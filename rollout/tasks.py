@@ -60,10 +60,6 @@ def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:
 
 def make_episode(settings: RolloutSettings, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:
     """The episode of one task and seed, as the environment pool starts it."""
-    env = EnvSpec(
-        env_path=task.env_path,
-        metadata={"task": task.task, "seed": seed},
-        options=dict(task.options),
-        max_turns=settings.max_turns,
-    )
+    metadata = {"task": task.task, "seed": seed}
+    env = EnvSpec(env_path=task.env_path, metadata=metadata, options=dict(task.options), max_turns=settings.max_turns)
     return EpisodeSpec(episode_id=episode_id, name=task.name, env=env)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,13 +129,11 @@ def test_an_expert_is_imitated_and_a_clusters_warmup_is_left_out(
     assert "critic_warmup" not in written and written["env"]["max_steps"] == 5
 
 
-def test_the_runs_yaml_names_the_environments_file_by_its_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_runs_yaml_names_the_environments_file_by_its_absolute_path(tmp_path: Path) -> None:
     game = tmp_path / "it's here.py"
     game.write_text("from tests.fixtures.island import *\n")
-    config = write(tmp_path, rollout_interaction_env_path=game.name, tasks=[{"task": "island", "env": game.name}])
+    relative = os.path.relpath(game)
+    config = write(tmp_path, rollout_interaction_env_path=relative, tasks=[{"task": "island", "env": relative}])
     assert train(config, tmp_path / "out", "--updates", "1") == 0
     written = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert written["rollout_interaction_env_path"] == written["tasks"][0]["env"] == str(game)
