@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 CRITIC_ONLY = 6
 """Updates at the start that train the critic alone; at most half of all updates."""
 WARMUP_NOTE = (
-    "critic_warmup of the YAML is left out, because it is made for long runs; here the critic trains alone at first, for "
+    "critic_warmup of the YAML is left out, because it is made for long runs; here the critic trains alone first, for "
     f"{CRITIC_ONLY} updates or half of all. To keep it, --set-flag num_critic_only_steps=N with N = w_epoch + w_iter"
 )
 IMITATION: dict[str, Any] = {"least_steps": 200}
