@@ -74,12 +74,10 @@ def play_controls(plan: Plan, seed: int) -> Iterator[tuple[str, float, float]]:
     folder, flags = plan.run_folder(VARIANT, seed), plan.settings(VARIANT, seed)["flags"]
     policy, notes = folder / "policy_after", Notes()
     lengths = read_imitation(folder / "policy_before").lengths(EmbeddedFlags(hf_checkpoint=""))
+    options = EngineOptions(model_path=str(policy), seed=seed)
     args = make_args(folder / "run.yaml", **{**lengths, **flags, "hf_checkpoint": str(policy)})
     for control in CONTROLS:
-        with (
-            EngineProcess(EngineOptions(model_path=str(policy), seed=seed)) as engine,
-            notes.controlled(control) as kept,
-        ):
+        with EngineProcess(options) as engine, notes.controlled(control) as kept:
             args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
             means = evaluation_means(held_out(run(evaluate(args, EpisodeSource(args)))))
             run(close_runtimes())  # the next engine has another address
@@ -97,9 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folders = {seed: plan.run_folder(VARIANT, seed) for seed in given.seeds or plan.study.seeds}
     there = [s for s, folder in folders.items() if (folder / DONE).exists() and (folder / "policy_after").is_dir()]
     if not there:
-        raise ConfigError(
-            f"{plan.folder} has no finished run of {VARIANT} with its policy; run it with --keep-policies"
-        )
+        raise ConfigError(f"{plan.folder} has no finished run of {VARIANT} with a policy; use --keep-policies")
     print("variant,seed,control,score,facts_kept")
     for seed in there:
         for control, score, kept in play_controls(plan, seed):

@@ -1,6 +1,8 @@
 """slime's flags for a run on this machine, as a checked model, and the `args` namespace that slime's hooks expect."""
 
+import json
 import os
+import re
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +12,6 @@ from pydantic import model_validator
 
 from rollout.bridge.settings import check_keys
 from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml_mapping
-
-ENV_FILES = r"(?m)^( *(?:- )?(?:env|rollout_interaction_env_path): )(\S.*\.py)$"
-"""Lines of a dumped YAML that name the file of an environment."""
 
 
 class OptimizerFlags(Settings):
@@ -158,6 +157,16 @@ def read_keys(config_path: str | Path) -> dict[str, Any]:
     keys = read_yaml_mapping(str(config_path), "YAML")
     check_keys(keys)
     return keys
+
+
+def with_absolute_files(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the YAML's keys; the files of environments and memories get absolute paths."""
+
+    def absolute(mapping: dict[str, Any]) -> dict[str, Any]:
+        named = {key: str(mapping.get(key)) for key in ("rollout_interaction_env_path", "env", "kind")}
+        return mapping | {key: os.path.abspath(v) for key, v in named.items() if re.search(r"\.py(:\w+)?$", v)}
+
+    return json.loads(json.dumps(keys), object_hook=absolute)
 
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
 CRITIC_ONLY = 6
 """Updates at the start that train the critic alone; at most half of all updates."""
 WARMUP_NOTE = (
-    "critic_warmup of the YAML is left out, because it is made for long runs; here the critic trains alone first, for "
-    f"{CRITIC_ONLY} updates or half of all. To keep it, --set-flag num_critic_only_steps=N with N = w_epoch + w_iter"
+    "critic_warmup of the YAML is left out, because it is made for long runs; here the critic trains alone for the "
+    f"first {CRITIC_ONLY} updates, at most half of all. To keep it, add --set-flag num_critic_only_steps=N, with "
+    "N = w_epoch + w_iter"
 )
 IMITATION: dict[str, Any] = {"least_steps": 200}
 """Fields of `WarmStart`: short episodes give few demonstrated turns, so the policy sees them more often."""
@@ -252,7 +252,7 @@ class _Run:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         from advantage.settings import advantage_settings
-        from embedded.arguments import ENV_FILES, embedded_flags, make_args
+        from embedded.arguments import embedded_flags, make_args, with_absolute_files
         from embedded.pretraining import pretrain_critic
         from embedded.run.alarms import warnings_of, warnings_of_plan
         from embedded.run.record import TrainingRecord
@@ -260,9 +260,8 @@ class _Run:
         from embedded.warmstart.imitation import read_imitation
 
         config = self.folder / "config.yaml"
-        text = yaml.safe_dump(dict(self.ppo.keys), sort_keys=False, width=1 << 20)  # one line per path
-        text = re.sub(ENV_FILES, lambda m: m[1] + json.dumps(os.path.abspath(m[2])), text)
-        write_text(config, text)  # the folder works from every directory
+        # With absolute paths, the folder works from every directory.
+        write_text(config, yaml.safe_dump(with_absolute_files(self.ppo.keys), sort_keys=False))
         lengths = {} if isinstance(self.start, Path) else self._imitate(settings, self.start)
         if self.pretraining:
             pretrain_critic(self.pretraining, lengths)
@@ -328,7 +327,7 @@ def _beginning(start: WarmStart | Path, settings: RolloutSettings) -> str:
     from rollout.tasks import read_tasks
 
     paths = dict.fromkeys(task.env_path for task in read_tasks(settings))
-    untaught = [path for path in paths if not hasattr(load_env_module(path), "expert_action")]
+    untaught = [path for path in paths if getattr(load_env_module(path), "expert_action", None) is None]
     if not untaught:
         return "imitating scripted play"
     return (

@@ -83,8 +83,8 @@ def read_runs(folder: Path, study: Study) -> list[Run]:
             if is_done := done.exists():
                 updates, last = json.loads(done.read_text())["updates"], (rows or [{"update": 0}])[-1]
                 if last["update"] != updates or "eval/episodes" not in last:
-                    told = f"{path} ends at update {last['update']:g} of {updates}"
-                    raise ConfigError(f"{told}: delete {path.parent} and run it again")
+                    ends = f"{path} ends at update {last['update']:g} of {updates}"
+                    raise ConfigError(f"{ends}: delete {path.parent} and run it again")
             runs.append(Run(variant, seed, rows, is_done, study.measure))
     return runs
 

@@ -205,8 +205,7 @@ def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
         return Finding("actions", Status.OK, "none named, so any text may be an answer")
     default = plays[0].replies[0].default_action
     if default not in abilities.actions:
-        detail = f"default_action {default!r}, which replaces invalid actions, is not one of actions"
-        return Finding("actions", Status.WARNING, detail)
+        return Finding("actions", Status.WARNING, f"default_action {default!r} is not one of actions")
     if not any(valid):
         detail = f"none of {len(valid)} answers drawn from actions was valid; step must accept the names in actions"
         return Finding("actions", Status.WARNING, detail)

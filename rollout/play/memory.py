@@ -133,8 +133,7 @@ def build_memory(config: MemorySettings) -> Memory:
     try:
         memory = factory(config)
     except Exception as error:
-        told = f"memory.kind: {config.kind} failed when it was called with the memory's settings: {describe(error)}"
-        raise ConfigError(told) from error
+        raise ConfigError(f"memory.kind: {config.kind} failed with the memory's settings: {describe(error)}") from error
     horizon = getattr(memory, "horizon", "")
     if isinstance(horizon, int | None) and (horizon or 0) >= 0 and callable(getattr(memory, "messages", None)):
         return memory

@@ -55,10 +55,7 @@ class _Player:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, launched: Launched, args: Any) -> tuple[str, int]:
-        """Start playing in the process that was launched, and end it when it hangs; return its node and process id.
-
-        Raises PlayerError if it has not started within `START_S`.
-        """
+        """Start and watch the launched process; return its node and id. Raises PlayerError after `START_S`."""
         self.launched = launched
         try:
             async with asyncio.timeout(START_S):

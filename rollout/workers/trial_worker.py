@@ -59,7 +59,8 @@ class TrialHost(worker.EnvHost):
             raise EnvironmentFault(
                 f"actions must be a list of texts, or map them to descriptions, got {reprlib.repr(actions)}"
             )
-        return Abilities(tuple(actions), hasattr(load_env_module(spec.env_path), "expert_action"), env.max_steps or 0)
+        expert = getattr(load_env_module(spec.env_path), "expert_action", None)
+        return Abilities(tuple(actions), expert is not None, env.max_steps or 0)
 
     def suggest(self, key: int, player: str, seed: int) -> str:
         """Ask for the expert's reasoning too, as imitation does, to find its mistakes."""

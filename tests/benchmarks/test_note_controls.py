@@ -44,5 +44,5 @@ async def test_an_episode_gets_its_own_notes_none_or_those_of_an_episode_with_an
 
 
 def test_without_a_finished_run_one_sentence_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="has no finished run of notes_400 with its policy; run it with"):
+    with pytest.raises(SystemExit, match="has no finished run of notes_400 with a policy; use --keep-policies"):
         main(["--out", str(tmp_path)])

@@ -78,7 +78,7 @@ QUESTIONABLE = {
     ),
     "the default action is none of the actions": (
         [('"down"), "down"', '"down"), "fall"')],
-        "warning actions: default_action 'fall', which replaces invalid actions, is not one of actions",
+        "warning actions: default_action 'fall' is not one of actions",
     ),
     "the prompt grows": (
         [(SHOW, 'return "You wait. " * self.steps ** 2 + f"You stand'), HARD],

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import embedded.launch
+from embedded.arguments import with_absolute_files
 from embedded.warmstart.policy import PolicySize
 from inspection.command import main
 from inspection.records import read_episodes
@@ -137,6 +138,10 @@ def test_the_runs_yaml_names_the_environments_file_by_its_absolute_path(tmp_path
     assert train(config, tmp_path / "out", "--updates", "1") == 0
     written = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert written["rollout_interaction_env_path"] == written["tasks"][0]["env"] == str(game)
+    keys = {"memory": {"kind": "mine.py:last"}, "env": {"path": "x.py"}, "tasks": [{"env": "# x.py"}]}
+    keys = with_absolute_files(keys)
+    assert keys["memory"]["kind"] == f"{Path.cwd()}/mine.py:last" and keys["tasks"][0]["env"] == f"{Path.cwd()}/# x.py"
+    assert keys["env"] == {"path": "x.py"}, "the environment's options are its own"
 
 
 def test_a_python_file_in_place_of_the_yaml_is_one_sentence(tmp_path: Path) -> None:

@@ -151,16 +151,6 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
     assert not (folder / "checkpoints").exists()
 
 
-def test_settings_that_are_damaged_are_named(small: dict[str, Any], tmp_path: Path) -> None:
-    work = plan(tiny(small), tmp_path)
-    work.run_folder("v", 0).mkdir(parents=True)
-    (work.run_folder("v", 0) / "settings.json").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"seed_0/settings.json is damaged \(.*\); delete that run, or choose another"
-    ):
-        run_one(work, "v", 0)
-
-
 def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
     work = plan(tiny(small), tmp_path)
     work.run_folder("v", 0).mkdir(parents=True)

@@ -129,7 +129,7 @@ def test_a_factory_may_lie_in_a_file(tmp_path: Path) -> None:
     [
         ("none", "returned None; return an object with `horizon`"),
         ("number", "returned 7; return an object with `horizon`"),
-        ("no_arguments", "failed when it was called with the memory's settings: TypeError"),
+        ("no_arguments", "failed with the memory's settings: TypeError"),
         ("raises", "ValueError: invalid literal for int.* at .*mine.py:15"),
         ("text", "Memory.messages must return a list of messages with role and content"),
         ("no_role", "Memory.messages must return a list of messages with role and content: KeyError: 'role'"),

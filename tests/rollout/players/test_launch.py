@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from rollout.errors import ConfigError
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError, PlayerError
 from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.players import manager
 from rollout.players import process as launch
 from rollout.players.manager import PlayerProcesses
 from rollout.players.process import _accept
@@ -104,3 +106,16 @@ async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_pro
     wide, faults = await play_batches(tmp_path, 2, killing, rollout_processes=2, **keys)
     assert content(alone) == content(wide)
     assert len(launched) == 3 and faults["player_died"] == 1
+
+
+async def test_a_player_that_does_not_start_in_time_stops_the_run_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "START_S", 0.0)
+    args = rollout_args(tmp_path, rollout_processes=2)
+    players = (await get_runtime(args)).players
+    assert isinstance(players, PlayerProcesses)
+    with pytest.raises(PlayerError, match="a rollout process has not started within 0 s: .*rollout_processes to 1"):
+        await players.open(EpisodeSource(args).episode(0))
+    await close_runtimes()
+    assert players.faults["player_died"] == 0 and all(place.player is None for place in players._places)

@@ -286,19 +286,6 @@ async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_play
     assert all(place.player is None or place.player.lost for place in players._places)
 
 
-async def test_a_player_that_does_not_start_in_time_stops_the_run_with_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "START_S", 0.0)
-    run = Run(tmp_path, rollout_processes=2)
-    players = (await run.runtime()).players
-    assert isinstance(players, PlayerProcesses)
-    with pytest.raises(PlayerError, match="a rollout process has not started within 0 s: .*rollout_processes to 1"):
-        await players.open(run.source.episode(0))
-    await close_runtimes()
-    assert players.faults["player_died"] == 0 and all(place.player is None for place in players._places)
-
-
 async def test_a_start_that_is_cancelled_is_no_death_and_leaves_the_reason_why_players_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
