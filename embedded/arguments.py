@@ -123,8 +123,8 @@ class EmbeddedFlags(OptimizerFlags):
     bf16: bool = False
     """Multiply in bfloat16, in the engine, in training and in imitation; weights, sums and optimizer stay float32.
     Several times faster for models of a hundred million weights on CPUs with AMX; slower on CPUs without."""
-    max_tokens_per_gpu: int = Field(default=2048, ge=1)
-    """Most tokens in one micro-batch, padding included. Larger ones do not fit a CPU's cache and are slower."""
+    max_tokens_per_gpu: int = Field(default=8192, ge=1)
+    """Most tokens in one micro-batch, padding included. What several turns of it begin with is computed once."""
 
     sglang_router_ip: str = "127.0.0.1"
     """Address of the engine; set when it starts."""

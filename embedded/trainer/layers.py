@@ -35,35 +35,53 @@ class RmsNorm(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Places:
-    """Where packed tokens stand in a padded batch."""
+    """Where packed tokens stand in a padded batch whose rows may share tokens: those of equal beginnings."""
 
     row: Tensor
-    """[tokens] row of each token."""
+    """[tokens] first row of each token."""
     column: Tensor
-    """[tokens] position of each token in its row."""
-    shape: tuple[int, int]
-    """Rows and columns of the padded batch."""
+    """[tokens] position of each token in its rows."""
+    tokens: Tensor
+    """[rows, columns] the token at each place of the padded batch; padding has any token."""
+
+    @property
+    def columns(self) -> int:
+        return self.tokens.shape[1]
 
     @cached_property
     def hidden(self) -> Tensor:
         """[columns, columns] what a score of query and key is increased by: minus infinity if the key is later."""
-        columns = self.shape[1]
-        return torch.full((columns, columns), -torch.inf, device=self.row.device).triu(1)
+        return torch.full((self.columns, self.columns), -torch.inf, device=self.row.device).triu(1)
 
     def indices(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Token and head of each padded [row, head, column], and the reverse; padding gets any token."""
+        """Token and head of each padded [row, head, column], and a place of each token and head."""
         if heads not in self._indices:
-            rows, columns = self.shape
             head = torch.arange(heads, device=self.row.device)
-            place = ((self.row * heads)[:, None] + head) * columns + self.column[:, None]
-            token = torch.zeros(rows * heads * columns, dtype=torch.long, device=self.row.device)
-            token[place.view(-1)] = torch.arange(place.numel(), device=self.row.device)
-            self._indices[heads] = token, place.view(-1)
+            token = self.tokens[:, None] * heads + head[:, None]
+            place = ((self.row * heads)[:, None] + head) * self.columns + self.column[:, None]
+            self._indices[heads] = token.reshape(-1), place.view(-1)
         return self._indices[heads]
 
     @cached_property
     def _indices(self) -> dict[int, tuple[Tensor, Tensor]]:
         return {}
+
+
+def shared(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Places, Tensor]:
+    """Pack the first `lengths` tokens of right-padded rows `ids` [rows, columns]; equal beginnings are packed once.
+
+    A causal model computes the same for each of these, so results and gradients stay the same up to rounding. Returns
+    the packed ids [tokens], their places, and for each given row the row of the places that holds its tokens.
+    """
+    padding = torch.arange(int(lengths.max()), device=ids.device) >= lengths[:, None]
+    rows, row_of = ids[:, : padding.shape[1]].masked_fill(padding, -1).unique(dim=0, return_inverse=True)
+    # Rows are sorted, so a beginning is new where it differs from that of the row before.
+    new = F.pad((rows[1:] != rows[:-1]).cumsum(1) > 0, (0, 0, 1, 0), value=True)
+    packed = new & (rows >= 0)
+    row, column = packed.nonzero(as_tuple=True)
+    first = (new * torch.arange(len(rows), device=ids.device)[:, None]).cummax(0).values
+    tokens = (packed.view(-1).cumsum(0) - 1).view_as(rows).gather(0, first).clamp_min(0)
+    return rows[row, column], Places(row, column, tokens), row_of
 
 
 class CausalAttention(torch.nn.Module):
@@ -85,12 +103,12 @@ class CausalAttention(torch.nn.Module):
         places = self.places
         if places is None:  # a batch without padding, whose tokens are in the order [length, batch]
             column, row = torch.cartesian_prod(*(torch.arange(n, device=query.device) for n in (length, batch))).T
-            places = Places(row, column, (batch, length))
-        table = rotary_table(places.shape[1], width, self.rotary_base, query.device)
+            places = Places(row, column, torch.arange(length * batch, device=query.device).view(length, batch).T)
+        table = rotary_table(places.columns, width, self.rotary_base, query.device)
         cos, sin = (x[places.column, None] for x in table)
         q, k = _Padded.apply(query, places, cos, sin), _Padded.apply(key, places, cos, sin)
         v, scale = _Padded.apply(value, places, None, None), self.scale or width**-0.5
-        if places.shape[1] <= SHORT and query.device.type == "cpu":
+        if places.columns <= SHORT and query.device.type == "cpu":
             out = _ShortAttention.apply(q[:, :, self.first :], k, v, places.hidden[self.first :], scale)
             out = F.pad(out, (0, 0, self.first, 0))
         else:
@@ -134,20 +152,22 @@ class _Padded(torch.autograd.Function):
         tokens = x.view(-1, heads, width)
         if cos is not None and sin is not None:
             tokens = _rotated(tokens, cos, sin)
-        rows, columns = places.shape
-        return tokens.reshape(-1, width).index_select(0, places.indices(heads)[0]).view(rows, heads, columns, width)
+        padded = tokens.reshape(-1, width).index_select(0, places.indices(heads)[0])
+        return padded.view(-1, heads, places.columns, width)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         heads, width = ctx.shape[-2:]
-        grad = grads[0].reshape(-1, width).index_select(0, ctx.places.indices(heads)[1]).view(-1, heads, width)
+        padded, token = grads[0].reshape(-1, width), ctx.places.indices(heads)[0]
+        total = torch.zeros(len(ctx.places.row) * heads, width, device=padded.device)  # float32 for bfloat16, too
+        grad = total.index_add_(0, token, padded.float()).to(padded.dtype).view(-1, heads, width)
         if ctx.cos is not None:
             grad = _rotated(grad, ctx.cos, -ctx.sin)
         return grad.view(ctx.shape), None, None, None
 
 
 class _Packed(torch.autograd.Function):
-    """The inverse of `_Padded`: [rows, heads, columns, width] as tokens [tokens, heads, width]."""
+    """The reverse of `_Padded`: [rows, heads, columns, width] as tokens [tokens, heads, width]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:

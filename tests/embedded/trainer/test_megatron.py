@@ -10,6 +10,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from embedded.trainer.layers import shared
 from embedded.trainer.megatron import build_model, build_optimizer, hf_to_megatron, initialize, megatron_to_hf, predict
 from embedded.warmstart.policy import build_policy, save_policy
 from rollout.errors import ConfigError
@@ -81,6 +82,38 @@ def test_what_stands_right_of_a_token_does_not_change_it(policy_folder: Path) ->
         assert torch.allclose(predict(model, padded, *at), predict(model, ids, *at), atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [2, 9, 40])
+def test_rows_that_begin_alike_have_the_outputs_and_gradients_of_rows_alone(policy_folder: Path, rows: int) -> None:
+    model, random = build_model(policy_folder, initialize()), torch.Generator().manual_seed(rows)
+    ids = torch.randint(1, 3, (rows, 12), generator=random)
+    ids[: rows // 2] = ids[0]
+    lengths = torch.randint(2, 13, (rows,), generator=random)
+    row = torch.repeat_interleave(torch.arange(rows), 2)
+    column = torch.stack([lengths - 2, lengths - 1], 1).view(-1)
+    weights = torch.randn(len(row), 384, generator=random)[:, : model.vocab_size]
+    rank = torch.randperm(len(row), generator=random)
+
+    together = predict(model, ids, row[rank], column[rank])
+    (together * weights[rank]).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    for i in range(rows):
+        alone = predict(model, ids[i : i + 1, : lengths[i]], torch.zeros(2, dtype=torch.long), column[row == i])
+        assert torch.allclose(alone, together[torch.argsort(rank)][row == i], atol=1e-5)
+        (alone * weights[row == i]).sum().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and torch.allclose(p.grad, gradients[name], rtol=1e-3, atol=1e-4 * rows), name
+
+
+def test_tokens_of_equal_beginnings_are_packed_once() -> None:
+    ids = torch.tensor([[1, 2, 3, 0], [1, 2, 4, 5], [1, 2, 3, 9], [6, 2, 3, 0], [1, 2, 4, 5]])
+    packed, places, row_of = shared(ids, torch.tensor([3, 4, 3, 2, 2]))
+    assert sorted(packed.tolist()) == [1, 2, 2, 3, 4, 5, 6]
+    for i, length in enumerate([3, 4, 3, 2, 2]):
+        assert torch.equal(packed[places.tokens[row_of[i], :length]], ids[i, :length])
+    assert torch.equal(places.tokens[places.row, places.column], torch.arange(7))
+
+
 def test_a_critic_starts_at_zero_and_shares_nothing_with_the_actor(policy_folder: Path) -> None:
     device = initialize()
     actor, critic = build_model(policy_folder, device), build_model(policy_folder, device, critic=True)
@@ -88,8 +121,7 @@ def test_a_critic_starts_at_zero_and_shares_nothing_with_the_actor(policy_folder
     with torch.no_grad():
         values = predict(critic, ids, torch.tensor([0, 1]), torch.tensor([5, 11]))
     assert values.shape == (2, 1) and torch.equal(values, torch.zeros(2, 1))
-    shared = {p.data_ptr() for p in actor.parameters()} & {p.data_ptr() for p in critic.parameters()}
-    assert not shared
+    assert not {p.data_ptr() for p in actor.parameters()} & {p.data_ptr() for p in critic.parameters()}
 
 
 def test_gradients_are_clipped_to_the_norm_asked_for(policy_folder: Path) -> None:
