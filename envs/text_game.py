@@ -56,6 +56,9 @@ class GameSettings(Settings):
     """Steps after which an episode is truncated; null for the game's own limit."""
     vlm: bool | Literal["only"] = False
     """Add an image to every observation; `only` shows it instead of the text."""
+    show_time_left: bool = False
+    """Add the time left, in tenths of `max_steps`, to the short-term part of each observation. Returns of a game that
+    ends at a limit depend on it, and a critic sees only the prompt."""
     prompt_template: str | None = None
     """Path of a Jinja file that replaces the built-in instruction."""
     shaping: float = Field(0.0, ge=0)
@@ -117,6 +120,7 @@ class TextGame(BaseInteractionEnv):
             raise ConfigError(f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to 0")
         self.settings = settings
         self._running = False
+        self._taken = 0
         self._potential = 0.0
 
     @abc.abstractmethod
@@ -141,7 +145,10 @@ class TextGame(BaseInteractionEnv):
         raise NotImplementedError
 
     def reset(self) -> Observation:
+        self._taken = 0
         frame = self._checked(self.start(), "start")
+        if self.settings.show_time_left and not self.max_steps:
+            raise ConfigError("env.show_time_left: this game ends at no step; set env.max_steps")
         self._running = True
         self._potential = -self.distance_left() if self.settings.shaping else 0.0
         self.instruction_prompt = self.render_prompt()
@@ -150,6 +157,7 @@ class TextGame(BaseInteractionEnv):
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if not self._running:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+        self._taken += 1
         candidate, span = find_action(response_text)
         action, frame = self.attempt(candidate)
         frame = self._checked(frame, self._plays)
@@ -197,7 +205,11 @@ class TextGame(BaseInteractionEnv):
         images = [frame.image] if frame.image is not None else []
         if self.settings.vlm == "only":
             return make_observation(IMAGE_ONLY, images=images)
-        return make_observation(frame.long_term, frame.short_term, images)
+        short_term = frame.short_term
+        if self.settings.show_time_left:
+            tenths = -(-10 * (self.max_steps - self._taken) // self.max_steps)  # rounded up
+            short_term = f"{short_term}\nTime left: {10 * tenths}%".strip()
+        return make_observation(frame.long_term, short_term, images)
 
     def prompt_variables(self) -> dict[str, Any]:
         """Variables for the prompt template."""
