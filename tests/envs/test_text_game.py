@@ -71,6 +71,17 @@ def test_penalty_replaces_the_reward_and_binary_reward_rounds_gains_up(
     assert game.step(answer)[2]["reward"] == reward
 
 
+def test_the_time_left_is_shown_in_tenths_of_the_limit_if_asked_for() -> None:
+    game = Coin(GameSettings(show_time_left=True))
+    with pytest.raises(ConfigError, match=r"env\.show_time_left: this game ends at no step; set env\.max_steps"):
+        game.reset()
+    game.max_steps = 3
+    seen = [game.reset(), *(game.step("tails")[0] for _ in range(3))]
+    shown = [observation["text"]["short_term_context"] for observation in seen]
+    assert shown == ["now\nTime left: 100%", "Time left: 70%", "Time left: 40%", "Time left: 0%"]
+    assert Coin(GameSettings()).reset()["text"]["short_term_context"] == "now"
+
+
 def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> None:
     game = Coin(GameSettings())
     game.reset()
