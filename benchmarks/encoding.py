@@ -8,19 +8,15 @@
 
 Times are CPU time of one thread. Compare ratios: milliseconds depend on the machine.
 
-    python benchmarks/encoding.py [--tokenizer FOLDER] [--turns 4 40 400]
+    python -m benchmarks.encoding [--tokenizer FOLDER] [--turns 4 40 400]
 """
 
 import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rollout.play.engine import request_body
 from rollout.tokens.encoding import DeltaEncoder
@@ -31,7 +27,6 @@ WORDS = "you see a wall door key ball box red green blue grey step steps left ri
 WORDS = WORDS.split()
 RESPONSE = "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
 SYSTEM = {"role": "system", "content": "You are playing a game. " + " ".join(WORDS * 12)}
-
 NEXT = 25
 
 
@@ -145,7 +140,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", help="folder of a tokenizer with a chat template; default: a tiny ChatML one")
     parser.add_argument("--turns", type=int, nargs="+", default=[4, 40, 400])
-
     options = parser.parse_args()
     tokenizer = chatml_tokenizer()
     if options.tokenizer:

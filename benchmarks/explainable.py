@@ -25,8 +25,7 @@ from slime_verlog import command, read_yaml_mapping
 
 def shares(returns: np.ndarray, turns: np.ndarray) -> tuple[float, float]:
     """Return the shares of the variance of `returns` [states, copies] that state and turn [states] explain."""
-    total, means = returns.var(ddof=1), returns.mean(1)
-    fitted = np.polyval(np.polyfit(turns, means, 2), turns)
+    fitted, total = np.polyval(np.polyfit(turns, returns.mean(1), 2), turns), returns.var(ddof=1)
     return float(1 - returns.var(1, ddof=1).mean() / total), float(fitted.var() / total)
 
 
@@ -43,37 +42,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = check_keys(with_assignments(read_yaml_mapping(given.config, "YAML"), given.set, "--set"))
     tasks, rng, gamma = read_tasks(settings), random.Random(0), settings.gamma_step
     reach = math.log(0.02) / math.log(gamma) if gamma < 1 else math.inf  # turns that matter to a return
-    limit = settings.max_turns or math.inf
-    returns: list[list[float]] = []
-    turns: list[int] = []
+    found: list[tuple[int, list[float]]] = []
 
     def play(env: Any) -> tuple[Any, bool, Any]:
         action = rng.choice(list(env.actions)) if rng.random() < given.random_share else expert(env)
         return env.step(f"ACTION: {action}")
 
     for number in itertools.count():
-        if len(returns) == given.states:
-            break
         spec = make_episode(settings, pick_task(tasks, 0, number), number, settings.seed_start + number)
         expert, env = load_env_module(spec.env.env_path).expert_action, spec.env.build()
         env.reset()
         first = rng.randrange(min(given.first_turns, env.max_steps or given.first_turns))
         if any(play(env)[1] for _ in range(first)):
             continue  # it ended before
-        found = []
-        for _ in range(given.copies):
-            now, total, turn, done = copy.deepcopy(env), 0.0, first, False
-            while not done and turn < min(limit, first + reach):
+        found.append((first, [0.0] * given.copies))
+        for i in range(given.copies):
+            now, turn, done = copy.deepcopy(env), first, False
+            while not done and turn < min(settings.max_turns or math.inf, first + reach):
                 _, done, info = play(now)
-                total, turn = total + gamma ** (turn - first) * info["reward"], turn + 1
-            found.append(total)
-        returns.append(found)
-        turns.append(first)
-    table, at = np.array(returns), np.array(turns, dtype=float)
-    draws = np.random.default_rng(0).integers(0, len(at), (500, len(at)))
-    low, high = np.percentile([shares(table[draw], at[draw])[0] for draw in draws], [5, 95])
-    state, time = shares(table, at)
-    print(f"{len(at)} states: the state explains {state:.2f} [{low:.2f}, {high:.2f}], the turn's number {time:.2f}")
+                found[-1][1][i] += gamma ** (turn - first) * info["reward"]
+                turn += 1
+        if len(found) == given.states:
+            break
+    turns, returns = (np.array(part, dtype=float) for part in zip(*found, strict=True))
+    draws = np.random.default_rng(0).integers(0, len(found), (500, len(found)))
+    low, high = np.percentile([shares(returns[draw], turns[draw])[0] for draw in draws], [5, 95])
+    state, time = shares(returns, turns)
+    print(f"{len(found)} states: the state explains {state:.2f} [{low:.2f}, {high:.2f}], the turn's number {time:.2f}")
 
 
 if __name__ == "__main__":

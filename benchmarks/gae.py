@@ -1,6 +1,6 @@
-"""The advantages that training computes, and plain loops for the same turns, back to back.
+"""The advantages that training computes, and the definition in plain Python, back to back.
 
-    python benchmarks/gae.py [--turns 4000] [--tokens 1000000]
+    python -m benchmarks.gae [--turns 4000] [--tokens 1000000]
 
 One thread; times are CPU time, the best of several rounds.
 
@@ -9,30 +9,32 @@ One thread; times are CPU time, the best of several rounds.
   and the turn table. A bootstrap sample follows each episode part.
 - What no scan can remove: joining the lists that the function reads (values, KL, masks, table) and splitting two
   vectors into the lists that it writes, without any arithmetic.
-- The definition as a loop over tokens, which must compute the same advantages, and a loop over the columns of a padded
-  block with one discount, as slime had.
+- The definition as a loop over tokens, in plain Python, which must compute the same advantages.
 """
 
 import argparse
 import logging
 import random
 import time
+import timeit
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from advantage.hook import compute_advantages
-from advantage.settings import AdvantageSettings, Discounts
+from advantage.settings import AdvantageSettings
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row, encode_row
+from tests.advantage.reference import brute_force
 
 TURNS_PER_EPISODE = 16
 KL_COEF = 0.05
 PER_TOKEN = ("values", "log_probs", "ref_log_probs")
+DEFINED_BY = ("values", "token_rewards", "turn_lengths", "turn_rewards", "next_turn", "bootstrap_values")
 Work = dict[str, Tensor]
 
 
@@ -90,36 +92,6 @@ def join_and_split(data: dict[str, Any]) -> object:
     return [torch.unsafe_split_with_sizes(x, data["response_lengths"]) for x in (values, kl)]
 
 
-def token_by_token(work: dict[str, Tensor], d: Discounts) -> Tensor:
-    """Compute the definition in two loops: over turns, and over the tokens of each turn."""
-    values, rewards = work["values"].double(), work["token_rewards"].double()
-    lengths, following = work["turn_lengths"].tolist(), work["next_turn"].tolist()
-    starts = (work["turn_lengths"].cumsum(0) - work["turn_lengths"]).tolist()
-    advantages = torch.zeros_like(values)
-    for t in reversed(range(len(lengths))):
-        end = starts[t] + lengths[t] - 1
-        after = following[t]
-        v_next = values[starts[after]] if after >= 0 else work["bootstrap_values"][t].double()
-        a_next = advantages[starts[after]] if after >= 0 else torch.zeros((), dtype=torch.float64)
-        gamma, decay, extra = d.gamma_step, d.step_decay, work["turn_rewards"][t]
-        for i in range(end, starts[t] - 1, -1):
-            a_next = rewards[i] + extra + gamma * v_next - values[i] + decay * a_next
-            advantages[i] = a_next
-            v_next = values[i]
-            gamma, decay, extra = d.gamma_token, d.token_decay, 0.0
-    return advantages
-
-
-def single_discount(values: Tensor, rewards: Tensor, d: Discounts) -> Tensor:
-    """Use one discount, each turn by itself: a loop over the columns of padded [turns, tokens] blocks."""
-    deltas = rewards + d.gamma_step * F.pad(values[:, 1:], (0, 1)) - values
-    columns, carry = [], torch.zeros(len(values))
-    for delta in reversed(deltas.unbind(1)):
-        carry = delta + d.step_decay * carry
-        columns.append(carry)
-    return torch.stack(columns[::-1], 1)
-
-
 def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor:
     """Return the hook's advantages in the order of the packed batch."""
     batch, rows = dict(data), [torch.zeros(0)] * turns
@@ -133,19 +105,13 @@ def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor
 
 def cpu_ms(run: Callable[[], object], rounds: int = 20) -> float:
     """Time the best of several rounds."""
-    times = []
-    for _ in range(rounds):
-        start = time.thread_time()
-        run()
-        times.append(1e3 * (time.thread_time() - start))
-    return min(times)
+    return 1e3 * min(timeit.repeat(run, timer=time.thread_time, number=1, repeat=rounds))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=4000)
     parser.add_argument("--tokens", type=int, default=1_000_000)
-
     options = parser.parse_args()
     if options.turns % TURNS_PER_EPISODE:
         parser.error(f"--turns must be a multiple of {TURNS_PER_EPISODE}, got {options.turns}")
@@ -154,18 +120,14 @@ def main() -> None:
     args, discounts = Namespace(kl_coef=KL_COEF), AdvantageSettings().discounts
     work = make_work(options.turns, options.tokens, seed=0)
     data = as_rollout_data(work)
-    values, rewards = (
-        torch.nn.utils.rnn.pad_sequence(list(work[key].split(work["turn_lengths"].tolist())), batch_first=True)
-        for key in ("values", "token_rewards")
-    )
-    difference = (hook_advantages(args, data, options.turns) - token_by_token(work, discounts)).abs().max()
-    one_discount = lambda: single_discount(values, rewards, discounts)
+    lists = {name: work[name].tolist() for name in DEFINED_BY}
+    definition = lambda: brute_force(**lists, **asdict(discounts))
+    difference = (hook_advantages(args, data, options.turns) - torch.tensor(definition())).abs().max()
     # The hook removes the turn table, so each call gets a fresh mapping.
     times = {
         "compute_advantages": cpu_ms(lambda: compute_advantages(args, dict(data))),
         "its lists joined and split, no arithmetic": cpu_ms(lambda: join_and_split(data)),
-        "single discount, loop over columns": cpu_ms(one_discount),
-        "double loop, token by token": cpu_ms(lambda: token_by_token(work, discounts), rounds=1),
+        "the definition, token by token": cpu_ms(definition, rounds=3),
     }
     print(f"{options.turns} turns, {len(work['values'])} tokens, one thread; largest difference {difference:.1e}")
     for name, ms in times.items():
