@@ -119,9 +119,7 @@ class TextGame(BaseInteractionEnv):
         if settings.shaping and type(self).distance_left is TextGame.distance_left:
             raise ConfigError(f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to 0")
         self.settings = settings
-        self._running = False
-        self._taken = 0
-        self._potential = 0.0
+        self._running, self._taken, self._potential = False, 0, 0.0
 
     @abc.abstractmethod
     def start(self) -> Frame:

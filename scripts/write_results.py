@@ -23,7 +23,7 @@ from embedded.studies.report import plot_by_length, table_lines, write_csv  # no
 from embedded.studies.results import Run, read_csv  # noqa: E402
 from embedded.studies.study import Study, load_study  # noqa: E402
 
-PAGES = tuple(ROOT / "docs" / page for page in ("results.md", "results/long_horizon.md", "results/recall.md"))
+PAGES = (ROOT / "docs/results.md", *sorted((ROOT / "docs/results").glob("*.md")))
 RAW = ROOT / "docs" / "results"
 PICTURES = ROOT / "docs" / "images"
 COMMAND = "python scripts/write_results.py"

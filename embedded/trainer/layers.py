@@ -44,21 +44,18 @@ class Places:
     tokens: Tensor
     """[rows, columns] the token at each place of the padded batch; padding has any token."""
 
-    @property
-    def columns(self) -> int:
-        return self.tokens.shape[1]
-
     @cached_property
     def hidden(self) -> Tensor:
         """[columns, columns] what a score of query and key is increased by: minus infinity if the key is later."""
-        return torch.full((self.columns, self.columns), -torch.inf, device=self.row.device).triu(1)
+        columns = self.tokens.shape[1]
+        return torch.full((columns, columns), -torch.inf, device=self.row.device).triu(1)
 
     def indices(self, heads: int) -> tuple[Tensor, Tensor]:
         """Token and head of each padded [row, head, column], and a place of each token and head."""
         if heads not in self._indices:
             head = torch.arange(heads, device=self.row.device)
             token = self.tokens[:, None] * heads + head[:, None]
-            place = ((self.row * heads)[:, None] + head) * self.columns + self.column[:, None]
+            place = ((self.row * heads)[:, None] + head) * self.tokens.shape[1] + self.column[:, None]
             self._indices[heads] = token.reshape(-1), place.view(-1)
         return self._indices[heads]
 
@@ -87,28 +84,26 @@ def shared(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Places, Tensor]:
 class CausalAttention(torch.nn.Module):
     """Core attention with rotary embeddings.
 
-    `places` are set if the tokens of a batch are packed into one row. `first` is the first column whose output is
-    needed; outputs before it may be zeros.
+    The tokens of a batch are packed into one row; `places` are set before it is called. `first` is the first column
+    whose output is needed; outputs before it may be zeros.
     """
+
+    places: Places
 
     def __init__(self, *_: Any, rotary_base: float, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__()
         self.rotary_base, self.scale = rotary_base, softmax_scale
-        self.places: Places | None = None
         self.first = 0
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
         length, batch, heads, width = query.shape
-        places = self.places
-        if places is None:  # a batch without padding, whose tokens are in the order [length, batch]
-            column, row = torch.cartesian_prod(*(torch.arange(n, device=query.device) for n in (length, batch))).T
-            places = Places(row, column, torch.arange(length * batch, device=query.device).view(length, batch).T)
-        table = rotary_table(places.columns, width, self.rotary_base, query.device)
+        places, columns = self.places, self.places.tokens.shape[1]
+        table = rotary_table(columns, width, self.rotary_base, query.device)
         cos, sin = (x[places.column, None] for x in table)
         q, k = _Padded.apply(query, places, cos, sin), _Padded.apply(key, places, cos, sin)
         v, scale = _Padded.apply(value, places, None, None), self.scale or width**-0.5
-        if places.columns <= SHORT and query.device.type == "cpu":
+        if columns <= SHORT and query.device.type == "cpu":
             out = _ShortAttention.apply(q[:, :, self.first :], k, v, places.hidden[self.first :], scale)
             out = F.pad(out, (0, 0, self.first, 0))
         else:
@@ -153,7 +148,7 @@ class _Padded(torch.autograd.Function):
         if cos is not None and sin is not None:
             tokens = _rotated(tokens, cos, sin)
         padded = tokens.reshape(-1, width).index_select(0, places.indices(heads)[0])
-        return padded.view(-1, heads, places.columns, width)
+        return padded.view(-1, heads, places.tokens.shape[1], width)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:

@@ -160,8 +160,6 @@ def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[N
         yield
     finally:
         handle.remove()
-        for attention in attentions:
-            attention.places, attention.first = None, 0
 
 
 def precision(model: GPTModel) -> torch.autocast:
