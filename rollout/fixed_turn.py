@@ -151,6 +151,10 @@ async def _play(runtime: Runtime, slot: Slot, batch: Batch, count_turn: Callable
 
     await play(slot, may_issue, lambda episode: episode.generate(params), record, lose)
     close(StopReason.CUT)
+    episode, spread = slot.episode, runtime.settings.stagger_turns
+    is_first = episode is not None and episode.spec.episode_id == slot.number
+    if is_first and spread and len(episode.answers) >= spread * (slot.number + 1) / runtime.settings.n_env:
+        await slot.leave()
     return segments
 
 

@@ -209,6 +209,11 @@ def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
             "turn_quota: per_env makes slots wait for each other, which continuous batches never do: use turn_quota: "
             f"global, or --rollout-function-path {FIXED_TURN}"
         )
+    if config.stagger_turns is not None:
+        raise ConfigError(
+            "stagger_turns gives up first episodes between batches, where continuous batches play on: leave it out, or "
+            f"use --rollout-function-path {FIXED_TURN}"
+        )
     if config.max_staleness == 0:
         raise ConfigError(
             "max_staleness: 0 would stop all slots until the trainer is done, as fixed-turn batches do: give at least "

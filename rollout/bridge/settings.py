@@ -123,6 +123,10 @@ class RolloutSettings(AdvantageSettings):
     turn_quota: Literal["global", "per_env"] = "global"
     """`global`: all slots draw from one common budget of turns. `per_env`: every slot plays the same number of
     turns."""
+    stagger_turns: int | None = Field(default=None, ge=1)
+    """The usual turns of an episode; null: off, as Verlog. Slots that begin together play the same stretch of the game
+    in each batch. With this, the first episode of slot k of n is given up at the end of the batch in which it has k/n
+    of these turns; its cut is bootstrapped like any other."""
     max_staleness: int = Field(default=1, ge=0, le=4)
     """With `rollout.continuous`: the largest number of actor updates between playing and training a turn, 1 to 4."""
     stale_turns: Literal["wait", "mask"] = "wait"
