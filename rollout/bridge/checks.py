@@ -211,8 +211,7 @@ def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
         )
     if config.stagger_turns is not None:
         raise ConfigError(
-            "stagger_turns gives up first episodes between batches, where continuous batches play on: leave it out, or "
-            f"use --rollout-function-path {FIXED_TURN}"
+            "stagger_turns gives up episodes between batches, but continuous batches play on: leave it out"
         )
     if config.max_staleness == 0:
         raise ConfigError(

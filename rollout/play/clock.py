@@ -83,10 +83,6 @@ class WeightClock:
         assert self.first is not None, "no version is known yet"
         return self.updates_after(version - self.first[1])
 
-    def last_rollout(self, updates: int, max_staleness: int) -> int:
-        """The last rollout whose actor is at most `max_staleness` updates ahead of weights with `updates` updates."""
-        return self.frozen + updates + max_staleness
-
     def staleness(self, version: int, rollout_id: int) -> int:
         """Actor updates between playing a turn with this version and training it in this rollout."""
         return max(0, self.updates_before(rollout_id) - self.updates_in(version))

@@ -139,9 +139,10 @@ class Stream:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _last_rollout(self, pushes: int) -> int:
+        """Return the last rollout that may train on turns of the weights that so many pushes bring."""
         clock, allowed = self._clock, self._runtime.settings.max_staleness
         updates = clock.updates_before(self._rollout_id) if clock.first is None else clock.updates_after(pushes)
-        return clock.last_rollout(updates, allowed)
+        return clock.frozen + updates + allowed
 
     def _set_limit(self) -> None:
         """Let turns be issued for the batches that today's weights may still play."""

@@ -67,7 +67,7 @@ def test_continuous_batches_refuse_it(tmp_path: Path) -> None:
     from rollout.bridge.checks import CONTINUOUS, check_fixed_turn
 
     args = rollout_args(tmp_path, 1, stagger_turns=16, rollout_function_path=CONTINUOUS)
-    with pytest.raises(ConfigError, match="stagger_turns gives up first episodes between batches"):
+    with pytest.raises(ConfigError, match="stagger_turns gives up episodes between batches"):
         check_fixed_turn(args, EpisodeSource(args).settings)
 
 

@@ -102,7 +102,8 @@ class Sandbox:
     def _mounts(self) -> list[str]:
         mounts = [*system_mounts(), *self._own_files()]
         shown = [(path, str(path)) for path in python_folders(self.python)]
-        mounts += _read_only((*shown, *_own_settings(), *self.readable))
+        own = ((_passwd(os.getpid()), "/etc/passwd"), (_hosts(os.getpid()), "/etc/hosts"))
+        mounts += _read_only((*shown, *own, *self.readable))
         mounts += self._tree()
         for part in python_in((place for _, place in self.places), self.python):
             inside = [(path, place) for path, place in shown if path.is_relative_to(part)]
@@ -126,7 +127,8 @@ class Sandbox:
             elif entry.is_dir():
                 mounts += ["--ro-bind", str(entry), f"{_IMAGE}/{entry.name}"]
         hosts = root / "etc" / "hosts"  # empty in most images, because docker mounts its own there
-        known = [(_hosts(os.getpid()), "/etc/hosts")] if hosts.is_file() and _is_direct(root, hosts) else []
+        is_direct = hosts.is_file() and Path(os.path.realpath(hosts)) == Path(os.path.realpath(root)) / "etc" / "hosts"
+        known = [(_hosts(os.getpid()), "/etc/hosts")] if is_direct else []
         mounts += [*self._own_files(_IMAGE), *_read_only((*known, *self.readable), _IMAGE), *self._tree(_IMAGE)]
         return [*mounts, "--remount-ro", f"{_IMAGE}/dev", "--remount-ro", _IMAGE, "--chdir", "/"]
 
@@ -183,14 +185,6 @@ def _parents(path: Path, at: str = "") -> list[str]:
 
 def _read_only(shown: Iterable[tuple[Path, str]], at: str = "") -> list[str]:
     return [w for path, place in shown for w in (*_parents(Path(place), at), "--ro-bind", str(path), at + place)]
-
-
-def _own_settings() -> list[tuple[Path, str]]:
-    return [(_passwd(os.getpid()), "/etc/passwd"), (_hosts(os.getpid()), "/etc/hosts")]
-
-
-def _is_direct(root: Path, path: Path) -> bool:
-    return Path(os.path.realpath(path)) == Path(os.path.realpath(root)) / path.relative_to(root)
 
 
 @functools.lru_cache(maxsize=1)
