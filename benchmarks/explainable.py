@@ -20,7 +20,7 @@ import numpy as np
 from envs.loading import load_env_module
 from rollout.bridge.settings import check_keys, with_assignments
 from rollout.tasks import make_episode, pick_task, read_tasks
-from slime_verlog import command, read_yaml_mapping
+from slime_verlog import ConfigError, command, read_yaml_mapping
 
 
 def shares(returns: np.ndarray, turns: np.ndarray) -> tuple[float, float]:
@@ -37,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--states", type=int, default=200)
     parser.add_argument("--copies", type=int, default=8, help="of each state")
     parser.add_argument("--random-share", type=float, default=0.85, help="of random actions")
-    parser.add_argument("--first-turns", type=int, default=100, help="states are drawn from these turns of an episode")
     given = parser.parse_args(arguments)
     settings = check_keys(with_assignments(read_yaml_mapping(given.config, "YAML"), given.set, "--set"))
     tasks, rng, gamma = read_tasks(settings), random.Random(0), settings.gamma_step
@@ -50,9 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for number in itertools.count():
         spec = make_episode(settings, pick_task(tasks, 0, number), number, settings.seed_start + number)
-        expert, env = load_env_module(spec.env.env_path).expert_action, spec.env.build()
+        expert, env = getattr(load_env_module(spec.env.env_path), "expert_action", None), spec.env.build()
+        if expert is None or not env.actions:
+            raise ConfigError(f"{spec.env.env_path} must have expert_action(env) and a list of actions")
         env.reset()
-        first = rng.randrange(min(given.first_turns, env.max_steps or given.first_turns))
+        first = rng.randrange(min(settings.max_turns or math.inf, env.max_steps or 100))
         if any(play(env)[1] for _ in range(first)):
             continue  # it ended before
         found.append((first, [0.0] * given.copies))

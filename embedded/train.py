@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from advantage.settings import advantage_settings
-from embedded.arguments import embedded_flags
+from embedded.arguments import EmbeddedFlags, embedded_flags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.run.record import TrainingRecord
@@ -55,15 +55,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
     hooks = ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
     generate, convert, source_class = (load_attribute(getattr(flags, name), name) for name in hooks)
     evaluate = load_attribute(flags.eval_function_path, "eval_function_path") if flags.eval_function_path else generate
-    options = EngineOptions(
-        model_path=flags.hf_checkpoint,
-        max_running_requests=flags.sglang_server_concurrency,
-        context_length=flags.rollout_max_context_len,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        bf16=flags.bf16,
-        seed=flags.rollout_seed,
-    )
-    with EngineProcess(options) as engine, ExitStack() as at_end:
+    with EngineProcess(_engine_options(flags)) as engine, ExitStack() as at_end:
         at_end.callback(lambda: run(close_runtimes()))
         source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
         args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
@@ -92,6 +84,17 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             if rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id):
                 _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)
+
+
+def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
+    return EngineOptions(
+        model_path=flags.hf_checkpoint,
+        max_running_requests=flags.sglang_server_concurrency,
+        context_length=flags.rollout_max_context_len,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        bf16=flags.bf16,
+        seed=flags.rollout_seed,
+    )
 
 
 def _clocks(engine: EngineProcess) -> tuple[float, float, float]:

@@ -74,9 +74,11 @@ class GameSettings(Settings):
         return data
 
     @model_validator(mode="after")
-    def _refuse_images(self) -> Self:
+    def _check_shown(self) -> Self:
         if self.vlm and self.no_pictures:
             raise ConfigError(f"env.vlm: {self.no_pictures}; set it to false")
+        if self.vlm == "only" and self.show_time_left:
+            raise ConfigError("env.show_time_left adds text, which vlm: only hides; use vlm: true, or leave it out")
         return self
 
 
@@ -119,7 +121,7 @@ class TextGame(BaseInteractionEnv):
         if settings.shaping and type(self).distance_left is TextGame.distance_left:
             raise ConfigError(f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to 0")
         self.settings = settings
-        self._running, self._taken, self._potential = False, 0, 0.0
+        self._running, self._turns, self._potential = False, 0, 0.0
 
     @abc.abstractmethod
     def start(self) -> Frame:
@@ -143,7 +145,7 @@ class TextGame(BaseInteractionEnv):
         raise NotImplementedError
 
     def reset(self) -> Observation:
-        self._taken = 0
+        self._turns = 0
         frame = self._checked(self.start(), "start")
         if self.settings.show_time_left and not self.max_steps:
             raise ConfigError("env.show_time_left: this game ends at no step; set env.max_steps")
@@ -155,7 +157,7 @@ class TextGame(BaseInteractionEnv):
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if not self._running:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
-        self._taken += 1
+        self._turns += 1
         candidate, span = find_action(response_text)
         action, frame = self.attempt(candidate)
         frame = self._checked(frame, self._plays)
@@ -205,7 +207,7 @@ class TextGame(BaseInteractionEnv):
             return make_observation(IMAGE_ONLY, images=images)
         short_term = frame.short_term
         if self.settings.show_time_left:
-            tenths = -(-10 * (self.max_steps - self._taken) // self.max_steps)  # rounded up
+            tenths = -(-10 * (self.max_steps - self._turns) // self.max_steps)  # rounded up
             short_term = f"{short_term}\nTime left: {10 * tenths}%".strip()
         return make_observation(frame.long_term, short_term, images)
 

@@ -108,7 +108,8 @@ class CausalAttention(torch.nn.Module):
             out = F.pad(out, (0, 0, self.first, 0))
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        return _Packed.apply(out, places).view(length, batch, heads * width)
+        packed = out.reshape(-1, width).index_select(0, places.indices(heads)[1])
+        return packed.view(length, batch, heads * width)
 
 
 @lru_cache(maxsize=64)
@@ -159,23 +160,6 @@ class _Padded(torch.autograd.Function):
         if ctx.cos is not None:
             grad = _rotated(grad, ctx.cos, -ctx.sin)
         return grad.view(ctx.shape), None, None, None
-
-
-class _Packed(torch.autograd.Function):
-    """The reverse of `_Padded`: [rows, heads, columns, width] as tokens [tokens, heads, width]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
-        ctx.shape, ctx.places = x.shape, places
-        heads, width = x.shape[1], x.shape[3]
-        return x.reshape(-1, width).index_select(0, places.indices(heads)[1]).view(-1, heads, width)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        width = ctx.shape[3]
-        grad = grads[0].new_zeros(ctx.shape).view(-1, width)
-        place = ctx.places.indices(ctx.shape[1])[1]
-        return grad.index_copy_(0, place, grads[0].reshape(-1, width)).view(ctx.shape), None
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -60,6 +60,8 @@ class ALFWorldSettings(GameSettings):
             raise ConfigError("env.verl_agent is null; for preset verl_agent, set it to a checkout of verl-agent")
         if self.preset == "verl_agent" and self.prompt_template is not None:
             raise ConfigError(f"env.prompt_template is {self.prompt_template}; remove it for preset verl_agent")
+        if self.preset == "verl_agent" and self.show_time_left:
+            raise ConfigError("env.show_time_left would change verl-agent's prompts; remove it for preset verl_agent")
         return self
 
 

@@ -131,16 +131,14 @@ class Errands(BabyAI):
     def __init__(self, seed: int, settings: BabyAISettings) -> None:
         super().__init__("goto", seed, settings)
         self.max_steps = settings.max_steps or _ERRAND_TURNS
-        self._turns = self._errands = 0
-        self._owed = 0.0
+        self._errands, self._owed = 0, 0.0
 
     def start(self) -> Frame:
-        self._turns, self._errands, self._owed = 0, 0, 0.0
+        self._errands, self._owed = 0, 0.0
         self._next_room(self.seed)
         return self._frame()
 
     def play(self, action: str) -> Frame:
-        self._turns += 1
         _, reward, done, _, _ = self.game.step(_INDEX[action])
         if done:
             self._errands += 1

@@ -137,6 +137,8 @@ def _check_playing(args: Any, flags: RolloutFlags, config: RolloutSettings, hook
     _check_notes(flags, config)
     if config.on_update == "continue" and flags.rollout_function_path != CONTINUOUS:
         raise ConfigError(f"on_update: continue needs --rollout-function-path {CONTINUOUS}; give it, or use abort")
+    if config.stagger_turns is not None and flags.rollout_function_path != FIXED_TURN:
+        raise ConfigError(f"stagger_turns needs --rollout-function-path {FIXED_TURN}; give it, or leave the key out")
     for flag, sentence in sentences("refused", hooks).items():
         if getattr(args, flag[2:].replace("-", "_"), None):  # a flag that is not given is false
             raise ConfigError(sentence)
@@ -208,10 +210,6 @@ def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
         raise ConfigError(
             "turn_quota: per_env makes slots wait for each other, which continuous batches never do: use turn_quota: "
             f"global, or --rollout-function-path {FIXED_TURN}"
-        )
-    if config.stagger_turns is not None:
-        raise ConfigError(
-            "stagger_turns gives up episodes between batches, but continuous batches play on: leave it out"
         )
     if config.max_staleness == 0:
         raise ConfigError(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from envs.errors import ConfigError
 from envs.text_game import Frame, GameSettings, TextGame, find_action, render_template
+from slime_verlog import read_settings
 from tests.conftest import load_recording
 
 MARKED = st.lists(st.sampled_from(["ACTION:", "action:", "Action", "THINK:", " ", "\n", "go", "left", "\u2003"]))
@@ -80,6 +81,8 @@ def test_the_time_left_is_shown_in_tenths_of_the_limit_if_asked_for() -> None:
     shown = [observation["text"]["short_term_context"] for observation in seen]
     assert shown == ["now\nTime left: 100%", "Time left: 70%", "Time left: 40%", "Time left: 0%"]
     assert Coin(GameSettings()).reset()["text"]["short_term_context"] == "now"
+    with pytest.raises(ConfigError, match=r"env\.show_time_left adds text, which vlm: only hides"):
+        read_settings(GameSettings, {"show_time_left": True, "vlm": "only"}, "env.")
 
 
 def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> None:

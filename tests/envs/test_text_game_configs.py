@@ -59,3 +59,19 @@ def test_every_game_exposes_documented_settings_with_two_presets(name: str) -> N
     assert (trained.format_penalty, measured.format_penalty, measured.binary_reward) == (0.1, 0.0, False)
     assert {key: getattr(measured, key) for key in model.balrog} == dict(model.balrog)
     assert model(preset="balrog", format_penalty=0.3).format_penalty == 0.3
+
+
+@pytest.mark.parametrize(
+    ("path", "task"),
+    [("babaisai", "goto_win"), ("babyai", "goto"), ("babyai", "errands"), ("crafter", "default")],
+)
+def test_a_game_shows_the_time_left(path: str, task: str) -> None:
+    if path == "crafter":
+        pytest.importorskip("crafter", reason="Crafter needs pip install 'slime-verlog[envs]'")
+    env = build_env_from(f"envs.{path}", {"task": task, "seed": 0}, {"show_time_left": True, "max_steps": 10})
+    told = [env.reset(), env.step("ACTION: look around")[0]]
+    assert [text["text"]["short_term_context"].splitlines()[-1] for text in told] == [
+        "Time left: 100%",
+        "Time left: 90%",
+    ]
+    env.close()

@@ -1,11 +1,11 @@
 """`stagger_turns`: slots that begin together come to different turns of their episodes, and no turn is lost."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rollout.bridge.checks import CONTINUOUS, GENERATE
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import collect_or_draw
@@ -63,14 +63,13 @@ async def test_slots_spread_over_the_episode_and_given_up_episodes_are_bootstrap
     assert {0, 1, 2} <= set(given_up), "their last state has a bootstrap sample"
 
 
-def test_continuous_batches_refuse_it(tmp_path: Path) -> None:
-    from rollout.bridge.checks import CONTINUOUS, check_fixed_turn
-
-    args = rollout_args(tmp_path, 1, stagger_turns=16, rollout_function_path=CONTINUOUS)
-    with pytest.raises(ConfigError, match="stagger_turns gives up episodes between batches"):
-        check_fixed_turn(args, EpisodeSource(args).settings)
+@pytest.mark.parametrize("keys", [{"rollout_function_path": CONTINUOUS}, {"custom_generate_function_path": GENERATE}])
+def test_other_ways_to_play_refuse_it(keys: dict[str, str], tmp_path: Path) -> None:
+    given = {"rollout_function_path": None, **keys}
+    with pytest.raises(ConfigError, match=r"stagger_turns needs --rollout-function-path rollout\.fixed_turn\."):
+        EpisodeSource(rollout_args(tmp_path, 1, stagger_turns=16, **given))
 
 
 def test_a_number_below_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stagger_turns"):
-        EpisodeSource(SimpleNamespace(**{**vars(rollout_args(tmp_path, 1)), "stagger_turns": 0}))
+        EpisodeSource(rollout_args(tmp_path, 1, stagger_turns=0))
