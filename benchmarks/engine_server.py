@@ -203,7 +203,7 @@ class Server:
         """Replay the recorded requests with a queue that is never empty; takes no simulated time."""
         engines, work = len(self.engines), list(self.recorded.values())
         tokens, responses = saturated(self.timing, work)
-        updated, _ = saturated(self.timing, work, int(request.query["every"]) // engines, request.query["mode"])
+        updated, _ = saturated(self.timing, work, max(1, int(request.query["every"]) // engines), request.query["mode"])
         found = {"tokens_per_s": tokens, "turns_per_s": responses, "updated_tokens_per_s": updated}
         return web.json_response({name: rate * engines for name, rate in found.items()})
 

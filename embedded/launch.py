@@ -222,7 +222,8 @@ class _Run:
         installed = next(iter(distributions(name="slime-verlog")), None)
         machine["slime_verlog"] = installed.version if installed else "a checkout that is not installed"
         report = RunReport(self.folder, {**about, **machine}, self.policy)
-        began = {"command": shlex.join(["slime-verlog", *sys.argv[1:]]), "started": round(time.time(), 1)}
+        typed = ["python", *sys.orig_argv[1:]] if sys.argv[0].endswith(".py") else ["slime-verlog", *sys.argv[1:]]
+        began = {"command": shlex.join(typed), "started": round(time.time(), 1)}
         self._write_about({**about, **machine, **began})
         try:
             self._train(settings, report)

@@ -62,7 +62,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             config = getattr(options, "target", None) or getattr(options, "config", None) or "CONFIG"
             raise ConfigError(str(error).replace("build-images CONFIG", f"build-images {config}")) from error
     raise SystemExit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -25,8 +25,6 @@ from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, NotesEvent, Prompt, Segment, StopReason, Turn
 
 FORMAT, VERSION = "slime-verlog-rollout", "5"
-READABLE = ("3", "4", VERSION)
-"""Versions that can be read; version 3 holds the engine's images as texts, and 4 has no notes among the responses."""
 
 
 def checkpoint_path(folder: str, rollout_id: int) -> Path:
@@ -166,7 +164,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
         raise CheckpointError(f"{path} is damaged or not a rollout checkpoint: {error}") from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a rollout checkpoint: format {metadata.get('format')!r}")
-    if metadata.get("version") not in READABLE:
+    if metadata.get("version") != VERSION:
         raise CheckpointError(f"{path} has version {metadata.get('version')!r}, this code reads {VERSION}")
     if checksum(tensors) != metadata.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
@@ -216,13 +214,13 @@ def _read_turn(item: Mapping[str, Any], images: list[str], tensors: Mapping[str,
         "log_probs": array("f", generation["log_probs"]),
         "finish_reason": FinishReason(generation["finish_reason"]),
         "weight_versions": tuple(generation["weight_versions"]),
-        "version_ends": tuple(generation.get("version_ends", ())),
+        "version_ends": tuple(generation["version_ends"]),
     }
     changed = {
         "prompt": _read_prompt(item["prompt"], images, tensors),
         "generation": Generation(**{**generation, **compact}),
         "action_span": None if span is None else (span[0], span[1]),
-        "notes_events": tuple(map(NotesEvent, item.get("notes_events", ()))),
+        "notes_events": tuple(map(NotesEvent, item["notes_events"])),
         "spans": (),
     }
     return Turn(**{**item, **changed})
@@ -248,7 +246,7 @@ def _read_prompt(item: Mapping[str, Any], images: list[str], tensors: Mapping[st
         image_data=[images[read_whole(number)] for number in item["image_data"]],
         train_inputs=ImageChain(parts) if parts else None,
         engine_ids=item["engine_ids"],
-        seen_tool=item.get("seen_tool", False),
+        seen_tool=item["seen_tool"],
     )
 
 

@@ -16,7 +16,6 @@ from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError
 from rollout.play.clock import WeightClock, version_of
-from rollout.play.episode import open_episode
 from rollout.play.player import Slot
 from rollout.play.runtime import Runtime
 from rollout.play.slots import make_slots, slots_state
@@ -63,15 +62,8 @@ class EpisodeSource:
         """
         if self.slots:
             return
-        stride = self.settings.n_env
-        if self.saved_slots:
-            self.slots = await make_slots(runtime, stride, self.episode, self.saved_slots)
-            self.saved_slots = []
-        else:
-            self.slots = [
-                Slot(number, number, stride, lambda episode_id: open_episode(runtime, self.episode(episode_id)))
-                for number in range(stride)
-            ]
+        self.slots = await make_slots(runtime, self.settings.n_env, self.episode, self.saved_slots)
+        self.saved_slots = []
 
     def staleness(self, segments: Sequence[Segment], rollout_id: int) -> list[int]:
         """Count actor updates from playing to training: one int per turn, in the order of the segments; -1: unknown."""

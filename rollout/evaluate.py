@@ -107,7 +107,7 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
         params = runtime.flags.sampling_params(evaluation=True)
         stop, fault = await _play(place, params, turns, transcript, detailed)
     except EngineError as error:
-        stop, fault = after_refusal(error, len(turns))
+        stop, fault = after_refusal(error, transcript)
         turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
     finally:
         await place.leave()
@@ -147,11 +147,16 @@ async def _play(
     return ended[0]
 
 
-def after_refusal(error: EngineError, played: int) -> tuple[StopReason, str | None]:
-    """Return how an episode ends whose next prompt the engine refused, and its fault; raises any other EngineError."""
+def after_refusal(error: EngineError, transcript: Transcript) -> tuple[StopReason, str | None]:
+    """Return how an episode ends whose next prompt the engine refused, and its fault; raises any other EngineError.
+
+    The transcript's last turn becomes truncated.
+    """
     if not error.concerns_prompt:
         raise error
-    if error.too_long and played:
+    for turn in transcript.turns[-1:]:
+        turn.update(truncated=True, done=True)
+    if error.too_long and transcript.turns:
         return StopReason.CONTEXT, None
     return StopReason.FAILED, str(error)
 

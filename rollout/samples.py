@@ -19,6 +19,7 @@ from rollout.bridge.sample import (
     SampleWriter,
     attach_trace,
     facts_of,
+    flatten,
     mask_response,
     restart,
     row_of,
@@ -245,7 +246,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its loss mask has
             another length than its response; or it lacks what a flag replays in training, such as log-probs.
     """
-    samples = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
+    samples = flatten(samples)
     masks = [_loss_mask(sample) for sample in samples]
     flags, group_keys = RolloutFlags.read(args), train_data_keys()
     rewards = [float(sample.reward or 0.0) for sample in samples]

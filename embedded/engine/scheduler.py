@@ -81,6 +81,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._abort_all = self._retract = False
         self._abort_rids: set[str] = set()
+        self._abandoned: set[Request] = set()
         self._paused = self._closed = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="engine-compute", daemon=True)
@@ -101,13 +102,15 @@ class Scheduler:
             self._waiting.append(request)
             self._wake.notify()
 
-    def abort(self, rid: str | None = None) -> None:
-        """Abort the requests whose id starts with `rid`, or all requests; they return their tokens so far."""
+    def abort(self, what: str | Request | None = None) -> None:
+        """Abort all requests, one of them, or those whose id starts with a text; they return their tokens so far."""
         with self._wake:
-            if rid is None:
+            if what is None:
                 self._abort_all = True
+            elif isinstance(what, str):
+                self._abort_rids.add(what)
             else:
-                self._abort_rids.add(rid)
+                self._abandoned.add(what)
             self._wake.notify()
 
     def pause(self, mode: Literal["abort", "retract"]) -> None:
@@ -213,7 +216,8 @@ class Scheduler:
                 self._fail(broken)
 
     def _has_work(self) -> bool:
-        commands = self._closed or self._abort_all or self._retract or self._abort_rids or self._updates
+        aborts = self._abort_all or self._abort_rids or self._abandoned
+        commands = self._closed or self._retract or aborts or self._updates
         return bool(commands or (not self._paused and (self._running or self._waiting)))
 
     def _fail(self, error: EngineError) -> None:
@@ -227,12 +231,12 @@ class Scheduler:
         self._updates.clear()
 
     def _apply_aborts(self) -> None:
-        if not (self._abort_all or self._abort_rids):
+        if not (self._abort_all or self._abort_rids or self._abandoned):
             return
-        prefixes, everything = tuple(self._abort_rids), self._abort_all
-        self._abort_all, self._abort_rids = False, set()
+        prefixes, everything, abandoned = tuple(self._abort_rids), self._abort_all, self._abandoned
+        self._abort_all, self._abort_rids, self._abandoned = False, set(), set()
         for request in [*self._running.values(), *self._waiting]:
-            if everything or request.rid.startswith(prefixes):
+            if everything or request in abandoned or request.rid.startswith(prefixes):
                 self._finish(request, {"type": "abort", "message": "aborted by request"})
 
     def _apply_retraction(self) -> None:

@@ -82,7 +82,7 @@ async def _generate(engine: Engine, request: web.Request) -> web.Response:
         finished = await asyncio.wrap_future(queued.future)
     except asyncio.CancelledError:
         # The client disconnected, so its request must not slow down the others.
-        engine.scheduler.abort(queued.rid)
+        engine.scheduler.abort(queued)
         raise
     return web.json_response(engine.response(finished, started))
 

@@ -15,7 +15,7 @@ from advantage.settings import AdvantageSettings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from embedded.run.folder import whole_lines
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import facts_of, row_of
+from rollout.bridge.sample import facts_of, flatten, row_of
 from rollout.play.metrics import mean
 from rollout.turn import StopReason
 
@@ -125,7 +125,7 @@ class TrainingRecord:
         `role` is `actor`, or `critic` while the actor is frozen; `data` has the numbers that it trained on, as
         `PpoTrainer.trained`.
         """
-        flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
+        flat = flatten(samples)
         segments: dict[int, list[int]] = {}
         for place, row in enumerate(map(row_of, flat)):
             if row is not None:

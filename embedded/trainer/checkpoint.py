@@ -95,6 +95,7 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
         info = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if info["format"] != FORMAT:
             raise CheckpointError(f"{source} has format {info['format']!r}; this version reads {FORMAT} only")
+        frozen = {name: info["frozen"][name] for name in models}
         progress = {name: (info["param_groups"][name], info["samples"][name]) for name in optimizers}
         weights = {name: load_file(source / f"{name}.safetensors") for name in models}
         moments = {name: load_file(source / f"{name}_optimizer.safetensors") for name in optimizers}
@@ -102,7 +103,7 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
         raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
     for name, model in models.items():
         _check_shapes(source / f"{name}.safetensors", model, weights[name])
-        if (saved := info.get("frozen", {}).get(name, [])) != _frozen(model):
+        if (saved := frozen[name]) != _frozen(model):
             raise CheckpointError(
                 f"{source}: the {name} was trained with {len(saved)} frozen parameters, this run freezes "
                 f"{len(_frozen(model))}, and the optimizer's state fits only the former: give the same critic_frozen"

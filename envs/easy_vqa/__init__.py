@@ -7,13 +7,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from envs.base import describe_task
+from envs.base import describe_task, read_env_settings
 from envs.errors import ConfigError, MissingDependencyError
 from envs.questions import read_question
 from envs.tools.env import ToolEnv
 from envs.tools.registry import load_tools
 from envs.tools.settings import ToolSettings
-from slime_verlog import Field, read_settings
+from slime_verlog import Field
 
 INSTRUCTION = "Look at the picture and answer the question about it with one word: {}."
 
@@ -35,7 +35,7 @@ DEFAULT_TASK = "train"
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
     """Return the environment of one question."""
-    settings = read_settings(EasyVQASettings, getattr(args, "env", None), "env.")
+    settings = read_env_settings(EasyVQASettings, args)
     task, seed = describe_task(sample)
     if task not in ("train", "test"):
         raise ConfigError(f"easy-vqa has the tasks train and test, got {task!r}")

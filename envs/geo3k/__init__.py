@@ -7,13 +7,14 @@ The problems come from slime's own data set (`--prompt-data`, `--input-key probl
 from dataclasses import replace
 from typing import Any, Literal
 
+from envs.base import read_env_settings
 from envs.questions import Question, read_question
 from envs.questions.grading import find_answer, math
 from envs.tools.env import ToolEnv
 from envs.tools.registry import load_tools, make_tool, select_tools
 from envs.tools.results import Tool, ToolEpisode
 from envs.tools.settings import ToolSettings
-from slime_verlog import Field, read_settings
+from slime_verlog import Field
 
 INSTRUCTION = (
     "Solve the geometry problem that the user shows you; the picture holds what the text leaves out. Reason step by "
@@ -67,7 +68,7 @@ class CalcScore(Tool):
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
     """Return the environment of one problem."""
-    settings = read_settings(Geo3kSettings, getattr(args, "env", None), "env.")
+    settings = read_env_settings(Geo3kSettings, args)
     question, task, seed = read_question(sample, settings)
     specs = select_tools(load_tools(settings.tools), question.tools, ignore=_CHECKERS)
     if settings.check == "tool":

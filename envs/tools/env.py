@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, timed
+from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, read_env_settings, timed
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.images import ImageError
 from envs.questions import Question, read_question
@@ -26,7 +26,6 @@ from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.registry import load_tools, select_tools
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, read_result
 from envs.tools.settings import ToolSettings
-from slime_verlog import read_settings
 
 SETTINGS = ToolSettings
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
@@ -336,6 +335,6 @@ def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
     """Return the environment of one question; a sample of slime's own data set needs neither task nor seed."""
-    settings = read_settings(ToolSettings, getattr(args, "env", None), "env.")
+    settings = read_env_settings(ToolSettings, args)
     question, task, seed = read_question(sample, settings)
     return ToolEnv(question, load_tools(settings.tools), settings, task, seed)

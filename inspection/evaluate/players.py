@@ -161,10 +161,12 @@ class ChatPlayer:
         """
         tools = list(session.reply.tools) if session.reply is not None else []
         body = {**self._body, "messages": openai_messages(messages), **({"tools": tools} if tools else {})}
+        tried = self._length_key
         try:
             completion, text = await self._ask(body)
         except EngineError as error:
-            if LENGTH_KEYS[1] in str(error) and self._length_key == LENGTH_KEYS[0]:
+            # Other episodes ask meanwhile, and may have changed the name already.
+            if LENGTH_KEYS[1] in str(error) and tried == LENGTH_KEYS[0]:
                 self._length_key = LENGTH_KEYS[1]
                 completion, text = await self._ask(body)
             elif error.kind == "http_401" and not self._headers:

@@ -165,7 +165,7 @@ async def play_text_episode(
     except EnvironmentFault as error:
         fault = str(error)
     except EngineError as error:
-        stop, fault = after_refusal(error, len(transcript.turns))
+        stop, fault = after_refusal(error, transcript)
     finally:
         if session is not None:
             await session.close()

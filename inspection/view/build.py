@@ -6,11 +6,10 @@ import time
 import webbrowser
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -59,7 +58,7 @@ class Book:
         known, most = self._counts.setdefault((number, source), 0), self._options.most
         name = names_of(self._runs)[number] if len(self._runs) > PAIR else None
         left = None if most is None else max(0, most - known)
-        episodes = itertools.islice(_read(source, self._options, known), left)
+        episodes = itertools.islice(read_run(source, self._options.tokenizer, self._options.trust, skip=known), left)
         for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, disable=None):
             world = self._worlds.draw(episode)
             self._packer.add(episode, 0 if name else number, world, name)
@@ -156,10 +155,6 @@ def _only_grew(before: _State, state: _State, options: Namespace) -> bool:
         return False
     grown = (state.get(file, (0, 0))[0] >= size for file, (size, _) in before.items() if file.suffix != ".json")
     return bool(before) and all(grown) and not any(file.suffix == ".pt" for file in before)
-
-
-def _read(run: Path, options: Namespace, skip: int = 0) -> Iterator[dict[str, Any]]:
-    return read_run(run, options.tokenizer, options.trust, skip=skip)
 
 
 def page_path(options: Namespace) -> Path:

@@ -168,6 +168,11 @@ def handout(spec: EpisodeSpec, index: int) -> Sample:
     return sample
 
 
+def flatten(samples: Iterable[Sample | Sequence[Sample]]) -> list[Sample]:
+    """List single samples and the samples of groups in one list."""
+    return [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
+
+
 def facts_of(sample: Sample) -> Mapping[str, Any]:
     """What the rollout recorded of the sample's turn or episode: its kind, task, outcome and stop reason."""
     return sample.metadata or {}

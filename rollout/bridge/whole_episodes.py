@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import facts_of
+from rollout.bridge.sample import facts_of, flatten
 from rollout.turn import SampleKind
 
 
 def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[str, Any]]:
     """Return the facts of each whole episode, from one of its samples; empty for other samples."""
-    flat = [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
     episodes: dict[Any, Mapping[str, Any]] = {}
-    for number, sample in enumerate(flat):
+    for number, sample in enumerate(flatten(samples)):
         facts = facts_of(sample)
         if "stop" in facts and "episode_turns" in facts:
             episodes[number if sample.index is None else sample.index] = facts

@@ -8,7 +8,7 @@ import math
 import re
 import reprlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
 from rollout.spec import CHARS_PER_TOKEN
 from rollout.turn import NotesEvent
-from rollout.workers.reply import EnvReply
+from rollout.workers.reply import EnvReply, with_text
 
 Message = dict[str, Any]
 
@@ -246,7 +246,8 @@ class Conversation:
             self.messages = build_messages(self._memory, system, past, reply.observation, self._index, ask)
             return self.messages
         *earlier, last = reply.messages
-        new = [*map(dict, earlier), _ask(last, reply.answer_format)]
+        asked = with_text(last, f"\n\n{reply.answer_format}") if reply.answer_format else dict(last)
+        new = [*map(dict, earlier), asked]
         if not self.messages and reply.instruction_prompt:
             new = [{"role": "system", "content": reply.instruction_prompt}, *new]
         self.messages += new
@@ -315,15 +316,6 @@ def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEve
         NotesEvent.ACTION: "ACTION:" in notes,
     }
     return notes, tuple(event for event, happened in found.items() if happened)
-
-
-def _ask(message: Mapping[str, Any], answer_format: str) -> Message:
-    if not answer_format:
-        return dict(message)
-    content = message["content"]
-    if isinstance(content, str):
-        return {**message, "content": f"{content}\n\n{answer_format}"}
-    return {**message, "content": [*content, {"type": "text", "text": f"\n\n{answer_format}"}]}
 
 
 def _last(past: Sequence[Exchange], n: int | None) -> Sequence[Exchange]:

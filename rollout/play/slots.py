@@ -101,8 +101,8 @@ async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) ->
 
 async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
     try:
-        stepped = item.get("stepped", [True] * len(item["answers"]))
-        slot.episode = await replay_episode(runtime, spec, Replay(item["answers"], stepped, item["digests"]))
+        saved = Replay(item["answers"], item["stepped"], item["digests"])
+        slot.episode = await replay_episode(runtime, spec, saved)
     except EnvironmentFault:
         runtime.counters["episodes_lost_at_resume"] += 1
 
@@ -142,7 +142,7 @@ def check_slot(slot: Mapping[str, Any]) -> None:
     read_whole(slot["next_episode"])
     if slot["episode"] is None:
         return
-    spec, answers, digests = (slot["episode"][key] for key in ("spec", "answers", "digests"))
+    spec, answers, digests, stepped = (slot["episode"][key] for key in ("spec", "answers", "digests", "stepped"))
     read_whole(spec["episode_id"])
     if not all(isinstance(spec[key], kind) for key, kind in (("name", str), ("env_path", str), ("options", dict))):
         raise ValueError("an episode's name and environment must be text, its options a mapping")
@@ -150,7 +150,6 @@ def check_slot(slot: Mapping[str, Any]) -> None:
         raise ValueError("an episode's metadata must be a mapping, its digests text")
     for token_ids in answers:
         read_ids(token_ids)
-    stepped = slot["episode"].get("stepped", [True] * len(answers))  # missing before version 5
     if len(stepped) != len(answers) or not all(isinstance(item, bool) for item in stepped):
         raise ValueError("an episode must say for each answer whether the environment got it")
     if len(digests) != sum(stepped) + 1:

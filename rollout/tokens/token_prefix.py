@@ -56,7 +56,7 @@ class TokenPrefix(Sequence[int]):
         return shared, self._buffer.ids[shared : self._length]
 
     def json(self, before: bytes = b"[", after: bytes = b"]") -> bytes:
-        """The ids as JSON, without brackets, between `before` and `after`."""
+        """The ids as JSON; `before` and `after` replace the list's brackets."""
         buffer = self._buffer
         with buffer.lock:
             if buffer.json is None or buffer.encoded > self._length:

@@ -121,7 +121,7 @@ def read_step(answer: Any) -> tuple[Any, bool, Any]:
         raise EnvironmentFault(f"step must return (observation, done, info), got {came}{hint}")
     observation, done, info = answer
     done = _plain(done)
-    if not isinstance(done, bool | int):
+    if not isinstance(done, bool | int) or done not in (0, 1):
         raise EnvironmentFault(f"done must be bool, got {reprlib.repr(done)}")
     if isinstance(info, Mapping):
         info = {name: _plain(value) for name, value in info.items()}
@@ -251,7 +251,7 @@ def cut_messages(messages: Sequence[Mapping[str, Any]], limits: ObservationLimit
     room, left = iter(shares(lengths, limits.chars)), iter(range(limits.images))
     cut = [_rebuilt(message, room, left) for message in messages]
     if images > limits.images:
-        cut[-1] = _with_note(cut[-1], images_note(images - limits.images))
+        cut[-1] = with_text(cut[-1], images_note(images - limits.images))
     return cut
 
 
@@ -302,8 +302,8 @@ def _rebuilt(message: Mapping[str, Any], room: Iterable[int], left: Iterable[int
     return {**message, "content": parts[0]["text"] if isinstance(message.get("content"), str) else parts}
 
 
-def _with_note(message: dict[str, Any], note: str) -> dict[str, Any]:
+def with_text(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return the message with `text` appended to its content."""
     content = message["content"]
-    if isinstance(content, str):
-        return {**message, "content": content + note}
-    return {**message, "content": [*content, {"type": "text", "text": note}]}
+    added = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return {**message, "content": added}

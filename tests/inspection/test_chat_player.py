@@ -137,9 +137,9 @@ def test_a_refused_prompt_costs_one_episode_and_is_not_repeated(
 def test_newer_models_get_the_length_under_its_other_name(tmp_path: Path) -> None:
     words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
     script = lambda body, number: openai_error(400, words) if "max_tokens" in body else "ACTION: left"
-    with ChatServer(script) as server:
-        assert evaluate(*options(server, tmp_path)) == 0
-    assert [("max_tokens" in body) for body in server.requests].count(True) == 1
+    with ChatServer(script, delay_s=0.2) as server:
+        assert evaluate(*options(server, tmp_path, n_env=3)) == 0
+    assert [("max_tokens" in body) for body in server.requests].count(True) == 3, "the first request of each episode"
 
 
 def test_an_answer_without_text_is_an_invalid_action_and_a_refusal_is_an_answer(tmp_path: Path) -> None:

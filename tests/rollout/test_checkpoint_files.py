@@ -10,16 +10,13 @@ from array import array
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from rollout import checkpoint
 from rollout.checkpoint import checkpoint_path, read_checkpoint
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
-from rollout.play import slots
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 from tests.fixtures.chatml import chatml_tokenizer
@@ -114,38 +111,6 @@ def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tm
     for found, truth in zip((turn.prompt for turn in again.kept[0].turns), prompts, strict=True):
         assert found.image_data == truth.image_data
         assert all(torch.equal(found.train_inputs[key], value) for key, value in truth.train_inputs.items())
-
-
-def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout.checkpoint.VERSION", "3")
-    with_pictures(tmp_path)
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
-    assert source.kept[0].turns[1].prompt.image_data == ["first", "second"]
-
-
-@pytest.mark.parametrize("version", ["3", "4"])
-async def test_a_run_continues_from_a_checkpoint_that_knows_no_notes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    """Batch 0 is kept, batch 1 drawn from it, and batch 2 continues the episodes of batch 0."""
-    keys: dict[str, Any] = {"turn_quota": "per_env", "env": {"max_length": 40}, "num_critic_only_steps": 2}
-    keys["critic_warmup"] = {"w_epoch": 1, "w_iter": 1}
-    whole = await run(rollout_args(tmp_path, **keys), 0, 3)
-    turn_state, saved_slot = checkpoint._turn_state, slots.saved_slot
-    without = lambda item, *names: {key: value for key, value in item.items() if key not in names}
-
-    def old_slot(*arguments: Any) -> Any:
-        slot = saved_slot(*arguments)
-        return {**slot, "episode": without(slot["episode"], "stepped")}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "VERSION", version)
-        patch.setattr(checkpoint, "_turn_state", lambda *item: without(turn_state(*item), "summary", "moves"))
-        patch.setattr(slots, "saved_slot", old_slot)
-        await run(rollout_args(tmp_path, **keys), 0, 1)
-    args = rollout_args(tmp_path, **keys, load=str(tmp_path / "save"))
-    assert await run(args, 1, 3, load=0) == whole[1:]
 
 
 async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(saved: Path) -> None:

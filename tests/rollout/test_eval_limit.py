@@ -80,6 +80,7 @@ async def test_a_prompt_that_the_engine_refuses_costs_one_episode(
         await close_runtimes()
     assert [(fact["stop"], fact["turns"]) for fact in facts] == [(stop, turns), ("terminated", 30), ("terminated", 30)]
     assert (words in (facts[0]["fault"] or "")) == (stop == "failed")
+    assert [turn["done"] for turn in facts[0]["story"]] == [False, True]
     assert output.metrics is not None
     counts = [output.metrics[f"eval/count/{name}"] for name in ("episodes", "episodes_failed", "turns")]
     assert counts == ([2, 1, 30] if stop == "failed" else [3, 0, 62 / 3]), "a failed episode is in no mean"

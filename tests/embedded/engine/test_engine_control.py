@@ -155,14 +155,16 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
 async def test_a_client_that_disconnects_frees_its_place(policy_folder: Path) -> None:
     with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=1)) as server:
         server.engine.scheduler.pause("retract")
-        task = asyncio.create_task(generate(server, [1, 2], max_new_tokens=250, ignore_eos=True))
-        while server.engine.scheduler.load()["num_waiting_reqs"] == 0:
+        body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
+        left, other = (asyncio.create_task(post(server, "/generate", {**body, "rid": rid})) for rid in ("1", "10"))
+        while server.engine.scheduler.load()["num_waiting_reqs"] < 2:
             await asyncio.sleep(0.01)
-        task.cancel()
-        while server.engine.scheduler.load()["num_waiting_reqs"]:
+        left.cancel()
+        while server.engine.scheduler.load()["num_waiting_reqs"] == 2:
             await asyncio.sleep(0.01)
         server.engine.scheduler.resume()
-        assert (await generate(server, [1, 2]))["output_ids"]
+        answer = (await other)[1]
+        assert len(answer["output_ids"]) == 20, "a request whose id begins alike goes on"
 
 
 async def test_the_endpoints_that_a_trainer_polls_answer(server: EngineServer) -> None:

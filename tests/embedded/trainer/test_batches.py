@@ -78,10 +78,8 @@ def test_the_value_loss_takes_the_worse_of_plain_and_clipped() -> None:
     assert clipped.tolist() == [1, 0, 1]
 
 
-def test_kl_estimators_agree_where_policies_do_and_an_unknown_one_is_named() -> None:
+def test_kl_estimators_agree_where_policies_do() -> None:
     p, q = torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -2.5])
     assert approx_kl(p, q, "k1").tolist() == [0.0, 0.5]
     assert approx_kl(p, q, "k2").tolist() == [0.0, 0.125]
     assert (approx_kl(p, q, "k3") >= 0).all()
-    with pytest.raises(ValueError, match="'k9'"):
-        approx_kl(p, q, "k9")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from envs.base import make_observation
 from rollout.errors import EnvironmentFault
 from rollout.spec import EnvSpec
-from rollout.workers.reply import EnvReply, check_info, check_reply, digest
+from rollout.workers.reply import EnvReply, check_info, check_reply, digest, read_step
 from rollout.workers.worker import EnvHost, serve
 
 INFO = MappingProxyType(
@@ -51,6 +51,12 @@ def test_a_reply_that_keeps_the_contract_is_accepted() -> None:
 def test_an_info_that_breaks_the_contract_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(EnvironmentFault, match=words):
         check_info({**INFO, **changes}, done=False)
+
+
+@pytest.mark.parametrize("done", [5, -1, 0.0, "yes", None])
+def test_done_is_a_bool(done: Any) -> None:
+    with pytest.raises(EnvironmentFault, match=f"done must be bool, got {done!r}"):
+        read_step((make_observation("s"), done, INFO))
 
 
 @pytest.mark.parametrize("info", [None, 3, [("reward", 1.0)]])
