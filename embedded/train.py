@@ -20,6 +20,7 @@ from embedded.run.record import TrainingRecord
 from embedded.trainer.ppo import PpoTrainer
 from envs.loading import load_attribute
 from rollout.bridge.framework import run
+from rollout.bridge.settings import load_settings
 from rollout.checkpoint import checkpoint_path
 from rollout.play.runtime import close_runtimes
 
@@ -55,7 +56,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
     hooks = ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
     generate, convert, source_class = (load_attribute(getattr(flags, name), name) for name in hooks)
     evaluate = load_attribute(flags.eval_function_path, "eval_function_path") if flags.eval_function_path else generate
-    with EngineProcess(_engine_options(flags)) as engine, ExitStack() as at_end:
+    with EngineProcess(_engine_options(flags, load_settings(args).n_env)) as engine, ExitStack() as at_end:
         at_end.callback(lambda: run(close_runtimes()))
         source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
         args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
@@ -86,10 +87,11 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             evaluate_if_due(rollout_id + 1)
 
 
-def _engine_options(flags: EmbeddedFlags) -> EngineOptions:
+def _engine_options(flags: EmbeddedFlags, n_env: int) -> EngineOptions:
     return EngineOptions(
         model_path=flags.hf_checkpoint,
-        max_running_requests=flags.sglang_server_concurrency,
+        # More rows than episodes would only make each decode step dearer.
+        max_running_requests=min(flags.sglang_server_concurrency, n_env),
         context_length=flags.rollout_max_context_len,
         device="cuda" if torch.cuda.is_available() else "cpu",
         bf16=flags.bf16,

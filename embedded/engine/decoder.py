@@ -61,8 +61,9 @@ class Decoder:
         self.device = torch.device(device)
         rotary = model.model.rotary_emb
         angles = torch.outer(torch.arange(self.context_length, dtype=torch.float32), rotary.inv_freq.float().cpu())
-        angles = torch.cat([angles, angles], -1)[:, None]  # [length, 1, head_dim]
-        self._cos, self._sin = ((x * rotary.attention_scaling).to(self.device) for x in (angles.cos(), angles.sin()))
+        cos, sin = angles.cos(), angles.sin()
+        turns = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)  # [length, head_dim]
+        self._cos, self._sin = ((x[:, None] * rotary.attention_scaling).to(self.device) for x in turns)
         shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
         self._dtype = torch.bfloat16 if bf16 else torch.float32
         # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.
@@ -140,12 +141,15 @@ class Decoder:
         mask[:, 0, 0, 0] = 0.0
         visible = torch.arange(keys, device=self.device) <= position[:, None]
         mask[row, 0, 0] = torch.where(visible, 0.0, -torch.inf)
-        x = self.embed[torch.from_numpy(tokens).to(self.device)]
+        x, rotation = self.embed[torch.from_numpy(tokens).to(self.device)], (self._cos[position], self._sin[position])
         for index, layer in enumerate(self.layers):
-            q = self._project(x, layer, index, row, position)
+            q = self._project(x, layer, index, row, position, rotation)
             query = q.new_zeros(used, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
             query[row] = q.view(len(rows), self.kv_heads, -1, self.head_dim)
-            attended = self._attend(query, self.cache[index, :, :used, :, :keys], mask)[row]
+            k, v = self.cache[index, :, :used, :, :keys]
+            # For a single query per row, the fused kernel is slower.
+            scores = torch.matmul(query, k.transpose(-1, -2)).mul_(self.head_dim**-0.5).add_(mask)
+            attended = torch.matmul(torch.softmax(scores, -1), v)[row]
             x = self._finish(x, attended.reshape(len(rows), -1), layer)
         return self._logits(x)
 
@@ -163,22 +167,29 @@ class Decoder:
         limit[group_t, column_t] = position
         visible = torch.arange(keys, device=self.device) <= limit[..., None]
         ratio = self.heads // self.kv_heads
-        mask = torch.where(visible, 0.0, -torch.inf).repeat(1, ratio, 1)[:, None]
+        mask = torch.where(visible, 0.0, -torch.inf).to(self._dtype).repeat(1, ratio, 1)[:, None]
         x = self.embed[torch.from_numpy(np.concatenate(tokens)).to(self.device)]
-        row = torch.tensor(rows, device=self.device)
+        row, rotation = torch.tensor(rows, device=self.device), (self._cos[position], self._sin[position])
         for index, layer in enumerate(self.layers):
-            q = self._project(x, layer, index, flat_row, position)
+            q = self._project(x, layer, index, flat_row, position, rotation)
             query = q.new_zeros(len(rows), width, self.kv_heads, ratio, self.head_dim)
             query[group_t, column_t] = q.view(-1, self.kv_heads, ratio, self.head_dim)
             query = query.permute(0, 2, 3, 1, 4).reshape(len(rows), self.kv_heads, ratio * width, self.head_dim)
-            attended = self._attend(query, self.cache[index][:, row, :, :keys], mask)
+            k, v = self.cache[index][:, row, :, :keys]
+            attended = F.scaled_dot_product_attention(query, k, v, attn_mask=mask)
             attended = attended.view(len(rows), self.kv_heads, ratio, width, self.head_dim)[group_t, :, :, column_t]
             x = self._finish(x, attended.reshape(len(x), -1), layer)
         ends = torch.from_numpy(np.cumsum(lengths) - 1).to(self.device)
         return self._logits(x[ends])
 
     def _project(
-        self, x: torch.Tensor, layer: Layer, index: int, row: torch.Tensor, position: torch.Tensor
+        self,
+        x: torch.Tensor,
+        layer: Layer,
+        index: int,
+        row: torch.Tensor,
+        position: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """Compute queries [n, heads, head_dim], and write keys and values into the cache."""
         qkv = F.linear(F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps), layer.qkv, layer.qkv_bias)
@@ -187,17 +198,13 @@ class Decoder:
         if layer.q_norm is not None:
             q = F.rms_norm(qkv[:, : self.heads], (self.head_dim,), layer.q_norm, self.eps)
             k = F.rms_norm(qkv[:, self.heads : split], (self.head_dim,), layer.k_norm, self.eps)
-            rotated = _rotate(torch.cat([q, k], 1), self._cos[position], self._sin[position])
+            rotated = _rotate(torch.cat([q, k], 1), *rotation)
         else:
-            rotated = _rotate(qkv[:, :split], self._cos[position], self._sin[position])
+            rotated = _rotate(qkv[:, :split], *rotation)
         rotated = rotated.to(self._dtype)
         self.cache[index, 0][row, :, position] = rotated[:, self.heads :]
         self.cache[index, 1][row, :, position] = qkv[:, split:]
         return rotated[:, : self.heads]
-
-    def _attend(self, query: torch.Tensor, cache: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        scores = torch.matmul(query, cache[0].transpose(-1, -2)).mul_(self.head_dim**-0.5).add_(mask)
-        return torch.matmul(torch.softmax(scores, -1), cache[1])
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor, layer: Layer) -> torch.Tensor:
         x = x + F.linear(attended, layer.out)
@@ -242,5 +249,4 @@ def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
