@@ -129,7 +129,8 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     # Rewards do not affect demonstrations.
     env = {**keys.get("env", {}), **warm.get("env", {})}
     env = {key: value for key, value in env.items() if key not in ("binary_reward", "shaping")}
-    shown = {key: keys.get(key) for key in ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")}
+    names = ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")
+    shown = {key: keys.get(key) for key in (*names, "chat_template_kwargs", "use_inference_chat_template")}
     content = json.dumps([IMITATION_FILE, env, shown, warm, seed], sort_keys=True)
     folder = policies / f"{hashlib.sha256(content.encode()).hexdigest()[:12]}-seed_{seed}"
     if not folder.is_dir():

@@ -121,7 +121,7 @@ def make_policy(
     phrases = fixed_phrases(turn.messages for turn in turns)
     new = settings.model is None
     tokenizer = train_tokenizer(texts, phrases, 1024) if new else AutoTokenizer.from_pretrained(settings.model)
-    data = encode(tokenizer, turns, initialize())
+    data = encode(tokenizer, turns, config, initialize())
     responses = data["response_lengths"]
     prompts = [total - response for total, response in zip(data["total_lengths"], responses, strict=True)]
     for turn, tokens in zip(turns, prompts, strict=True):
@@ -173,9 +173,13 @@ def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
     }
 
 
-def encode(tokenizer: Any, turns: Sequence[Demonstration], device: torch.device) -> RolloutData:
+def encode(
+    tokenizer: Any, turns: Sequence[Demonstration], settings: RolloutSettings, device: torch.device
+) -> RolloutData:
     """Encode prompts exactly as the rollout does, and end each response with the end-of-turn token."""
-    encoder = DeltaEncoder(tokenizer)
+    given = dict(settings.chat_template_kwargs)
+    inference = settings.use_inference_chat_template
+    encoder = DeltaEncoder(tokenizer, chat_template_kwargs=given, use_inference_chat_template=inference)
     end = encoder.end_of_turn_ids[0]
     tokens, lengths = [], []
     for turn in turns:

@@ -217,17 +217,17 @@ def test_variants_with_other_environments_share_a_policy_if_their_demonstrations
     small: dict[str, Any], tmp_path: Path
 ) -> None:
     errands = lambda turns: {"tasks": ["errands"], "env": {"max_steps": turns}}
-    variants = {"short": {"keys": errands(5)}, "long": {"keys": errands(9)}}
+    mood = {"chat_template_kwargs": {"mood": "chatty"}}
+    variants = {"short": {"keys": errands(5)}, "long": {"keys": errands(9)}, "chatty": {"keys": {**errands(5), **mood}}}
     of_one = lambda warm: plan(tiny(small, variants=variants, warm={**small["warm"], **warm}), tmp_path)
     found = {}
     for name, warm in {"same": {"env": {"max_steps": 7}}, "own": {}}.items():
         work = of_one(warm)
         for variant in variants:
-            config = tmp_path / f"{name}_{variant}.yaml"
-            settings = work.settings(variant, 0)
+            config, settings = tmp_path / f"{name}_{variant}.yaml", work.settings(variant, 0)
             config.write_text(yaml.safe_dump(settings["keys"]))
             found[name, variant] = ablation._policy(config, 0, tmp_path / "policies", settings)
-    assert found["same", "short"] == found["same", "long"]
+    assert found["same", "short"] == found["same", "long"] != found["same", "chatty"]
     assert found["own", "short"] != found["own", "long"]
 
 

@@ -1,6 +1,7 @@
 """Demonstrations have the prompts of a rollout, and imitation learns them."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,13 @@ from transformers import AutoTokenizer
 
 from embedded.warmstart.demonstrations import demonstrate, think
 from embedded.warmstart.imitation import WarmStart, encode, make_policy
-from embedded.warmstart.policy import PolicySize
+from embedded.warmstart.policy import CHAT_TEMPLATE, PolicySize, train_tokenizer
 from envs.text_game import find_action
 from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
+from rollout.play.runtime import encoders_of
+
+SHORTENED = "(message.content.split('</think>')[-1] if message.role == 'assistant' else message.content) +"
 
 
 def config(**keys: Any) -> Any:
@@ -87,11 +91,25 @@ def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(t
     assert more < 0.7 * once
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "six")
     turns = demonstrate(config(), 4, 0.5, 0)
-    data = encode(tokenizer, turns, "cpu")
+    data = encode(tokenizer, turns, config(), "cpu")
     for turn, tokens, n in zip(turns, data["tokens"], data["response_lengths"], strict=True):
         assert tokenizer.decode(tokens[-n:]) == turn.response + "<|im_end|>"
         text = tokenizer.apply_chat_template(turn.messages, add_generation_prompt=True, tokenize=False)
         assert tokenizer.decode(tokens[:-n]) == text
+
+
+@pytest.mark.parametrize("keys", [{"chat_template_kwargs": {"mood": "brief"}}, {"use_inference_chat_template": True}])
+def test_imitation_and_rollout_encode_the_same_prompt(tmp_path: Path, keys: dict[str, Any]) -> None:
+    settings, tokenizer = config(**keys), train_tokenizer(["go forward"])
+    # Earlier answers lose what stands before </think>, as in Qwen3's template.
+    tokenizer.chat_template = "{{ mood }}" + CHAT_TEMPLATE.replace("message.content +", SHORTENED)
+    tokenizer.save_pretrained(tmp_path)
+    messages = [{"role": role, "content": f"<think>hm</think>{role}"} for role in ("user", "assistant", "user")]
+    turn = replace(demonstrate(settings, 1, 0.0, 0)[0], messages=messages)
+    (tokens,), (length,) = (encode(tokenizer, [turn], settings, "cpu")[key] for key in ("tokens", "response_lengths"))
+    prompt = tokens[:-length].tolist()
+    assert prompt == list(encoders_of(str(tmp_path), settings)().prompt(messages).token_ids)
+    assert prompt != list(encoders_of(str(tmp_path), config())().prompt(messages).token_ids)
 
 
 @pytest.mark.slow
