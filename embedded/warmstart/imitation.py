@@ -183,7 +183,7 @@ def encode(
     end = encoder.end_of_turn_ids[0]
     tokens, lengths = [], []
     for turn in turns:
-        response = [*tokenizer.encode(turn.response), end]
+        response = [*tokenizer.encode(turn.response, add_special_tokens=False), end]
         tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *response], device=device))
         lengths.append(len(response))
     return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from embedded.warmstart.demonstrations import demonstrate, think
@@ -110,6 +111,17 @@ def test_imitation_and_rollout_encode_the_same_prompt(tmp_path: Path, keys: dict
     prompt = tokens[:-length].tolist()
     assert prompt == list(encoders_of(str(tmp_path), settings)().prompt(messages).token_ids)
     assert prompt != list(encoders_of(str(tmp_path), config())().prompt(messages).token_ids)
+
+
+def test_an_imitated_answer_does_not_begin_with_the_token_that_begins_a_text() -> None:
+    tokenizer, turns = train_tokenizer(["go forward"]), demonstrate(config(), 1, 0.0, 0)
+    begin = "<|endoftext|>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.convert_tokens_to_ids(begin))]
+    )
+    assert tokenizer.decode(tokenizer.encode("go")) == f"{begin}go"
+    data = encode(tokenizer, turns, config(), "cpu")
+    assert tokenizer.decode(data["tokens"][0][-data["response_lengths"][0] :]) == turns[0].response + "<|im_end|>"
 
 
 @pytest.mark.slow
