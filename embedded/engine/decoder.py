@@ -228,6 +228,16 @@ def load_hf_model(folder: str | Path) -> Any:
         found = f"'{folder}' holds a {config.model_type} model with {', '.join(sorted(layer_types))}"
         served = f"the embedded engine serves {', '.join(SERVED_TYPES)} with full attention"
         raise ConfigError(f"{found}; {served}. Serve it with SGLang instead")
+    kind, longest = config.model_type, config.max_position_embeddings
+    unserved = {
+        "attention_bias": kind in ("llama", "qwen3") and config.attention_bias,
+        "mlp_bias": kind == "llama" and config.mlp_bias,
+        "hidden_act": config.hidden_act not in ("silu", "swish"),
+        "sliding_window": kind == "mistral" and (config.sliding_window or longest) < longest,
+    }
+    for name in (name for name, is_set in unserved.items() if is_set):
+        found = f"'{folder}' has {name}: {getattr(config, name)} in its config.json"
+        raise ConfigError(f"{found}, which embedded engine and trainer do not compute. Serve it with SGLang instead")
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -13,10 +13,12 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from embedded.engine.decoder import load_hf_model
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer, main
 from embedded.warmstart.policy import build_policy, save_policy
@@ -239,3 +241,27 @@ def test_the_command_line_ends_with_one_sentence(
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit, match=f"error: port {server.port} on 127.0.0.1 is in use"):
         main()
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "value"),
+    [
+        (LlamaConfig, "attention_bias", True),
+        (Qwen3Config, "attention_bias", True),
+        (LlamaConfig, "mlp_bias", True),
+        (LlamaConfig, "hidden_act", "gelu"),
+        (MistralConfig, "sliding_window", 64),
+    ],
+)
+def test_a_model_that_would_be_computed_wrongly_is_refused_by_its_entry(
+    kind: Any, entry: str, value: Any, tmp_path: Path
+) -> None:
+    kind(**{**SHAPE, entry: value}).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"has {entry}: {value} in its config.json, .* Serve it with SGLang instead"):
+        load_hf_model(tmp_path)
+
+
+def test_windows_in_every_layer_of_a_qwen_are_refused(tmp_path: Path) -> None:
+    Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=64, max_window_layers=0).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="holds a qwen3 model with sliding_attention"):
+        load_hf_model(tmp_path)

@@ -139,3 +139,9 @@ def test_scaled_rotary_embeddings_are_refused_by_name(tokenizer: Any, tmp_path: 
     save_policy(LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope)), tokenizer, tmp_path)
     with pytest.raises(ConfigError, match="plain rotary embeddings only, but this model has linear ones"):
         build_model(tmp_path, initialize())
+
+
+def test_a_model_with_biases_that_the_trainer_leaves_out_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    save_policy(LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True)), tokenizer, tmp_path)
+    with pytest.raises(ConfigError, match="has attention_bias: True in its config.json"):
+        build_model(tmp_path, initialize())
