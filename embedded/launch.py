@@ -84,15 +84,16 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held:
 
 def launch(options: Namespace) -> int:
     """Train one seed, or several and print their table; returns 1 if an actor did not train or an episode failed."""
-    from embedded.arguments import read_keys
+    from embedded.arguments import EmbeddedFlags, read_keys
     from rollout.bridge.settings import set_key, with_assignments
+    from slime_verlog import read_settings
 
     flags = with_assignments({}, options.set_flag, "--set-flag", "lr=1e-4")
+    read_settings(EmbeddedFlags, {"hf_checkpoint": "", **flags})
     keys = with_assignments(read_keys(options.config), options.set, "--set")
     if options.episodes is not None:
         keys = set_key(keys, "eval.episodes", options.episodes)
-    several = options.seeds is not None
-    folders = {s: options.out / f"seed_{s}" for s in options.seeds} if several else {options.seed: options.out}
+    folders = {s: options.out / f"seed_{s}" for s in options.seeds or ()} or {options.seed: options.out}
     for folder in folders.values():
         check_folder(folder, options.if_held)
     set_up_process()
@@ -101,10 +102,9 @@ def launch(options: Namespace) -> int:
         run_seed(seed, folder, options.config, options.updates, start, keys, options.if_held, **flags)
         for seed, folder in folders.items()
     ]
-    if several:
-        found = {path: json.loads(path.read_text(encoding="utf-8")) for path in options.out.glob(f"seed_*/{SUMMARY}")}
-        by_seed = sorted(found.values(), key=lambda summary: summary["seed"])
-        write_text(options.out / "seeds.json", json.dumps(by_seed, indent=2) + "\n")
+    if options.seeds:
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in options.out.glob(f"seed_*/{SUMMARY}")]
+        write_text(options.out / "seeds.json", json.dumps(sorted(found, key=lambda one: one["seed"]), indent=2) + "\n")
         print(seeds_table(summaries))
     return int(any(summary["fault"] or summary["failed_episodes"] for summary in summaries))
 
@@ -186,12 +186,12 @@ class _Run:
         from embedded.pretraining import split_run
         from slime_verlog import ConfigError
 
-        for name in {"save", "load"} & flags.keys():
-            raise ConfigError(f"--set-flag {name}: checkpoints are in {folder / CHECKPOINTS}, and --resume reads them")
-        if "hf_checkpoint" in flags:
-            raise ConfigError(
-                "--set-flag hf_checkpoint: give the model as --model, so that it is imitated and reported"
-            )
+        saved = f"checkpoints are in {folder / CHECKPOINTS}, and --resume reads them"
+        model = "give the model as --model, so that it is imitated and reported"
+        yaml = "the YAML is an argument of the command itself"
+        instead = {"save": saved, "load": saved, "hf_checkpoint": model, "custom_config_path": yaml}
+        for name in instead.keys() & flags.keys():
+            raise ConfigError(f"--set-flag {name}: {instead[name]}")
         self.folder, self.start = folder, start
         self.policy = start if isinstance(start, Path) else folder / "policy_before"
         self.checkpoints = folder / CHECKPOINTS
@@ -205,9 +205,9 @@ class _Run:
         from rollout.data_source import EpisodeSource
         from rollout.tasks import try_each_task
 
+        settings = check_keys(self.ppo.keys)
         for stage in filter(None, (self.pretraining, self.ppo)):
             EpisodeSource(build_args(stage.keys, **stage.flags))
-        settings = check_keys(self.ppo.keys)
         try_each_task(settings)
         return settings
 

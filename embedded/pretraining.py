@@ -11,6 +11,10 @@ from typing import Any
 
 import yaml
 
+from advantage.settings import ValuePretrainingSettings
+from rollout.bridge.settings import set_key
+from slime_verlog import read_settings
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -25,12 +29,12 @@ def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -
 
     The pretraining plays one held-out episode, because its policy does not change.
     """
-    settings: Mapping[str, Any] = keys.get("value_pretraining") or {}
-    batches = settings.get("batches")
+    settings = keys.get("value_pretraining")
+    batches = read_settings(ValuePretrainingSettings, settings, "value_pretraining.").batches
     if not batches:
         return None, Stage(keys, flags)
     kept = {key: value for key, value in keys.items() if key not in ("value_pretraining", "critic_warmup")}
-    once = {**kept, "value_pretraining": settings, "eval": {**(kept.get("eval") or {}), "episodes": 1}}
+    once = set_key({**kept, "value_pretraining": settings}, "eval.episodes", 1)
     run = {"num_rollout": batches, "num_critic_only_steps": batches, "load": None, "save": str(folder)}
     ppo = {**flags, "num_critic_only_steps": 0, "critic_load": str(folder)}
     return Stage(once, {**flags, **run, "save_interval": None}), Stage(kept, ppo)
