@@ -95,7 +95,7 @@ def launch(options: Namespace) -> int:
         keys = set_key(keys, "eval.episodes", options.episodes)
     folders = {s: options.out / f"seed_{s}" for s in options.seeds or ()} or {options.seed: options.out}
     for folder in folders.values():
-        check_folder(folder, options.if_held)
+        check_folder(folder, options.if_held, (options.model, flags.get("critic_load"), flags.get("ref_load")))
     set_up_process()
     start = _start(options.model, options.demonstrations, flags)
     summaries = [

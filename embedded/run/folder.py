@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -28,10 +28,10 @@ IfHeld = Literal["refuse", "resume", "overwrite"]
 """What a command does with a folder that holds a run."""
 
 
-def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None:
+def check_folder(folder: Path, if_held: IfHeld, models: Iterable[str | None] = ()) -> None:
     """Raise ConfigError for a folder whose content this command was not asked to continue or delete; changes nothing.
 
-    `resumes` says whether the command has a flag `--resume`.
+    `models` are the folders of models that the command starts from, which it must not delete.
     """
     from slime_verlog import ConfigError  # not at the top: `--help` works before anything is installed
 
@@ -42,11 +42,16 @@ def check_folder(folder: Path, if_held: IfHeld, *, resumes: bool = True) -> None
         raise ConfigError(f"{folder} holds {held[0]}, but not of a training run; choose another --out")
     if if_held == "refuse":
         state = "a finished" if is_finished(folder) else "an unfinished"
-        choices = f"{'--resume continues it, ' * resumes}--overwrite deletes it, another --out keeps both"
+        choices = "--resume continues it, --overwrite deletes it, another --out keeps both"
         raise ConfigError(f"{folder} holds {state} run, and nothing was changed: {choices}")
     if if_held == "resume" and SETTINGS not in held:
         lost = f"{folder} holds a run without {SETTINGS}, so it cannot be continued"
         raise ConfigError(f"{lost}; choose another --out, or delete it with --overwrite")
+    if if_held == "overwrite":
+        paths = [(folder / name).resolve() for name in held]
+        for model in filter(None, models):
+            if any(Path(model).resolve().is_relative_to(path) for path in paths):
+                raise ConfigError(f"--overwrite would delete {model}, from which this run starts; choose another --out")
 
 
 @contextmanager

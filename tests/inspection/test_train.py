@@ -245,6 +245,18 @@ def test_a_run_is_kept_unless_it_is_to_be_continued_or_deleted(
     assert after["policy_before/model.safetensors"] != before["policy_before/model.safetensors"]
 
 
+@pytest.mark.parametrize("given", ["--model={}", "--set-flag=critic_load={}", "--set-flag=ref_load={}"])
+def test_the_model_to_start_from_is_not_overwritten(given: str, tmp_path: Path) -> None:
+    policy = tmp_path / "out" / "policy_best"
+    policy.mkdir(parents=True)
+    for path in (policy / "config.json", tmp_path / "out" / "settings.json"):
+        path.write_text("{}")
+    before = contents(tmp_path / "out")
+    with pytest.raises(SystemExit, match="--overwrite would delete .*policy_best, from which this run starts; choose "):
+        train(write(tmp_path), tmp_path / "out", given.format(os.path.relpath(policy)), "--overwrite")
+    assert contents(tmp_path / "out") == before
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file in the folder, except TensorBoard's, whose names have the time."""
     files = [path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
