@@ -28,13 +28,23 @@ IfHeld = Literal["refuse", "resume", "overwrite"]
 """What a command does with a folder that holds a run."""
 
 
+def check_out(folder: Path) -> None:
+    """Raise ConfigError if a file stands where the folder is to be."""
+    from slime_verlog import ConfigError  # not at the top: `--help` works before anything is installed
+
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"--out needs a folder, but {path} is a file; choose another --out")
+
+
 def check_folder(folder: Path, if_held: IfHeld, models: Iterable[str | None] = ()) -> None:
     """Raise ConfigError for a folder whose content this command was not asked to continue or delete; changes nothing.
 
     `models` are the folders of models that the command starts from, which it must not delete.
     """
-    from slime_verlog import ConfigError  # not at the top: `--help` works before anything is installed
+    from slime_verlog import ConfigError
 
+    check_out(folder)
     held = [name for name in FILES if (folder / name).exists()]
     if not held:
         return

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from embedded.run.folder import write_text
+from embedded.run.folder import check_out, write_text
 from inspection.records import FILE
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
@@ -177,6 +177,7 @@ def _checked(options: Namespace) -> Namespace:
     path: Path | None = options.out
     if path is not None and path.suffix != ".html" and path.exists():
         raise ConfigError(f"--out {path} exists, and does not end in .html; give another file")
+    check_out(page_path(options).parent)
     return options
 
 

@@ -275,6 +275,12 @@ def test_seeds_of_several_starts_are_kept(tmp_path: Path, capsys: pytest.Capture
     assert contents(out / "seed_0") == first
 
 
+@pytest.mark.parametrize("out", ["island.yaml", "island.yaml/out"])
+def test_a_file_in_place_of_the_folder_is_refused(out: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: --out needs a folder, but .*island.yaml is a file; choose another"):
+        train(write(tmp_path), tmp_path / out)
+
+
 def test_a_folder_with_other_episodes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "episodes.jsonl").write_text("{}\n")

@@ -91,6 +91,7 @@ def test_a_cut_last_record_is_left_out_with_a_sentence(tmp_path: Path, capsys: p
         (["{folder}/my.yaml"], "my.yaml is a YAML; view takes a run's folder or its episodes.jsonl"),
         (["{folder}/run", "--most", "0"], "--most must be at least 1, got 0"),
         (["{folder}/run", "--out", "{folder}/run/episodes.jsonl"], "exists, and does not end in .html"),
+        (["{folder}/run", "--out", "{folder}/my.yaml/x.html"], "my.yaml is a file; choose another --out"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
