@@ -136,7 +136,11 @@ class EmbeddedFlags(OptimizerFlags):
     """Each turn has its own sampling seed."""
 
     @model_validator(mode="after")
-    def _one_kl(self) -> Self:
+    def _possible_together(self) -> Self:
+        turns = self.rollout_function_path == "embedded.whole_episodes.generate_turns"
+        if turns and self.lr_decay_style != "constant":
+            planned = f"lr_decay_style {self.lr_decay_style} is planned in episodes, but {self.rollout_function_path}"
+            raise ConfigError(f"{planned} takes steps in turns, so lr would be 0 early; set lr_decay_style to constant")
         if self.kl_coef and self.use_kl_loss:
             raise ConfigError(f"kl_coef {self.kl_coef} and use_kl_loss charge the same KL twice; set one of them to 0")
         return self

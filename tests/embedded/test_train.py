@@ -154,6 +154,10 @@ def test_flags_that_cannot_work_together_stop_the_run_before_any_update(make: An
         ({"lr": "1e-4"}, "lr must be a number, got '1e-4'"),
         ({"kl_loss_type": "k9"}, "kl_loss_type must be one of 'k1', 'k2', 'k3', 'low_var_kl', got 'k9'"),
         ({"hf_checkpoint": None}, "hf_checkpoint must be text, got None"),
+        (
+            {"rollout_function_path": "embedded.whole_episodes.generate_turns"},
+            "lr_decay_style linear is planned in episodes",
+        ),
     ],
     ids=str,
 )
