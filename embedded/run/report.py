@@ -53,11 +53,13 @@ class RunReport:
     evaluations: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     """Held-out episodes by the number of updates that came before them."""
     began: float = field(default_factory=time.monotonic)
+    """When this session began, less the time of earlier ones, up to each one's last update."""
 
     def __post_init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.began -= max((row.get("wall_time_s", 0.0) for row in read_rows(self.folder / METRICS)), default=0.0)
         saved = saved_updates(self.folder)
         rewind(self.folder / METRICS, saved)
         rows = read_rows(self.folder / METRICS)
@@ -88,7 +90,7 @@ class RunReport:
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record one update and print its line."""
         self.history.append({"update": rollout_id + 1, **metrics})
-        self._log.update(rollout_id, metrics)
+        self._log.update(rollout_id, {**metrics, "wall_time_s": self._wall_time()})
         for key, value in metrics.items():
             self._board.add_scalar(key, value, rollout_id + 1)
         parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
@@ -126,13 +128,16 @@ class RunReport:
             "note": None if interrupted else reward_note(self.history),
             "alarms": dict(self._alarms.raised),
             "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
-            "wall_time_s": round(time.monotonic() - self.began, 1),
+            "wall_time_s": self._wall_time(),
         }
         if self.evaluations:
             summary |= self._results()
             plot_curve(self.folder / "curve.png", self.history, self.evaluations)
         write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
+
+    def _wall_time(self) -> float:
+        return round(time.monotonic() - self.began, 1)
 
     def _results(self) -> dict[str, Any]:
         first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
