@@ -46,7 +46,7 @@ class EmbeddedFlags(OptimizerFlags):
     load: str | None = None
     """Folder whose latest checkpoint is resumed."""
     save_interval: int | None = Field(default=None, ge=1)
-    """Updates between two checkpoints; the last update is always saved."""
+    """Updates between two checkpoints; with it, updates before an evaluation are saved too, and the last always is."""
 
     rollout_function_path: str = "rollout.fixed_turn.generate_rollout"
     """Import path of the function that plays a batch."""

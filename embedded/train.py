@@ -65,9 +65,11 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             source.load(args.start_rollout_id - 1)
         engine.update_weights(trainer.policy_state(), str(args.start_rollout_id))
 
+        def evaluates_after(updates: int) -> bool:
+            return updates in (0, flags.num_rollout) or _due(flags.eval_interval, updates - 1)
+
         def evaluate_if_due(updates: int) -> None:
-            due = updates in (0, flags.num_rollout) or _due(flags.eval_interval, updates - 1)
-            if due and updates not in evaluated:
+            if evaluates_after(updates) and updates not in evaluated:
                 result = evaluate(args, max(updates - 1, 0), source, evaluation=True)
                 tracker.evaluation(updates, result, trainer.policy_state())
 
@@ -82,7 +84,9 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **_times(began, played, _clocks(engine))})
             if record is not None and trainer.trained is not None:
                 record.add(rollout_id, output.samples, *trainer.trained)
-            if rollout_id + 1 == flags.num_rollout or _due(flags.save_interval, rollout_id):
+            # A checkpoint before each evaluation, so that a resumed run keeps it and the policy that it found best.
+            due = _due(flags.save_interval, rollout_id) or (flags.save_interval and evaluates_after(rollout_id + 1))
+            if due or rollout_id + 1 == flags.num_rollout:
                 _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)
 

@@ -1,5 +1,6 @@
 """The whole loop on one machine: rollout hooks, engine and trainer, with a policy of a few thousand weights."""
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_a_run_goes_on_from_its_checkpoint(make: Any, tmp_path: Path) -> None:
     assert [number for number, _ in second.evaluations] == [3]
     for key in ("turn/reward", "turn/prompt_tokens", "critic/value_loss", "actor/pg_loss"):
         assert second.updates[0][1][key] == pytest.approx(whole.updates[2][1][key], abs=1e-6)
+
+
+def test_a_checkpoint_precedes_every_evaluation_so_that_none_is_lost(make: Any, tmp_path: Path) -> None:
+    saved = []
+
+    class Watcher(Recorder):
+        def evaluation(self, rollout_id: int, result: Any, weights: Any) -> None:
+            latest = tmp_path / "run" / "latest.json"
+            saved.append((rollout_id, json.loads(latest.read_text())["rollout_id"] + 1 if latest.exists() else 0))
+
+    train(make(num_rollout=3, eval_interval=2, save_interval=9, save=str(tmp_path / "run")), Watcher())
+    assert saved == [(0, 0), (2, 2), (3, 3)]
 
 
 def test_slots_play_on_while_the_trainer_works(make: Any) -> None:
