@@ -29,12 +29,11 @@ def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -
 
     The pretraining plays one held-out episode, because its policy does not change.
     """
-    settings = keys.get("value_pretraining")
-    batches = read_settings(ValuePretrainingSettings, settings, "value_pretraining.").batches
+    batches = read_settings(ValuePretrainingSettings, keys.get("value_pretraining"), "value_pretraining.").batches
     if not batches:
         return None, Stage(keys, flags)
     kept = {key: value for key, value in keys.items() if key not in ("value_pretraining", "critic_warmup")}
-    once = set_key({**kept, "value_pretraining": settings}, "eval.episodes", 1)
+    once = set_key({**kept, "value_pretraining": keys["value_pretraining"]}, "eval.episodes", 1)
     run = {"num_rollout": batches, "num_critic_only_steps": batches, "load": None, "save": str(folder)}
     ppo = {**flags, "num_critic_only_steps": 0, "critic_load": str(folder)}
     return Stage(once, {**flags, **run, "save_interval": None}), Stage(kept, ppo)

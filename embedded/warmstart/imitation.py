@@ -173,13 +173,10 @@ def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
     }
 
 
-def encode(
-    tokenizer: Any, turns: Sequence[Demonstration], settings: RolloutSettings, device: torch.device
-) -> RolloutData:
+def encode(tokenizer: Any, turns: Sequence[Demonstration], keys: RolloutSettings, device: torch.device) -> RolloutData:
     """Encode prompts exactly as the rollout does, and end each response with the end-of-turn token."""
-    given = dict(settings.chat_template_kwargs)
-    inference = settings.use_inference_chat_template
-    encoder = DeltaEncoder(tokenizer, chat_template_kwargs=given, use_inference_chat_template=inference)
+    kwargs, inference = keys.chat_template_kwargs, keys.use_inference_chat_template
+    encoder = DeltaEncoder(tokenizer, chat_template_kwargs=kwargs, use_inference_chat_template=inference)
     end = encoder.end_of_turn_ids[0]
     tokens, lengths = [], []
     for turn in turns:
