@@ -173,7 +173,7 @@ class GameCache:
                 if folder.name.startswith(_BUILDING):
                     if age > 6 * _IN_USE_S:
                         shutil.rmtree(folder, ignore_errors=True)
-                elif not folder.name.startswith("."):
+                elif (folder / _CHECKSUMS).is_file():
                     games.append((age, sum(f.stat().st_size for f in folder.iterdir()), folder))
         total = sum(size for _, size, _ in games)
         for age, size, folder in sorted(games, reverse=True):

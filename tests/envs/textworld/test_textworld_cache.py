@@ -104,6 +104,16 @@ def test_the_longest_unused_games_make_room_but_never_recent_ones(tmp_path: Path
     assert {"b", "d", "e", "f"} <= set(os.listdir(tmp_path))
 
 
+def test_only_games_are_deleted_from_a_folder_that_holds_other_things_too(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("x" * 20_000)
+    (tmp_path / "notes.txt").write_text("mine")
+    for name in ("thesis", "notes.txt"):
+        os.utime(tmp_path / name, (time.time() - 10_000,) * 2)
+    GameCache(tmp_path, 1e-5).fetch("a", Builder(size=4000))
+    assert sorted(os.listdir(tmp_path)) == [".locks", "a", "notes.txt", "thesis"]
+
+
 def test_what_a_dead_builder_left_is_swept_away(tmp_path: Path) -> None:
     cache = GameCache(tmp_path, 1.0)
     for name, age in (("old", 10_000), ("new", 10)):
