@@ -242,9 +242,9 @@ class PlannedGame(TextGame):
         return super().reset()
 
     def distance_left(self) -> float:
-        """Return the plan's length, relative to the one at the start; 1 without a plan."""
+        """Return the plan's length, relative to the first one that was found; 1 without a plan."""
         length = len(self.plan())
-        self._whole_way = self._whole_way or max(1, length)
+        self._whole_way = self._whole_way or length
         return length / self._whole_way if length else 1.0
 
 

@@ -74,6 +74,13 @@ def test_the_plan_that_shaping_follows_shrinks_by_one_move_with_every_move_of_it
     assert left == pytest.approx([1 - move / len(left) for move in range(len(left))])
 
 
+def test_a_plan_found_only_later_measures_the_way_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, env = build("babaisai", "make_win", 0)
+    plans = iter([[], ["up"] * 33, ["up"] * 11, []])
+    monkeypatch.setattr(env, "plan", lambda: next(plans))
+    assert [env.distance_left() for _ in range(4)] == pytest.approx([1.0, 1.0, 1 / 3, 1.0])
+
+
 def test_missions_about_several_objects_are_refused() -> None:
     with pytest.raises(ConfigError, match="env.shaping needs a mission with one object"):
         play("babyai", "putnext", 0, "random", shaping=0.5)
