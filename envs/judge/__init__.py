@@ -241,6 +241,8 @@ class JudgedEnv(BaseInteractionEnv):
         self.rubric = settings.rubric if isinstance(settings.rubric, Rubric) else read_rubric(settings.rubric)
         self.client = JudgeClient(settings)
         self.deterministic = inner.deterministic and settings.cache is not None
+        self.whole_prompts, self.facts = inner.whole_prompts, inner.facts
+        self.render = getattr(inner, "render", None)
         self._copy_description()
         self._turns: list[dict[str, Any]] = []
         self._failures = 0

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
-from envs.judge import Rubric, read_rubric, read_verdict
+from envs.judge import JudgedEnv, Rubric, read_rubric, read_verdict
 from envs.judge.rubric import quoted
 from envs.loading import build_env_from
+from rollout.workers.worker import make_reply
 from slime_verlog import read_settings
 from tests.cases import some
+from tests.envs.agent.test_agent import options as agent_options
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.judge_server import JudgeServer, Script
@@ -33,7 +35,7 @@ COUNTING = "tests.fixtures.counting_env"
 def build(server: JudgeServer, inner: str = COUNTING, options: dict[str, Any] | None = None, **judge: Any) -> Any:
     settings = {"url": server.url, "rubric": RUBRIC, "backoff_s": 0.01, **judge}
     env = {"inner": inner, "options": options or {"max_length": 1}, "judge": settings}
-    return build_env_from("envs.judge", {"task": "count", "seed": 0}, env)
+    return build_env_from("envs.judge", {"task": "recall" if inner == "envs.recall" else "count", "seed": 0}, env)
 
 
 def play(script: Script, answers: int = 1, **judge: Any) -> tuple[list[Any], JudgeServer]:
@@ -82,6 +84,24 @@ def test_feedback_on_a_tool_result_is_a_separate_message() -> None:
     tool, judge = env.format_observation(observation)
     assert (tool["role"], tool["content"]) == ("tool", "5")
     assert judge == {"role": "user", "content": "A judge says: Look right."}
+
+
+def test_an_agent_that_ends_by_itself_is_judged_though_there_are_no_messages_after_its_end() -> None:
+    with JudgeServer(lambda body, number: GOOD) as server:
+        env = build(server, "envs.agent", agent_options("edits 1"))
+        assert make_reply(env, env.reset()).whole_prompts
+        observation, done, info = env.step("one")
+        reply = make_reply(env, observation, done=done, info=info)
+    assert done and reply.messages == [] and info["metrics"]["judge/score"] == pytest.approx(0.9)
+
+
+def test_the_judged_environment_has_the_facts_and_the_picture_of_the_inner_one() -> None:
+    with JudgeServer(lambda body, number: GOOD) as server:
+        env = build(server, "envs.recall", {"max_steps": 30})
+        env.reset()
+        assert env.facts() == (env.inner.first,) and env.render is None
+        env.inner.render = lambda: "picture"
+        assert JudgedEnv(env.inner, env.settings).render() == "picture"
 
 
 @pytest.mark.parametrize(
