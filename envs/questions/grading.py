@@ -26,6 +26,8 @@ MAX_CHARS = 500
 """Longest answer that is compared as an expression."""
 
 _MARKER = re.compile(r"answer\s{0,3}(?:is\s{0,3})?[:=]", re.IGNORECASE)
+_IGNORED = re.compile(rf"(?![-./][.$]?\d)(?!(?<=\d)[^,_']\d)[{re.escape(string.punctuation)}]")
+"""Punctuation, except in numbers: a sign, point or slash before a digit, and other marks than commas between digits."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -78,14 +80,18 @@ def _last_boxed(text: str, start: int) -> tuple[int, int] | None:
 
 
 def exact(answer: str, question: Question) -> float:
-    """Return 1 if the answer equals a reference, ignoring case, articles, punctuation and white space, else 0."""
+    """Return 1 if the answer equals a reference, ignoring case, articles, punctuation and white space, else 0.
+
+    Not ignored are the signs of numbers, and what would leave nothing to compare, as in the answers `A` and `<`.
+    """
     references = question.answer if isinstance(question.answer, list | tuple) else [question.answer]
     return float(_normal(answer) in {_normal(str(reference)) for reference in references})
 
 
 def _normal(text: str) -> str:
-    kept = "".join(c for c in unicodedata.normalize("NFKC", text).lower() if c not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", kept).split())
+    folded = unicodedata.normalize("NFKC", text).lower().strip()
+    kept = " ".join(_IGNORED.sub("", folded).split())
+    return " ".join(_ARTICLES.sub(" ", kept).split()) or kept or folded
 
 
 def math(answer: str, question: Question) -> float:

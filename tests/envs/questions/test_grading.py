@@ -51,6 +51,27 @@ def test_exact_answers_ignore_case_articles_and_punctuation() -> None:
     assert exact("red ball", Question("q", "blue ball")) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("A", ["a", "(A)", "A."], [".", "the", "an", ""]),
+        ("<", [" < "], [">", "", "a"]),
+        ("+", ["+"], ["-"]),
+        ("-5", ["-5.", "(-5)", "-$5"], ["5"]),
+        ("-.5", ["-.5"], [".5", "-5"]),
+        ("1.5", ["1.5!"], ["15"]),
+        ("1/2", ["$1/2$"], ["12"]),
+        ("2:30", ["2:30"], ["230"]),
+        ("1,000", ["1000", "+1000."], ["1.000"]),
+    ],
+)
+def test_exact_answers_differ_in_the_signs_of_numbers_and_where_nothing_else_is_left(
+    reference: str, right: list[str], wrong: list[str]
+) -> None:
+    assert [exact(answer, Question("q", reference)) for answer in right] == [1.0] * len(right)
+    assert [exact(answer, Question("q", reference)) for answer in wrong] == [0.0] * len(wrong)
+
+
 @pytest.fixture(scope="module")
 def checker() -> Iterator[MathChecker]:
     checker = MathChecker()
