@@ -240,11 +240,19 @@ def read_call(value: Any) -> Call | str:
 
 
 def _checked(call: Call) -> Call | str:
+    flaw = find_flaw([call.name, call.arguments])
+    return f"the call of {short(call.name)} {flaw}" if flaw else call
+
+
+def find_flaw(value: Any) -> str:
+    """Return why a decoded value cannot be written as JSON in UTF-8, or "" if it can."""
     try:
-        f"{call.name}{json.dumps(call.arguments, ensure_ascii=False)}".encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return f"the call of {short(call.name)} holds half of a surrogate pair"
-    return call
+        return "holds half of a surrogate pair"
+    except RecursionError:
+        return "is nested too deep"
+    return ""
 
 
 def short(value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from envs.errors import ToolError
 from envs.loading import import_extra
-from envs.tools.calls import decode_whole, short
+from envs.tools.calls import decode_whole, find_flaw, short
 
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -114,13 +114,14 @@ def convert_texts(arguments: Mapping[str, str], parameters: Mapping[str, Any]) -
     return {key: _converted(value, properties.get(key, {})) for key, value in arguments.items()}
 
 
-def _converted(text: str, schema: Mapping[str, Any]) -> Any:
-    kinds = [option.get("type", []) for option in schema.get("anyOf", [schema])]
+def _converted(text: str, schema: Any) -> Any:
+    options = schema.get("anyOf", [schema]) if isinstance(schema, Mapping) else []
+    kinds = [option.get("type", []) for option in options if isinstance(option, Mapping)]  # a schema may be `true`
     kinds = [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
     if "string" in kinds and not (text == "null" and "null" in kinds):
         return text
     value, error = decode_whole(text)
-    return {"True": True, "False": False, "None": None}.get(text.strip(), text) if error else value
+    return {"True": True, "False": False, "None": None}.get(text.strip(), text) if error or find_flaw(value) else value
 
 
 def _strict(schema: Any) -> Any:

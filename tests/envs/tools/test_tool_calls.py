@@ -44,6 +44,14 @@ def test_markup_calls_keep_their_arguments_as_text() -> None:
     assert find_calls(code).calls[0].arguments == {"code": body}
 
 
+def test_a_call_at_any_depth_of_nesting_is_read_or_explained() -> None:
+    for depth in range(900, 1010):
+        text = '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}</tool_call>"
+        found = find_calls(text)
+        assert found.valid or "nested too deep" in found.errors[0]
+    assert not found.valid
+
+
 @pytest.mark.parametrize("inner", ["<tool_call>", "</tool_call>", "</think>", "<tool_call>{}</tool_call> </function>"])
 @pytest.mark.parametrize("way", ["tags", "tags without an end", "bare", "after reasoning"])
 def test_tags_inside_an_argument_belong_to_the_argument(inner: str, way: str) -> None:

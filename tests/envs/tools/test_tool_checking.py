@@ -113,3 +113,11 @@ def test_what_becomes_unreadable_once_null_is_allowed_is_refused_when_the_tool_i
     parameters = {"type": "object", "properties": properties}
     with pytest.raises(ToolError, match="which is not in them"):
         check_schema({"name": "f", "description": "F.", "parameters": parameters}, "the server")
+
+
+def test_text_from_markup_stays_text_if_it_could_not_be_sent_and_any_legal_schema_converts_it() -> None:
+    check = listed({"a": {"type": "array"}, "b": True, "c": {"anyOf": [True, {"type": "null"}]}})
+    assert check.convert({"a": "[1]", "b": "[2]", "c": "3"}) == {"a": [1], "b": [2], "c": 3}
+    half = check.convert({"a": r'["\ud83d"]'})
+    assert half == {"a": r'["\ud83d"]'} and "is not of type 'array'" in str(check(half))
+    assert check.convert({"a": r'["\ud83d\ude00"]'}) == {"a": ["\U0001f600"]}
