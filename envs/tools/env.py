@@ -257,7 +257,8 @@ class ToolEnv(BaseInteractionEnv):
             return self._invalid(_NO_ANSWER)
         score, words = self._graded(answer)
         self._score = max(self._score, min(score, 1.0))
-        ended = self._grade is None or score >= 1.0 or self._wrong >= self.settings.answer_retries
+        last = self._wrong >= self.settings.answer_retries or self._steps >= self.max_steps
+        ended = last or self._grade is None or score >= 1.0
         self._wrong += 1
         if self._grade is not None and not words:
             words = _RIGHT if score >= 1.0 else _WRONG if ended else f"{_WRONG} {_AGAIN}"

@@ -221,6 +221,11 @@ def test_a_custom_grader_gives_score_and_feedback() -> None:
             started(grader=f"{__name__}:bad_grader").step(answer)
 
 
+def test_a_final_answer_in_the_last_turn_is_paid_though_retries_are_left() -> None:
+    _, done, info = started(grader=f"{__name__}:graded_by_words", answer_retries=2, max_steps=1).step("4")
+    assert done and (info["reward"], info["terminated"], info["truncated"]) == (0.2, True, False)
+
+
 def test_tools_are_shown_by_the_template_or_by_the_prompt() -> None:
     env = started()
     assert [schema["function"]["name"] for schema in env.tools][:2] == ["add", "paint"]
