@@ -174,7 +174,6 @@ class OpenEnvTools(ToolEnv):
         self._server = settings
         self._game: Session | None = None
         self._ended: str | None = None
-        self._earned = 0.0
         self._read, self._ending = make_reader(settings), read_ending(settings)
         known = first_seen(_WHAT, settings)
         if known is None:
@@ -202,7 +201,7 @@ class OpenEnvTools(ToolEnv):
     def reset(self) -> Observation:
         self.close()
         session, outcome = open_session(self._server, self.seed, self._begin)
-        self._ended, self._earned = None, 0.0
+        self._ended = None
         try:
             text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
             self.question, self.mission = Question(text), text
@@ -219,7 +218,6 @@ class OpenEnvTools(ToolEnv):
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         observation, done, info = super().step(response_text)
-        info["progression"] = min(max(self._earned, 0.0), 1.0)
         if self._ended == "truncated":
             info["terminated"], info["truncated"] = False, True
         return observation, done, info
@@ -241,7 +239,6 @@ class OpenEnvTools(ToolEnv):
             outcome = self._game.step({"type": CALL_TOOL, "tool_name": tool, "arguments": arguments})
         except RejectedError as error:
             return _failed(str(error))
-        self._earned += outcome.reward
         if outcome.done:
             self._ended = self._ending(outcome)
         observation, reward = outcome.observation, outcome.reward

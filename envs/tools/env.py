@@ -166,7 +166,7 @@ class ToolEnv(BaseInteractionEnv):
     def reset(self) -> Observation:
         self.close()
         self._steps = self._wrong = 0
-        self._score = 0.0
+        self._score = self._earned = 0.0
         settings = self.settings
         in_prompt = settings.tools_in == "prompt"
         variables = {
@@ -283,7 +283,8 @@ class ToolEnv(BaseInteractionEnv):
         return float(score), str(words or "")
 
     def _info(self, outcome: _Outcome, earned: float, truncated: bool) -> StepInfo:
-        progression = self._score if self._grade is not None else min(max(earned, 0.0), 1.0)
+        self._earned += earned + sum(result.reward for _, result in outcome.results)
+        progression = self._score if self._grade is not None else self._earned
         self._totals["tool_calls"] += len(outcome.results)
         for name, result in outcome.results:
             self._totals.update({f"{name}/{key}": number for key, number in result.metrics.items()})
@@ -294,7 +295,7 @@ class ToolEnv(BaseInteractionEnv):
             "truncated": truncated,
             "valid_action": outcome.valid,
             "executed_action": outcome.executed if outcome.valid else self.default_action,
-            "progression": float(max(progression, 0.0)),
+            "progression": float(min(max(progression, 0.0), 1.0)),
             "action_span": outcome.span if outcome.valid else None,
             "metrics": metrics,
         }

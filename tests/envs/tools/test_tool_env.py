@@ -203,6 +203,15 @@ def test_running_out_of_turns_truncates_and_still_adds_the_tools_rewards() -> No
     assert done and info["truncated"] and not info["terminated"] and info["reward"] == pytest.approx(1.0)
 
 
+def test_without_a_grader_the_progression_is_what_the_tools_paid_in_the_episode() -> None:
+    env = started()
+    assert [env.step(call("pay", amount=amount))[2]["progression"] for amount in (0.25, 0.5)] == [0.25, 0.75]
+    env.step(call("counter", step=1))
+    assert env.step("done")[2]["progression"] == pytest.approx(0.85)
+    env.reset()
+    assert env.step(call("pay", amount=3.0))[2]["progression"] == 1.0
+
+
 def graded_by_words(answer: str, question: Any) -> tuple[float, str]:
     return (1.0, "") if answer == question.answer else (0.2, f"Not {answer}; think of fingers.")
 
