@@ -45,7 +45,7 @@ _WHAT = "tools"
 """What a server with tools must not change; `first_seen` keeps it."""
 _GRACE_S = 5.0
 """Seconds by which a tool's time-out exceeds the session's."""
-_UNUSED = ("actions", "default_action", "vlm", "binary_reward")
+_UNUSED = ("actions", "default_action", "vlm", "binary_reward", "show_time_left")
 """Settings that do not apply to a server with tools."""
 
 

@@ -179,6 +179,12 @@ def test_the_tools_of_an_mcp_environment_are_called_through_steps() -> None:
         assert done and info["terminated"] and info["reward"] == 0.0
 
 
+@pytest.mark.parametrize("key", ["vlm", "binary_reward", "show_time_left"])
+def test_a_setting_that_means_nothing_for_tools_is_refused(key: str) -> None:
+    with TinyServer("tools") as server, pytest.raises(ConfigError, match=f"env.{key}: the server offers tools"):
+        built(server, **{key: True, "max_steps": 5})
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
