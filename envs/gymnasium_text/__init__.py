@@ -72,7 +72,8 @@ class GymnasiumText(TextGame):
         self._read = observation_reader(self.env, settings.describe, settings.text_key)
         self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
-        self._aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
+        aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
+        self._aliases = {key: name for key, name in aliases.items() if name in self.actions}  # env.actions may rename
         default = settings.default_action or _attribute(self.env, "default_action") or next(iter(self.actions), None)
         if default is None:
             raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")

@@ -176,6 +176,14 @@ def test_names_and_aliases_of_actions_may_come_from_a_wrapper() -> None:
         assert (info["executed_action"] if info["valid_action"] else None) == action
 
 
+def test_aliases_of_actions_that_the_settings_rename_are_no_answers() -> None:
+    env = build(id=f"{WORLDS}:Keyed", actions=["left", "step ahead", "wait"])
+    for answer, action in [("j", None), ("k", "step ahead"), ("left", "left")]:
+        env.reset()
+        info = env.step(answer)[2]
+        assert (info["executed_action"] if info["valid_action"] else None) == action
+
+
 @pytest.mark.parametrize(
     ("name", "first", "answers"),
     [
