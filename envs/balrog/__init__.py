@@ -66,7 +66,7 @@ class Balrog(TextGame):
         # TextWorld and Crafter read the seed from the configuration, the others from `reset`.
         self._config["envs"]["env_kwargs"]["seed"] = seed
         self._config["envs"].setdefault("crafter_kwargs", _Config())["seed"] = seed
-        self._config["agent"]["max_image_history"] = int(settings.vlm)
+        self._config["agent"]["max_image_history"] = int(bool(settings.vlm))
         self._random = OwnRandomness(seed)
         self._env: Any = None
         self._steps = 0

@@ -218,9 +218,10 @@ def test_memory_addresses_are_kept_out_of_observations(monkeypatch: pytest.Monke
 
 def test_pictures_come_only_on_request() -> None:
     assert "multi_modal_data" not in build().reset()
-    env = build(vlm=True)
-    assert env.reset()["multi_modal_data"]["image"][0].size == (4, 4)
-    assert env._config.agent.max_image_history == 1
+    for vlm in (True, "only"):
+        env = build(vlm=vlm)
+        assert env.reset()["multi_modal_data"]["image"][0].size == (4, 4)
+        assert env._config.agent.max_image_history == 1
 
 
 def test_options_are_laid_over_the_packages_configuration() -> None:
