@@ -54,7 +54,10 @@ class BabaIsAISettings(GameSettings):
 
 
 class BabaIsAI(PlannedGame):
-    """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed."""
+    """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed.
+
+    That level has all its steps, so only the run's `max_turns` bounds an episode that breaks one rule after another.
+    """
 
     settings: BabaIsAISettings
     settings_model = BabaIsAISettings
@@ -144,7 +147,7 @@ class BabaIsAI(PlannedGame):
     def _next_level(self) -> None:
         """Draw the next level; steps are counted from zero again, as in BALROG."""
         self.world = make_level(self._task, self._rng)
-        self.steps = self._whole_way = 0
+        self.steps = self._turns = self._whole_way = 0
         self._plans.clear()
         if not self._look():
             raise EnvironmentFault(f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level")

@@ -169,6 +169,15 @@ def test_the_level_after_a_broken_you_rule_has_all_its_steps() -> None:
     assert [env.step("idle")[1] for _ in range(5)] == [False] * 4 + [True]
 
 
+def test_the_time_left_is_that_of_the_level_after_a_broken_you_rule() -> None:
+    env = make(max_steps=5, show_time_left=True)
+    env.reset()
+    env.step("idle")
+    shown = [break_you(env)[0], *(env.step("idle")[0] for _ in range(5))]
+    times = [observation["text"]["short_term_context"] for observation in shown]
+    assert times == [f"Time left: {left}%" for left in (100, 80, 60, 40, 20, 0)]
+
+
 @pytest.mark.parametrize("task", ALL_TASKS)
 def test_the_scripted_player_wins_every_task(task: str) -> None:
     for seed in range(10, 13):
