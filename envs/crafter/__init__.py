@@ -68,6 +68,11 @@ class Crafter(TextGame):
             self.instruction_prompt = self.render_prompt()
         return self._frame(reward, len(self.world.unlocked) - len(unlocked))
 
+    def _pay(self, reward: float, valid: bool) -> float:
+        """Pay what `final` owes also if the last answer is invalid; its penalty is charged as well."""
+        final = self.settings.reward == "final"
+        return super()._pay(reward, valid or final) - self.settings.format_penalty * (final and not valid)
+
     def translate(self, candidate: str) -> str | None:
         return translate(candidate, self.steps)
 

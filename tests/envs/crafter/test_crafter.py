@@ -201,6 +201,17 @@ def test_achievements_are_paid_as_they_come_or_all_at_the_end() -> None:
     assert [round(r) for r in paid["native"] if r >= 0.5] == [1 for r in paid["achievements"] if r]
 
 
+def test_the_achievements_paid_at_the_end_are_not_lost_by_an_invalid_last_answer() -> None:
+    for penalty in (0.25, 0.0):
+        env = build(seed=1, reward="final", max_steps=60, format_penalty=penalty)
+        env.reset()
+        for _ in range(59):
+            env.step(crafter.expert_action(env))
+        _, done, info = env.step("what?")
+        assert done and not info["valid_action"]
+        assert info["reward"] == info["metrics"]["achievements"] - penalty > 1
+
+
 def test_presets_decide_penalty_and_length() -> None:
     for preset, reward, limit in (("verlog", -0.1, 10_000), ("balrog", 0.0, 2000)):
         env = build(preset=preset)
