@@ -101,7 +101,9 @@ def start_sandboxed(
 
 def find_program(name: str, path: str, folder: Path) -> str:
     """Return the program's path; one with a slash is looked up in `folder`. Raises ConfigError if it is missing."""
-    found = name if "/" in name and (folder / name).exists() else shutil.which(name, path=path)
+    if "/" in name and (folder / name).exists():
+        return name
+    found = shutil.which(name, path=path) if "/" not in name else None
     if found is None:
         raise ConfigError(f"env.command: program {name!r} was not found next to env.python, in PATH or in env.workdir")
     return found

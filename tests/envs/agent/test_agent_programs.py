@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from envs.agent import AgentEnv, AgentRun, server
+from envs.agent.program import find_program
+from envs.errors import ConfigError
 from envs.loading import build_env_from
 from rollout.errors import EnvironmentFault as PoolFault
 from rollout.spec import EnvSpec
@@ -28,6 +30,20 @@ from tests.fixtures.warm_python import run_python
 from tests.rollout.workers.test_env_pool import config, is_alive
 
 __all__ = ["started"]
+
+
+def test_a_program_with_a_slash_is_looked_up_in_the_folder_in_which_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (here := tmp_path / "here", there := tmp_path / "there"):
+        folder.mkdir()
+    program = there / "prog.sh"
+    program.touch(0o755)
+    assert find_program("./prog.sh", "", there) == "./prog.sh"
+    assert find_program(str(program), "", here) == str(program)
+    monkeypatch.chdir(there)
+    with pytest.raises(ConfigError, match=r"program './prog.sh' was not found"):
+        find_program("./prog.sh", "", here)
 
 
 async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
