@@ -42,7 +42,8 @@ class ReasoningGym(TextGame):
 
     def __init__(self, task: str, seed: int, settings: ReasoningGymSettings) -> None:
         super().__init__(settings)
-        self.task, self.max_steps = task, settings.max_steps or settings.answer_retries + 1
+        attempts = settings.answer_retries + 1
+        self.task, self.max_steps = task, min(settings.max_steps or attempts, attempts)
         self._random = OwnRandomness(seed)
         library = import_extra("reasoning_gym", "reasoning-gym", "reasoning-gym").factory
         with self._random.in_place():

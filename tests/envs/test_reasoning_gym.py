@@ -41,6 +41,11 @@ def test_a_wrong_answer_may_be_corrected() -> None:
     assert env.step(f"ACTION: {env.entry['answer']}")[2]["reward"] == 1.0
 
 
+def test_neither_the_limit_of_steps_nor_that_of_corrections_is_passed() -> None:
+    limits = [build(max_steps=steps, answer_retries=retries).max_steps for steps, retries in ((5, 0), (5, 1), (2, 4))]
+    assert limits == [1, 2, 2]
+
+
 def test_answers_of_several_lines_are_read_whole() -> None:
     env = build("rotate_matrix")
     env.reset()
