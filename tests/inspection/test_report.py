@@ -85,13 +85,14 @@ def test_returns_whose_variance_vanishes_raise_an_alarm(tmp_path: Path) -> None:
     assert alarm["verdict"] == Verdict.ACT and "fell from 0.513 to 0 at 0% success" in alarm["sentence"]
 
 
-def test_sweeps_are_no_updates_and_get_columns_without_alarms(tmp_path: Path) -> None:
-    for setting, words in (("memory.n=1", 20), ("memory.n=2", 90)):
+@pytest.mark.parametrize("key", ["memory.n", "env.max_steps", "env.steps"])
+def test_sweeps_are_no_updates_and_get_columns_without_alarms(tmp_path: Path, key: str) -> None:
+    for setting, words in ((f"{key}=1", 20), (f"{key}=2", 90)):
         _fill(tmp_path, words, 1.0, 1.0, setting)
     report(tmp_path)
     assert not _alarms(tmp_path)
     columns = json.loads((tmp_path / "report.json").read_text())["columns"]
-    assert [column["label"] for column in columns] == ["memory.n=1", "memory.n=2"]
+    assert [column["label"] for column in columns] == [f"{key}=1", f"{key}=2"]
 
 
 def test_several_runs_stand_side_by_side_with_short_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
