@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
             actions=actions,
             max_steps=options.max_steps,
             # Random play needs `length` x `actions` steps on average, more than there are.
-            length=min(options.max_steps, math.ceil(1.4 * options.max_steps / len(actions))),
+            length=max(2, min(options.max_steps, math.ceil(1.4 * options.max_steps / len(actions)))),
             reward=options.reward,
             picture=options.picture,
         )

@@ -26,8 +26,11 @@ def init(*words: str) -> int | str | None:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--reward", "end", "--no-picture"], HOSTILE, ["--actions", "a", "b", "--max-steps", "2"]],
-    ids=["defaults", "end", "hostile", "short"],
+    [
+        *([], ["--reward", "end", "--no-picture"], HOSTILE, ["--actions", "a", "b", "--max-steps", "2"]),
+        ["--actions", *"abcdefg", "--max-steps", "5"],
+    ],
+    ids=["defaults", "end", "hostile", "short", "many actions"],
 )
 def test_what_it_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
