@@ -38,7 +38,9 @@ def expand_runs(runs: Iterable[Path]) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    return sorted({path.parent for name in _ROWS for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")})
+    """The folders with metrics, without those below another, such as the critic of value pretraining."""
+    found = {path.parent for name in _ROWS for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")}
+    return sorted(path for path in found if found.isdisjoint(path.parents))
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:

@@ -135,6 +135,12 @@ def test_a_folder_of_runs_is_expanded_and_told_apart(tmp_path: Path) -> None:
     assert [study["name"] for study in head["studies"]] == ["a/seed_0", "b/seed_0"] and head["episodes"] == []
 
 
+def test_the_critic_of_value_pretraining_is_no_run_of_its_own(tmp_path: Path) -> None:
+    run = write_rows(tmp_path / "seed_0", [{"update": 1, "turn/reward": 1.0}])
+    write_rows(run / "critic", [{"update": 1, "critic/value_loss": 1.0}])
+    assert expand_runs([tmp_path]) == [run]
+
+
 def test_evaluations_beside_training_runs_are_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
