@@ -155,12 +155,12 @@ def _text(value: Any, default: str) -> str:
 
 
 def number(value: Any) -> float | int | None:
-    """Return the number with four significant digits, as JSON can carry it; None for what is not a finite number."""
+    """Return a fraction with four significant digits, as JSON can carry it; None for what is not a finite number."""
     if isinstance(value, int):
         return int(value)
     if not isinstance(value, float) or not math.isfinite(value):
         return None
-    rounded = float(f"{value:.4g}")
+    rounded = value if value.is_integer() else float(f"{value:.4g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
 
 

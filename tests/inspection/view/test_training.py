@@ -141,6 +141,12 @@ def test_the_critic_of_value_pretraining_is_no_run_of_its_own(tmp_path: Path) ->
     assert expand_runs([tmp_path]) == [run]
 
 
+def test_counts_keep_all_their_digits(tmp_path: Path) -> None:
+    row = {"update": 1, "turns": 10496.0, "eval/return": 12345.0, "eval/success": 0.123456}
+    columns = training(write_rows(tmp_path, [row]))["columns"]
+    assert (columns["turns"], columns["eval/return"], columns["eval/success"]) == ([10496], [12345], [0.1235])
+
+
 def test_evaluations_beside_training_runs_are_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
