@@ -162,7 +162,7 @@ def page_path(options: Namespace) -> Path:
     if options.out is not None:
         return options.out
     run = options.runs[0]
-    is_folder = run.is_dir() or not run.suffix  # a followed run may not exist yet
+    is_folder = run.is_dir() or not (run.is_file() or run.suffix in (".jsonl", ".pt"))  # it may not exist yet
     folder = run if is_folder else run.parent
     if len(options.runs) > PAIR:
         return run.parent / "runs.html"

@@ -147,6 +147,14 @@ def test_counts_keep_all_their_digits(tmp_path: Path) -> None:
     assert (columns["turns"], columns["eval/return"], columns["eval/success"]) == ([10496], [12345], [0.1235])
 
 
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("qwen2.5", "qwen2.5/episodes.html"), ("run", "run/episodes.html"), ("a.jsonl", "a.html"), ("1.pt", "1.html")],
+)
+def test_a_followed_folder_that_does_not_exist_yet_may_have_a_dot(tmp_path: Path, name: str, page: str) -> None:
+    assert page_path(view_options(tmp_path / name)) == tmp_path / page
+
+
 def test_evaluations_beside_training_runs_are_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
