@@ -4,6 +4,7 @@ A contrast adds up areas under held-out curves with signs, for example dual_400 
 are paired: each gives one value. The first contrast of a study is the primary one.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,13 +86,15 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     """Decide every contrast at the latest look that its seeds allow; before its first look it has no verdict.
 
     With eight seeds p is at least 2/256, which a correction over several contrasts would put out of reach, so the first
-    of several looks tests the primary contrast alone. What a look has decided stays decided.
+    of several looks tests the primary contrast alone. What a look has decided stays decided, so a seed counts only once
+    all seeds before it are finished.
     """
     found = areas(study, runs)
     looks = LOOKS if len(study.seeds) > min(LOOKS) else {len(study.seeds): sum(LOOKS.values())}
     values: dict[str, list[float]] = {}
-    for name, signs in study.contrasts.items():  # of each seed whose runs are all finished
-        whole = [seed for seed in study.seeds if all(seed in found[variant] for variant in signs)]
+    for name, signs in study.contrasts.items():
+        is_whole = lambda seed, signs=signs: all(seed in found[variant] for variant in signs)
+        whole = itertools.takewhile(is_whole, study.seeds)
         values[name] = [sum(sign * found[variant][seed] for variant, sign in signs.items()) for seed in whole]
     decided: dict[str, Result] = {}
     for look, alpha in looks.items():

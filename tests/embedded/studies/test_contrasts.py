@@ -125,7 +125,14 @@ def test_areas_end_with_the_shortest_run_and_count_from_random_play_to_the_exper
 
 def test_runs_that_are_not_finished_do_not_count() -> None:
     unfinished = [Run(run.variant, run.seed, run.rows, run.seed != 3) for run in runs([0.5] * 8)]
-    assert results(study(), unfinished)[0].verdict.startswith("open: 7 of 8")
+    assert results(study(), unfinished)[0].verdict.startswith("open: 3 of 8")
+
+
+def test_a_seed_that_is_repeated_later_does_not_change_which_seeds_a_look_sees() -> None:
+    whole = runs([0.5] * 3 + [-0.9] + [0.5] * 8)
+    early = [Run(run.variant, run.seed, run.rows, run.seed != 3) for run in whole]
+    assert results(study(), early)[0].verdict == "open: 3 of 8 seeds for its first look"
+    assert results(study(), whole)[0].values[3] == pytest.approx(-0.9)
 
 
 @pytest.mark.parametrize(
