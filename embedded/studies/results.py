@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from embedded.run.record import Row, read_rows
-from embedded.studies.study import DONE, ROWS, Study
+from embedded.studies.study import DONE, ROWS, Study, files_by_seed
 from rollout.play.metrics import mean
 from slime_verlog import ConfigError
 
@@ -77,8 +77,7 @@ def read_runs(folder: Path, study: Study) -> list[Run]:
     """Read all runs in the folder, in the study's order of variants; raises ConfigError if a finished one lost rows."""
     runs = []
     for variant in study.variants:
-        paths = {int(path.parent.name.split("_")[1]): path for path in (folder / variant).glob(f"seed_*/{ROWS}")}
-        for seed, path in sorted(paths.items()):
+        for seed, path in sorted(files_by_seed(folder / variant, ROWS).items()):
             rows, done = read_rows(path), path.with_name(DONE)
             if is_done := done.exists():
                 updates, last = json.loads(done.read_text())["updates"], (rows or [{"update": 0}])[-1]

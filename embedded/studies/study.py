@@ -5,6 +5,7 @@ given twice: for the whole study, and for a variant, whose values win.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from embedded.run.folder import claim, leaves
+from embedded.run.folder import SETTINGS, claim, leaves
 from embedded.run.record import read_rows
 from slime_verlog import ConfigError, Field, Settings, merge, read_settings, read_yaml
 
@@ -200,16 +201,18 @@ def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, kee
     return Plan(study, out, tuple(only or study.variants), keep_policies)
 
 
+def files_by_seed(folder: Path, name: str) -> dict[int, Path]:
+    """Find this file in the runs of a variant; other folders, such as `seed_0_old`, are no runs."""
+    named = [(re.fullmatch(r"seed_(0|[1-9]\d*)", path.parent.name), path) for path in folder.glob(f"*/{name}")]
+    return {int(found[1]): path for found, path in named if found}
+
+
 def left_to_do(plan: Plan) -> list[tuple[str, int]]:
-    """List the runs that are not finished; raises ConfigError if a folder holds a run with other settings."""
-    left = []
-    for variant, seed in plan.runs():
-        folder = plan.run_folder(variant, seed)
-        if folder.exists():
-            claim(folder, plan.settings(variant, seed))
-        if not (folder / DONE).exists():
-            left.append((variant, seed))
-    return left
+    """List the runs that are not finished; raises ConfigError if the table would have a run with other settings."""
+    for variant in plan.study.variants:
+        for seed, path in files_by_seed(plan.folder / variant, SETTINGS).items():
+            claim(path.parent, plan.settings(variant, seed))
+    return [run for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
 
 
 def overview(plan: Plan) -> str:

@@ -12,11 +12,12 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
+from embedded.run.folder import claim
 from embedded.run.record import read_rows
 from embedded.studies.report import plot, table, table_lines, write_csv
 from embedded.studies.results import Run, read_csv, read_runs
 from embedded.studies.run import main, run_study
-from embedded.studies.study import Plan, Study, Variant
+from embedded.studies.study import Plan, Study, Variant, left_to_do
 from rollout.errors import ConfigError
 from slime_verlog import read_settings
 
@@ -107,3 +108,23 @@ def test_a_finished_run_that_lost_rows_is_refused(tmp_path: Path, kept: int, upd
         (folder / "done.json").write_text('{"updates": 3, "turns": 24.0}')
     with pytest.raises(ConfigError, match=rf"rows.jsonl ends at update {update} of .*: delete .*seed_0 and"):
         read_runs(tmp_path, study)
+
+
+def test_folders_beside_the_runs_are_no_runs(tmp_path: Path) -> None:
+    for name, update in (("seed_0", 5), ("seed_0_old", 1), ("seed_backup", 2), ("seed_00", 3)):
+        (tmp_path / "v" / name).mkdir(parents=True)
+        (tmp_path / "v" / name / "rows.jsonl").write_text(f'{{"update": {update}}}\n')
+    (run,) = read_runs(tmp_path, Study(question="Which?", variants={"v": Variant()}))
+    assert (run.seed, run.rows) == (0, [{"update": 5}])
+
+
+def test_runs_outside_of_the_plan_must_have_its_settings_too(small: dict[str, Any], tmp_path: Path) -> None:
+    study = read_settings(Study, {**small, "variants": {"v": {}, "w": {}}})
+    for variant in ("v", "w"):
+        folder = Plan(study, tmp_path, (variant,)).run_folder(variant, 0)
+        folder.mkdir(parents=True)
+        claim(folder, Plan(study, tmp_path, (variant,)).settings(variant, 0))
+    more = study.model_copy(update={"seeds": (1,)})
+    assert left_to_do(Plan(more, tmp_path, ("v",))) == [("v", 1)]
+    with pytest.raises(ConfigError, match=r"seed_0 holds a run with other settings: flags.num_rollout is 2 there"):
+        left_to_do(Plan(more.model_copy(update={"updates": 9}), tmp_path, ("v",)))
