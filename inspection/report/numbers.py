@@ -15,7 +15,7 @@ import random
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,10 +205,10 @@ def _failures(played: Played) -> dict[str, Value]:
     median = statistics.median(len(episode.turns) for episode in episodes)
     early = [e for e in episodes if e.stop == "terminated" and not e.success and len(e.turns) < median / 4]
     return {
-        "success": _mean([float(episode.success) for episode in episodes]),
-        "mean_return": _mean([episode.episode_return for episode in episodes]),
-        "mean_progression": _mean([episode.progression for episode in episodes]),
-        "mean_turns": _mean([float(len(episode.turns)) for episode in episodes]),
+        "success": _mean(episodes, lambda episode: episode.success),
+        "mean_return": _mean(episodes, lambda episode: episode.episode_return),
+        "mean_progression": _mean(episodes, lambda episode: episode.progression),
+        "mean_turns": _mean(episodes, lambda episode: len(episode.turns)),
         "equal_returns": _equal_returns(episodes),
         "lost_environment": _share(sum(e.fault is not None or e.stop == "failed" for e in episodes), n),
         "out_of_time": _share(sum(stops[stop] for stop in _OUT_OF_TIME), n),
@@ -224,14 +224,9 @@ def _equal_returns(episodes: Sequence[Episode]) -> Value:
 
     Those that were always won count as unequal: they are solved, which is no reason to worry.
     """
-    starts: dict[tuple[str, str], list[Episode]] = defaultdict(list)
-    tasks: dict[str, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        if episode.fault is None:
-            starts[(episode.task, str(episode.seed))].append(episode)
-            tasks[episode.task].append(episode)
-    for name, groups in (("starts", starts), ("tasks", tasks)):
-        repeated = [group for group in groups.values() if len(group) > 1]
+    played = [episode for episode in episodes if episode.fault is None]
+    for name, groups in (("starts", _groups(played)), ("tasks", _groups(played, lambda episode: episode.task))):
+        repeated = [group for group in groups if len(group) > 1]
         if repeated:
             unsolved = [[e.episode_return for e in group] for group in repeated if not all(e.success for e in group)]
             equal = sum(max(returns) - min(returns) < 1e-9 for returns in unsolved)
@@ -243,18 +238,31 @@ def _share(count: int, total: int, otherwise: str = "no turns") -> Value:
     return Value(count / total if total else None, "" if total else otherwise)
 
 
-def _mean(values: Sequence[float]) -> Value:
+def _start(episode: Episode) -> Hashable:
+    return episode.task, id(episode) if episode.seed is None else str(episode.seed)
+
+
+def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable] = _start) -> list[list[Episode]]:
+    """Collect the episodes with the same key; by default the repeats of a seed, which are not independent."""
+    found: dict[Hashable, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        found[key(episode)].append(episode)
+    return list(found.values())
+
+
+def _mean(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> Value:
+    values = [statistics.fmean(map(of, repeats)) for repeats in _groups(episodes)]
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
     return Value(statistics.fmean(values), error=error)
 
 
 def _ratio_error(episodes: Sequence[Episode]) -> float | None:
-    """Standard error of valid turns / turns, with whole episodes as the unit (linearised ratio estimator)."""
-    turns, n = sum(len(episode.turns) for episode in episodes), len(episodes)
+    """Standard error of valid turns / turns, with the repeats of a seed as the unit (linearised ratio estimator)."""
+    units = [(sum(e.valid for e in group), sum(len(e.turns) for e in group)) for group in _groups(episodes)]
+    (valid, turns), n = map(sum, zip(*units, strict=True)), len(units)
     if n < 2 or not turns:
         return None
-    ratio = sum(episode.valid for episode in episodes) / turns
-    return (sum((e.valid - ratio * len(e.turns)) ** 2 for e in episodes) * n / (n - 1)) ** 0.5 / turns
+    return (sum((v - valid / turns * t) ** 2 for v, t in units) * n / (n - 1)) ** 0.5 / turns
 
 
 def entropy(counts: Counter[Any]) -> float:
