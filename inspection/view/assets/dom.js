@@ -77,6 +77,19 @@ const mean = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) 
 /** The standard error of a share of n: binomial, as on the console; null for fewer than two. */
 const shareError = (p, n) => (p === null || n < 2 ? null : Math.sqrt((p * (1 - p)) / n));
 
+/** The mean of a number over the repeats of each task and seed, which are not independent; null counts as missing. */
+function seedMeans(rows, numberOf) {
+  const found = new Map();
+  rows.forEach((row, i) => {
+    const key = JSON.stringify([row.task, row.seed ?? { i }]);
+    const number = numberOf(row) ?? null;
+    if (number !== null) found.set(key, [...(found.get(key) || []), number]);
+  });
+  return new Map([...found].map(([key, numbers]) => [key, mean(numbers)]));
+}
+
+const wonOf = (row) => (row.success === null ? null : row.success ? 1 : 0);
+
 /** The standard error of a mean; null for fewer than two values. */
 function standardError(values) {
   if (values.length < 2) return null;

@@ -3,16 +3,18 @@
 function statistics(rows) {
   // The sample of training holds chosen parts of episodes, so it tells nothing about the share that is won.
   const sampled = rows.every((row) => row.player === TRAINING);
-  const known = sampled ? [] : rows.filter((row) => row.success !== null).map((row) => (row.success ? 1 : 0));
+  const known = sampled ? [] : rows.map(wonOf).filter((x) => x !== null);
   const numbers = (key) => rows.map((row) => row[key]).filter((x) => x !== null && x !== undefined);
-  const win = mean(known);
+  const wins = [...seedMeans(sampled ? [] : rows, wonOf).values()];
+  const returns = [...seedMeans(rows, (row) => row.return).values()];
+  const win = mean(wins);
   return {
     n: rows.length,
     sampled: sampled && rows.length > 0,
     win,
-    winError: shareError(win, known.length),
-    return: mean(numbers("return")),
-    returnError: standardError(numbers("return")),
+    winError: wins.length < known.length ? standardError(wins) : shareError(win, known.length),
+    return: mean(returns),
+    returnError: standardError(returns),
     progression: sampled ? null : mean(numbers("progression")),
     turns: mean(numbers("turns")),
     valid: weightedValid(rows),
@@ -120,13 +122,15 @@ function pairLegend() {
   const { update } = latest(pairs.map(firstRow));
   const both = pairs.filter((entry) => entry.rows.every((row) => row.success !== null) && (update === null || firstRow(entry).update === update));
   if (!both.length) return h("div", { class: "muted" }, lines);
-  const differences = both.map(({ rows: [a, b] }) => (b.success ? 1 : 0) - (a.success ? 1 : 0));
+  const [before, after] = [0, 1].map((run) => seedMeans(both.map((entry) => entry.rows[run]), wonOf));
+  const differences = [...before].map(([seed, won]) => after.get(seed) - won);
   const m = mean(differences);
   const points = `${m > 0 ? "+" : ""}${withError(m, standardError(differences))}`.replace("-", "−").replace(" %", " points");
-  const alone = [1, -1].map((side) => differences.filter((d) => d === side).length);
+  const alone = [1, -1].map((side) => differences.filter((d) => d * side > 0).length);
+  const words = differences.length < both.length ? ["B won more often", "A"] : ["only B won", "only A"];
   const [a, b] = both[0].rows.map((row) => row.update);
   const when = update === null ? "" : a === b ? ` at update ${a}` : ` at update ${a} of A and ${b} of B`;
-  const text = `Win rate${when}, B − A: ${points} (standard error), over ${plural(both.length, "pair")} with the same task and seed: only B won ${count(alone[0])}, only A ${count(alone[1])}`;
+  const text = `Win rate${when}, B − A: ${points} (standard error), over ${plural(differences.length, "pair")} with the same task and seed: ${words[0]} ${count(alone[0])}, ${words[1]} ${count(alone[1])}`;
   return h("div", { class: "muted" }, lines, h("p", { class: "difference" }, text));
 }
 

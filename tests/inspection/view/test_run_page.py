@@ -184,6 +184,18 @@ def test_a_comparison_of_two_runs_is_about_their_last_update(browser: Browser, t
     assert browser.text(".runs").count("10 updates") == 2 and browser.complaints == []
 
 
+def test_the_repeats_of_a_seed_count_as_one_in_standard_errors(browser: Browser, tmp_path: Path) -> None:
+    for name, always in (("a", 5), ("b", 7)):
+        episodes = [invented_episode(k, success=k < always, **{"return": float(k < always)}) for k in range(10)] * 4
+        write_run(tmp_path / name, episodes)
+    write_once(view_options(tmp_path / "a", tmp_path / "b"))
+    browser.open(tmp_path / "a" / "compare.html")
+    assert "50.0 ± 16.7 % won" in browser.text("#strip") and "0.50 ± 0.17" in browser.text(".summary")
+    said = browser.text(".difference")
+    assert "+20.0 ± 13.3 points (standard error), over 10 pairs" in said
+    assert said.endswith("B won more often 2, A 0") and browser.complaints == []
+
+
 def test_runs_that_ended_at_different_updates_are_compared_at_their_last_evaluations(
     browser: Browser, tmp_path: Path
 ) -> None:
