@@ -27,6 +27,8 @@ SCHEMA_VERSION = "ATIF-v1.6"
 NOTES = "With a memory window, a prompt shows only some earlier steps; prompt_token_ids (if recorded) are what was sent"
 _ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "setting", "stop", "metrics")
 _STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason", "notes", "summary")
+_AGENT_KEYS = ("name", "reasoning_content", "tool_calls")
+"""Keys of an agent program's messages; calls have arguments of any type, so no columns of parquet."""
 _RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
 
 SaveImage = Callable[[str, str], str]
@@ -168,6 +170,10 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, schema_of: Call
     with replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         rows = iter(rows)
         while group := list(itertools.islice(rows, 100)):  # the rows that are in memory at once
+            for row in group:
+                if any(key in message for message in row.get("messages", ()) for key in _AGENT_KEYS):
+                    where = f"task {row['metadata']['task']}, seed {row['metadata']['seed']}"
+                    raise ConfigError(f"{where} has an agent's calls or reasoning in a prompt; use --format jsonl")
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
             count += len(group)
     return count
@@ -246,7 +252,7 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
             row = []
             for place, message in enumerate([*shown, {"role": "assistant", "content": chain[-1]["response"]}]):
                 mask = int(message["role"] != "assistant" or place in trained)
-                kept = {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}
+                kept = {k: message[k] for k in ("role", "content", "tool_call_id", *_AGENT_KEYS) if k in message}
                 row.append({**kept, "step_loss_mask": mask})
             yield {
                 "messages": row,

@@ -70,6 +70,27 @@ def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_pa
     assert (whole["metadata"]["turn"], whole["metadata"]["turns"]) == (0, 3)
 
 
+def test_the_calls_in_an_agents_prompts_are_kept_and_refused_in_parquet(tmp_path: Path) -> None:
+    call = {"id": "c00000000", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    messages = [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": "", "reasoning_content": "So.", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "c00000000", "name": "add"},
+    ]
+    episode = {**invented_episode(turns=2), "messages": messages}
+    episode["story"][0] |= {"prompt": [0], "response": '<tool_call>{"name": "add"}</tool_call>'}
+    episode["story"][1] |= {"prompt": [0, 1, 2], "response": "4"}
+    write_run(tmp_path, [episode])
+    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl") is None
+    first, second = rows(tmp_path / "rows.jsonl")
+    assert first["messages"][-1]["content"].startswith("<tool_call>")
+    assert second["messages"][:-1] == [m | {"step_loss_mask": int(m["role"] != "assistant")} for m in messages]
+    pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
+    said = export(tmp_path, "--format", "parquet", "--out", tmp_path / "rows.parquet")
+    assert said is not None and "seed 7 has an agent's calls or reasoning in a prompt; use --format jsonl" in said
+    assert not (tmp_path / "rows.parquet").exists()
+
+
 @pytest.mark.parametrize("text", ["", '{"messages": []'])
 def test_a_file_without_episodes_is_said_to_have_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "episodes.jsonl").write_text(text)
