@@ -35,7 +35,8 @@ from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import AGENT_ID, Workspace
 
 _FILES = Path(__file__).with_name("judge")
-_SETTINGS = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+_SETTINGS = ("conftest.py", "pyproject.toml", "tox.ini", "setup.cfg", "pytest.ini", ".pytest.ini")
+_SETTINGS += ("pytest.toml", ".pytest.toml")
 _SEARCHED = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PERL5LIB", "PERL5OPT", "RUBYLIB", "PYTHONHOME", "NODE_OPTIONS")
 """Variables with folders from which every program loads code first."""
 _GIT = {
@@ -71,7 +72,7 @@ def find_unfinished(pipe: int) -> str:
     told = b""
     while len(told) < _MAX_REPORTED and (data := os.read(pipe, _MAX_REPORTED)):
         told += data
-    words = [line.split() for line in told.split(b"\n") if line]
+    words = [line.split() for line in told.split(b"\n") if line.strip()]
     ended = {hashlib.sha256(line[1]).hexdigest().encode() for line in words if line[0] == b"end" and len(line) == 2}
     if any(line[0] == b"begin" and not ended.issuperset(line[1:]) for line in words):
         return "a process of the tests ended before its tests did"

@@ -6,6 +6,8 @@
 4. The reward file counts only if the tests ended by themselves, within their limits, and pytest came to its end.
 """
 
+import errno
+import itertools
 import json
 import math
 import os
@@ -20,11 +22,18 @@ from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import copy_tree, give_to_agent, open_plain, remove_tree
 
+_MAX_LOOKS = 1_000_000
+"""Path components that are looked up before links are too many to check, which takes half a minute or so."""
+
 
 def find_link_to_tests(tree: Path, task: HarborTask) -> str:
     """A sentence about a link of the agent that leads to files of the tests, or to a folder above them."""
 
+    looks = itertools.count()
+
     def file_of(path: PurePosixPath) -> Path:
+        if next(looks) > _MAX_LOOKS:
+            raise OSError(errno.ELOOP, "the agent left too many links")
         return outside(tree, task.places, str(path)) or (task.root or Path("/")) / str(path).lstrip("/")
 
     for place in task.places:

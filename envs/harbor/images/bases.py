@@ -66,6 +66,7 @@ def apply_changes(changes: Path, tree: Path) -> None:
             if opaque or target.is_symlink() or not target.is_dir():
                 _remove(target)
                 target.mkdir()
+            os.chmod(entry.path, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)  # Go's module cache is read-only
             apply_changes(Path(entry.path), target)
             give_to_agent(target)
             target.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXU)

@@ -58,7 +58,7 @@ def run_in_image(
     given = {"APT_CONFIG": _APT, **variables}
     mounted = ["sh", "-c", f'{shlex.join(mount)} && exec "$@"', "sh", *_image_layer(tree, folder, given)]
     limited = ["prlimit", f"--nproc={limits.processes}", f"--fsize={limits.file_mb << 20}", "--core=0", "--"]
-    command = [*_machine_layer(tree, work), *limited, *as_root, *mounted, *argv]
+    command = [*_machine_layer(tree, work), *as_root, *limited, *mounted, *argv]
     return supervise(command, limits, work / "upper")
 
 

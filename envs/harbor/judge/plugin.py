@@ -15,7 +15,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     file = str(getattr(config, "inipath", None) or "")
-    if file and is_agents(file) and getattr(config, "inicfg", None) and file not in SHIPPED:
+    if file and is_agents(file) and vars(config).get("_inicfg", vars(config).get("inicfg")) and file not in SHIPPED:
         raise pytest.UsageError(file + " was written by the agent")
 
 

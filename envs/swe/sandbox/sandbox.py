@@ -79,7 +79,9 @@ class Sandbox:
             # The image may lack these tools, so they are taken from this machine before the image becomes the root.
             inner = [bwrap, *user, "--die-with-parent", "--dev-bind", _IMAGE, "/", "--chdir", self.folder]
             own_user = [] if drop else ["--unshare-user"]
-            layers = [*outer, *own_user, *self._image_mounts(self.root), *drop, *self._limits(), *inner]
+            # Processes are counted per user and namespace: without one, all sandboxes of AGENT_ID would share a limit.
+            alone = [bwrap, "--unshare-user", "--die-with-parent", "--dev-bind", "/", "/"] if drop else []
+            layers = [*outer, *own_user, *self._image_mounts(self.root), *drop, *alone, *self._limits(), *inner]
             return [*layers, *self._variables(), *argv]
         outer += self._mounts()
         second = [bwrap, *user, "--die-with-parent", "--dev-bind", "/", "/"]

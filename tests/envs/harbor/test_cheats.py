@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
+from envs.harbor.machine import find_unfinished
 from tests.cases import some
 from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_image, make_task, play, run, start
 
@@ -192,3 +193,18 @@ def test_a_link_of_an_image_in_place_of_a_folder_is_refused(tmp_path: Path, link
     with pytest.raises(ConfigError, match=f"/{link}.* a link"):
         start(tmp_path / "tasks", rootfs=str(image), writable=["/home/me"])
     assert sorted(path.name for path in secret.rglob("*")) == ["agent", "artifacts"]
+
+
+def test_links_that_take_too_long_to_check_pay_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.harbor.verifier._MAX_LOOKS", 2_000)
+    make_task(tmp_path)
+    chain = "mkdir a; p=$(printf 'a/../%.0s' {1..200}); for i in {1..30}; do ln -s ${p}l$((i + 1)) l$i; done"
+    env, info, _ = play(tmp_path, f"echo 42 > answer.txt; {chain}")
+    assert info["reward"] == 0.0 and env.verdict is not None
+    assert "cannot be checked (the agent left too many links)" in env.verdict.reason
+
+
+def test_words_that_no_judge_says_are_no_words(tmp_path: Path) -> None:
+    (tmp_path / "said").write_bytes(b"begin 1\n \n\n\t\n")
+    with open(tmp_path / "said", "rb") as said:
+        assert find_unfinished(said.fileno()) == "a process of the tests ended before its tests did"

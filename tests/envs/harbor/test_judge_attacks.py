@@ -125,10 +125,17 @@ def test_settings_of_pytest_that_the_agent_wrote_pay_nothing(tmp_path: Path, tes
     assert reward == 0.0, said
 
 
-def test_settings_that_the_task_brings_are_obeyed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pytest.ini", "[pytest]\npython_functions = check_*\nfilterwarnings =\n  error\n  ignore:The configuration option\n"),
+        ("pytest.toml", "[pytest]\npython_functions = ['check_*']\n"),
+    ],
+)
+def test_settings_that_the_task_brings_are_obeyed(tmp_path: Path, name: str, text: str) -> None:
     files = {
         "environment/app/conftest.py": "import pytest\n\n@pytest.fixture\ndef right():\n    return 42\n",
-        "environment/app/pytest.ini": "[pytest]\npython_functions = check_*\n",
+        f"environment/app/{name}": text,
         "tests/test_it.py": "import solution\n\n\ndef check_it(right):\n    assert solution.answer() == right\n",
     }
     make_task(tmp_path, test=COPIED, files=files, dockerfile=DOCKERFILE + "COPY app /app\n")

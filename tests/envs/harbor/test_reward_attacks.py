@@ -42,6 +42,26 @@ def test_a_process_that_stays_behind_does_not_write_the_reward(
 
 
 @pytest.mark.parametrize(
+    "script",
+    [
+        'OUT=/logs/verifier/reward.txt\n{check}\necho $pays > "$OUT"',
+        "{check}\ncd /logs/verifier\necho $pays > reward.txt",
+        "{check}\n( echo $pays ) > /logs/verifier/reward.txt",
+        "f() {{ echo $pays >> $1; }}\n{check}\nf /logs/verifier/reward.txt",
+        "out() {{ echo $pays > /logs/verifier/reward.txt; }}\n{check}\nout",
+    ],
+    ids=["variable", "folder", "subshell", "appending function", "function"],
+)
+def test_the_script_may_name_the_reward_file_in_other_ways(tmp_path: Path, script: str) -> None:
+    check = "python3 /tests/test_it.py && pays=1 || pays=0"
+    tests = (script.format(check=check), {"tests/test_it.py": CHECK_RUNS})
+    write = REWRITE.replace("'w'", "'r+'")  # the daemon writes over what is there
+    write = f"os.path.exists('/logs/verifier/reward.txt') and {write}"
+    reward, said = episode(tmp_path, tests, {"solution.py": WITH_DAEMON.format(write=write)})
+    assert reward == 0.0, said
+
+
+@pytest.mark.parametrize(
     ("prints", "planted"),
     [
         ("sys.stdout.write('0'); sys.stdout.flush()", "1"),

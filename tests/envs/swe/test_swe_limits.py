@@ -1,6 +1,7 @@
 """Bombs against the sandbox's limits: memory and disk space that no folder and no process's size shows."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.seccomp import REFUSED, REFUSED_INSIDE
 from envs.swe.sandbox.supervise import Limits, Outcome
+from tests.envs.harbor.task_folders import make_image
 
 LIMITS = Limits(seconds=20, memory_mb=128, processes=40, file_mb=32, tree_mb=32, tmp_mb=64, output_mb=2)
 
@@ -329,3 +331,19 @@ for flag in (0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers of system calls are those of x86_64")
     assert python(tree, code).output == "-1 EPERM\n" * 7
+
+
+@pytest.mark.parametrize("has_image", [False, True])
+def test_sandboxes_side_by_side_do_not_share_their_number_of_processes(tmp_path: Path, has_image: bool) -> None:
+    image = make_image(tmp_path / "image", "bash", "sleep") if has_image else None
+    limits = replace(LIMITS, processes=20)
+
+    def start(number: int) -> Outcome:
+        tree = tmp_path / str(number)
+        (tree / "testbed").mkdir(parents=True)
+        command = "for i in {1..8}; do sleep 2 & done; wait"
+        return Sandbox(tree, limits=limits, root=image).run(["bash", "-c", command])
+
+    with ThreadPoolExecutor(4) as at_once:
+        outcomes = list(at_once.map(start, range(4)))
+    assert [(found.returncode, found.output) for found in outcomes] == [(0, "")] * 4
