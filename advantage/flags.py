@@ -38,6 +38,7 @@ class AdvantageFlags:
     use_opd: bool = False
     use_opsm: bool = False
     use_tis: bool = False
+    get_mismatch_metrics: bool = False
     eps_clip: float = 0.2
     eps_clip_high: float | None = None
     eps_clip_c: float | None = None
@@ -164,8 +165,9 @@ def check_dis(flags: AdvantageFlags) -> None:
     """Raise FlagError for flags under which DIS would be another loss than its definition."""
     if flags.use_opsm:
         raise FlagError("policy_loss: dis and --use-opsm would both mask by the same ratio; leave one of them out")
-    if flags.use_tis:
-        raise FlagError("policy_loss: dis and --use-tis would weigh the same ratio twice; leave one of them out")
+    for flag, given in (("--use-tis", flags.use_tis), ("--get-mismatch-metrics", flags.get_mismatch_metrics)):
+        if given:  # slime weighs the loss by its --custom-tis-function-path under both
+            raise FlagError(f"policy_loss: dis and {flag} would weigh the same ratio twice; leave one of them out")
     if not flags.use_rollout_logprobs:
         raise FlagError(
             "policy_loss: dis compares with the weights that played each token: give --use-rollout-logprobs"

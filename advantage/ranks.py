@@ -51,9 +51,7 @@ class Group:
         """Choose the device from which this group sends tensors; `x` is what the rank has to send, if anything."""
         if self.handle is None or str(dist.get_backend(self.handle)) == "gloo":
             return torch.device("cpu")
-        if x is not None and x.numel():
-            return x.device
-        return torch.device("cuda", torch.cuda.current_device())
+        return x.device if x is not None and x.is_cuda else torch.device("cuda", torch.cuda.current_device())
 
 
 @dataclass(frozen=True)

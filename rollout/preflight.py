@@ -175,6 +175,16 @@ def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable
     return look
 
 
+def check_whitening(args: Any) -> None:
+    """Raise ConfigError if slime whitens our advantages by slices of a sequence, which only the patch would mend."""
+    ours = str(args.custom_advantage_function_path).startswith("advantage.")
+    if ours and args.normalize_advantages and args.context_parallel_size > 1 and not find_framework().whitens_all_ranks:
+        raise ConfigError(
+            "this slime whitens each slice of a sequence separately: leave out --normalize-advantages, or give "
+            "--context-parallel-size 1"
+        )
+
+
 @command()
 def main() -> None:
     """Print the verdict; exit with status 1 and a sentence on stderr if training must not start."""
@@ -192,6 +202,8 @@ def main() -> None:
         check_start_weights(args)
         if installs_advantages(args):
             find_framework()
+        else:
+            check_whitening(args)
         warnings = flags_without_effect(args, {word.partition("=")[0] for word in sys.argv[1:]})
     for warning in [*notes, *warnings]:
         print(f"warning: {warning}", file=sys.stderr)

@@ -64,8 +64,9 @@ resume_arguments() {
   fi
   [ "$actor$critic" = -1-1 ] || note_lost_steps "$step" "$actor" "$critic"
   ROLES_FILE=$RUN_DIR/roles.yaml
+  local quote="'"
   ROLES_TEXT="megatron:
-  - {name: default, role: critic, overrides: {lr: ${CRITIC_LR:-1.0e-5}, load: $critic_load, save: $CRITIC_DIR$resumed}}"
+  - {name: default, role: critic, overrides: {lr: ${CRITIC_LR:-1.0e-5}, load: '${critic_load//$quote/$quote$quote}', save: '${CRITIC_DIR//$quote/$quote$quote}'$resumed}}"
   [ -n "$FLAT" ] || printf '%s\n' "$ROLES_TEXT" > "$ROLES_FILE"
   CKPT_ARGS=(
     --hf-checkpoint "$HF_CHECKPOINT"

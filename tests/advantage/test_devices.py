@@ -68,3 +68,10 @@ def test_the_value_loss_is_weighed_there() -> None:
         weighted = weigh_first_tokens(lambda args, batch, logits, reduce: (reduce(logits), {}))
         total, _ = weighted(Namespace(value_first_token_weight=3.0), data, losses, lambda x: x.sum())
         assert total.device == ELSEWHERE
+
+
+def test_what_nccl_sends_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_backend", lambda handle: "nccl")
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+    for rows in (torch.zeros(2, 7), torch.zeros(0, 7), None):
+        assert Group(0, 2, object()).device_like(rows) == torch.device("cuda", 3)

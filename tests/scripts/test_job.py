@@ -117,6 +117,14 @@ def test_a_dry_run_writes_only_into_the_folder_that_it_names(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "roles.yaml"]
 
 
+def test_the_critics_folders_may_have_any_name(tmp_path: Path) -> None:
+    out = tmp_path / "it's, a #1: folder"
+    bash("bash scripts/run_babyai.sh --dry-run", SLIME_PATH=str(tmp_path / "none"), OUTPUT=str(out))
+    (written,) = out.rglob("roles.yaml")
+    (role,) = yaml.safe_load(written.read_text())["megatron"]
+    assert role["overrides"]["save"] == str(written.parent / "critic"), role
+
+
 def test_an_output_folder_that_cannot_be_written_ends_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = bash("bash scripts/run_babyai.sh --dry-run", OUTPUT=str(tmp_path / "file"))

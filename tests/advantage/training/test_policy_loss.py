@@ -171,6 +171,7 @@ ALLOWED = AdvantageFlags(use_rollout_logprobs=True, eps_clip=0.3, eps_clip_high=
         ({"use_rollout_logprobs": False}, "--use-rollout-logprobs"),
         ({"use_opsm": True}, "--use-opsm would both mask"),
         ({"use_tis": True}, "--use-tis would weigh the same ratio twice"),
+        ({"get_mismatch_metrics": True}, "--get-mismatch-metrics would weigh the same ratio twice"),
         ({"eps_clip_high": None}, "--eps-clip-high, which must be given"),
         ({"eps_clip_high": 0.3}, "--eps-clip-high, which must be given"),
         ({"eps_clip": 1.2}, "--eps-clip of at most 1"),
