@@ -55,7 +55,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     batch.staleness = source.staleness(batch.segments, rollout_id)
     answers = (turn.generation for segment in batch.segments for turn in segment.turns)
     age = source.clock.token_staleness(answers, rollout_id)
-    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness)
+    tasks = len(source.tasks)
+    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness, tasks)
     batch.metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(batch.masked)}
     batch.metrics["rollout/slots_at_limit"] = stood_s / (load.engine.seconds or 1.0)
     batch.metrics |= {"rollout/stale_wait_s": batch.waited_s, **({} if age is None else {"turn/token_staleness": age})}

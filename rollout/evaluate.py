@@ -98,7 +98,7 @@ async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = 
     turns, transcript = list[Turn](), Transcript()
 
     async def start() -> Episode:
-        episode = await open_episode(runtime, spec)
+        episode = await open_episode(runtime, spec, runtime.flags.eval_max_response_len)
         episode.max_turns, transcript.tools = episode.session.turn_limit, episode.reply.tools
         return episode
 

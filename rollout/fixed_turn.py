@@ -118,7 +118,9 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     faults, load = runtime.fault_counts() - faults, measured()
     warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id)
-    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness)
+    batch.metrics = await asyncio.to_thread(
+        batch_metrics, batch.segments, faults, load, batch.staleness, len(source.tasks)
+    )
     return batch
 
 

@@ -116,12 +116,15 @@ class RolloutFlags:
         context = self.rollout_max_context_len
         return context is None or prompt_tokens + (most or self.rollout_max_response_len) <= context
 
-    def check_first_prompt(self, task: str, tokens: int, memory: MemorySettings | None) -> None:
+    def check_first_prompt(
+        self, task: str, tokens: int, memory: MemorySettings | None, most: int | None = None
+    ) -> None:
         """Raise ConfigError if a task's first prompt does not fit into the context, or not into `memory.budget`."""
         first = f"the first prompt of task {task!r} has {tokens} tokens"
-        if not self.fits(tokens):
+        if not self.fits(tokens, most):
+            given = f"{'eval' if most else 'rollout'}-max-response-len {most or self.rollout_max_response_len}"
             raise ConfigError(
-                f"{first}; with --rollout-max-response-len {self.rollout_max_response_len} it does not fit: raise "
+                f"{first}; with --{given} it does not fit: raise "
                 "--rollout-max-context-len (and --rollout-max-prompt-len)"
             )
         if memory is not None and memory.kind == "notes" and tokens > memory.budget:

@@ -37,18 +37,20 @@ ABORT_PAUSE_S = 0.2
 class Episode:
     """An episode between two turns: `prompt` is the next prompt, `stop` says why the episode ended (None: it runs)."""
 
-    def __init__(self, spec: EpisodeSpec, session: EnvSession, encoder: DeltaEncoder, runtime: Runtime) -> None:
+    def __init__(
+        self, spec: EpisodeSpec, session: EnvSession, encoder: DeltaEncoder, runtime: Runtime, response_len: int | None
+    ) -> None:
         self.spec = spec
         self.session = session
         self.encoder = encoder
         self.runtime = runtime
+        self.response_len = response_len
+        """Most tokens of a response; None for `--rollout-max-response-len`."""
         self.index = 0
         self.steps = 0
         """Turns that the environment got; in the others, the model wrote its notes."""
         self.writes_notes = False
         """Whether `prompt` asks for notes."""
-        self.replayed = False
-        """Whether the turns are those of an earlier process, which has counted what happened in them."""
         self.max_turns = spec.env.max_turns
         """Turns of the environment after which the episode counts as truncated; None for no limit."""
         self.stop: StopReason | None = None
@@ -81,7 +83,7 @@ class Episode:
     def _first_prompt(self) -> Prompt:
         prompt = self._build_prompt(None)
         memory = None if self.reply.whole_prompts else self.runtime.settings.memory
-        self.runtime.flags.check_first_prompt(self.spec.name, len(prompt.token_ids), memory)
+        self.runtime.flags.check_first_prompt(self.spec.name, len(prompt.token_ids), memory, self.response_len)
         self.encoder.check(self.conversation.messages, prompt.token_ids)
         return prompt
 
@@ -246,7 +248,7 @@ class Episode:
         try:
             self.prompt = await self._next_prompt(turn.generation)
             tokens = len(self.prompt.token_ids)
-            fits = self.runtime.flags.fits(tokens)
+            fits = self.runtime.flags.fits(tokens, self.response_len)
             wants_notes = self.conversation.wants_notes(tokens, fits)
             if wants_notes and not at_limit and self.stop is None:
                 fits = await self._ask_for_notes() or fits
@@ -258,11 +260,9 @@ class Episode:
             self.stop = self.stop or StopReason.CONTEXT
         if at_limit:
             self.stop = self.stop or StopReason.MAX_TURNS
-        if self.stop is None:
-            return turn
-        if self.has_next_prompt:
+        if self.stop is not None and self.has_next_prompt:
             await self._check_conversation()
-        return replace(turn, truncated=True)
+        return turn if self.stop is None else replace(turn, truncated=True)
 
     async def _ask_for_notes(self) -> bool:
         """Replace the next prompt by one that asks for notes, if that fits; returns whether it does."""
@@ -272,7 +272,7 @@ class Episode:
             self.prompt = asking
             return True
         self.prompt = await self._next_prompt(None)
-        if not self.replayed:
+        if not self.session.replayed:
             self._count(
                 "notes_not_asked",
                 f"the prompt that asks for notes has {len(asking.token_ids)} tokens and does not fit, so turns are "
@@ -303,8 +303,10 @@ class Episode:
         """Compare the last prompt with its one-shot encoding; a difference is counted and does not stop the run."""
         if self.runtime.settings.tokenization_sanity_check == "disable":
             return
+        messages = self.conversation.messages
+        last = self.answers[-1] if messages[-1]["role"] == "assistant" else ()  # no prompt shows the last response
         try:
-            await asyncio.to_thread(self.encoder.check, self.conversation.messages, self.prompt.token_ids)
+            await asyncio.to_thread(self.encoder.check, messages, [*self.prompt.token_ids, *last])
         except EncodingError as error:
             self._count("sanity_check_failed", error)
 
@@ -319,7 +321,7 @@ class Episode:
         await self.session.close()
 
 
-async def open_episode(runtime: Runtime, spec: EpisodeSpec) -> Episode:
+async def open_episode(runtime: Runtime, spec: EpisodeSpec, response_len: int | None = None) -> Episode:
     """Start the episode's environment and encode its first prompt.
 
     Raises:
@@ -332,7 +334,7 @@ async def open_episode(runtime: Runtime, spec: EpisodeSpec) -> Episode:
     try:
         encoder = runtime.encoder_for(session.reply.tools if session.reply else ())
         try:
-            return await asyncio.to_thread(Episode, spec, session, encoder, runtime)
+            return await asyncio.to_thread(Episode, spec, session, encoder, runtime, response_len)
         except (EncodingError, ConfigError) as error:
             raise EnvironmentFault(f"{error}\n{session.describe()}") from error
     except BaseException:

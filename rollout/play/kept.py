@@ -30,7 +30,8 @@ async def play_or_draw(
     collects = settings.value_pretraining.batches > 0 or rollout_id < warmup.w_epoch
     if not collects and rollout_id < warmup.w_epoch + warmup.w_iter:
         segments = draw(kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
-        return Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))})
+        states = [] if runtime.stream is None else runtime.stream.skip(rollout_id)
+        return Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))}, states)
     batch = await play()
     if collects:
         kept.extend(batch.segments)

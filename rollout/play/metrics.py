@@ -104,13 +104,14 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) 
 
 
 def batch_metrics(
-    segments: Sequence[Segment], faults: Counter[str], load: BatchLoad, stale: Sequence[int]
+    segments: Sequence[Segment], faults: Counter[str], load: BatchLoad, stale: Sequence[int], tasks: int = 1
 ) -> dict[str, float]:
     """Return the turn-level metrics of a batch. Times are in seconds per turn.
 
     Args:
         faults: failures and retries of this batch by name.
         stale: for each turn, the actor updates between playing and training it; -1 if unknown.
+        tasks: of the run; with several, the names of episode metrics have the task, even if one alone is in the batch.
     """
     turns = [turn for segment in segments for turn in segment.turns]
     played = [turn for turn in turns if turn.stepped]
@@ -133,7 +134,7 @@ def batch_metrics(
     names = sorted({segment.task_name for segment in segments})
     for name in names:
         mine = [segment for segment in segments if segment.task_name == name]
-        prefix = f"task/{name}" if len(names) > 1 else "episode"
+        prefix = f"task/{name}" if max(len(names), tasks) > 1 else "episode"
         metrics |= {f"{prefix}/{key}": value for key, value in _episode_metrics(mine).items()}
     return metrics
 

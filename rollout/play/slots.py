@@ -85,14 +85,14 @@ async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) ->
     try:
         if not episode.reply.deterministic:
             raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
-        episode.replayed = True
+        episode.session.replayed = True
         for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
             if episode.writes_notes is to_environment:
                 raise EnvironmentFault("the memory asks for notes at other turns than when the episode was played")
             await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
         if episode.digests != list(replay.digests) or episode.stop is not None:
             raise EnvironmentFault("the replayed episode differs from the original")
-        episode.replayed = False
+        episode.session.replayed = False
     except BaseException:
         await episode.close()
         raise

@@ -10,7 +10,7 @@ import asyncio
 import time
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -115,6 +115,13 @@ class Stream:
         self._rollout_id = rollout_id + 1
         self._set_limit()
         return cut
+
+    def skip(self, rollout_id: int) -> list[Mapping[str, Any]]:
+        """Note a rollout whose batch is not taken from the stream, and return the slots' state for its checkpoint."""
+        self._pushes = max(self._pushes, self._clock.pushes_before(rollout_id))
+        self._rollout_id = rollout_id + 1
+        self._set_limit()
+        return self._states()
 
     def since_last_batch(self) -> tuple[Counter[str], BatchLoad, float]:
         """Faults, load, and the slots' seconds at the limit of `max_staleness`, since the last call."""
@@ -285,14 +292,17 @@ class Stream:
             parts.setdefault((finished.slot, finished.turn.episode_id), []).append(finished)
         ordered = sorted(parts.items(), key=lambda item: item[0][0])
         segments = [replace(part[-1].segment, turns=tuple(done.turn for done in part)) for _, part in ordered]
+        return Batch(segments, slots=self._states(), waited_s=waited_s, masked=masked)
+
+    def _states(self) -> list[Mapping[str, Any]]:
+        """Every slot as it was after its last turn that was handed out."""
         left = {finished.slot: finished for finished in reversed(self._finished)}
-        states = [
+        return [
             saved_slot(first.next_episode, first.episode, first.turn.index)
             if (first := left.get(slot.number)) is not None
             else saved_slot(slot.next_episode, slot.episode, self._recorded.get(slot.number, 0))
             for slot in self._slots
         ]
-        return Batch(segments, slots=states, waited_s=waited_s, masked=masked)
 
 
 class _Signal:

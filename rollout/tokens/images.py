@@ -173,8 +173,8 @@ def load_processor(path: str) -> Any | None:
 
     Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
     """
-    whole = json.loads(_read(path, "processor_config.json") or "{}")
-    settings = json.loads(_read(path, "preprocessor_config.json") or "null") or whole.get("image_processor")
+    whole = _read_json(path, "processor_config.json") or {}
+    settings = _read_json(path, "preprocessor_config.json") or whole.get("image_processor")
     if settings is None:
         return None
     from transformers.models.auto.processing_auto import AutoProcessor
@@ -191,7 +191,7 @@ def load_processor(path: str) -> Any | None:
     if name not in QWEN_PROCESSORS:
         raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {failure}") from failure
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
-    old_template = json.loads(_read(path, "chat_template.json") or "{}").get("chat_template")
+    old_template = (_read_json(path, "chat_template.json") or {}).get("chat_template")
     return build_qwen_processor(name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template)
 
 
@@ -206,6 +206,14 @@ def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], te
     return images_only(
         image_processor=image_processor, tokenizer=tokenizer, chat_template=template or tokenizer.chat_template
     )
+
+
+def _read_json(path: str, name: str) -> Any:
+    text = _read(path, name)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise EncodingError(f"{path}/{name} is damaged ({error}); copy the checkpoint again") from error
 
 
 def _read(path: str, name: str) -> str | None:

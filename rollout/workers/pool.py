@@ -86,7 +86,10 @@ class Worker:
         if self._closed:
             raise HostLostError("the pool is closed")
         if self.host is None or self.host.lost:
-            self.host = self._make_host()
+            try:
+                self.host = self._make_host()
+            except OSError as error:  # too many processes or files, perhaps for a moment only
+                raise HostLostError(f"no worker can be started: {error}") from error
         return self.host
 
     def kill(self) -> None:
@@ -137,6 +140,8 @@ class EnvSession:
         self.responses: list[str] = []
         self.digests: list[str] = []
         self.reply: EnvReply | None = None
+        self.replayed = False
+        """Whether the turns are those of an earlier process, which has counted what happened in them."""
         self._pool, self._worker, self._key = pool, worker, key
         self._host: Host | None = None
         self._left_on: Host | None = None
@@ -180,7 +185,7 @@ class EnvSession:
     async def _attempt(self, response_text: str | None) -> EnvReply:
         """Take a step, or with None make sure that the environment exists; replay the episode after a fault."""
         settings = self._pool.settings
-        failure = "not tried"
+        failure, known = "not tried", len(self.digests)
         for _ in range(settings.max_env_retries_per_turn + 1):
             try:
                 reply = await self._rebuild() if self._host is None or self.reply is None else self.reply
@@ -189,9 +194,9 @@ class EnvSession:
                         self._host, settings.env_step_timeout_s, "step", self._key, response_text
                     )
                     self.digests.append(reply.digest)
-                self.reply = reply
-                if reply.was_cut:
+                if reply.was_cut and len(self.digests) > known and not self.replayed:
                     self._pool.faults["observation_cut"] += 1
+                self.reply = reply
                 return reply
             except ReplayError as error:
                 cause = "" if failure == "not tried" else failure.partition("\n")[0] + "; "

@@ -5,6 +5,7 @@ Observations that are too large are cut: text in the middle, with a note; of too
 
 import difflib
 import hashlib
+import json
 import math
 import numbers
 import reprlib
@@ -66,6 +67,20 @@ def check_reply(reply: EnvReply) -> None:
     if not enough or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
         raise EnvironmentFault(f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}")
     _check_texts("messages", reply.messages)
+    for message in reply.messages:
+        content = message.get("content")
+        is_list = isinstance(content, list | tuple) and all(map(_is_part, content))
+        if not (isinstance(content, str) or is_list or (content is None and message.get("tool_calls"))):
+            raise EnvironmentFault(
+                "a message's content must be a text or a list of parts such as {'type': 'text', 'text': 'a'} and "
+                f"{{'type': 'image', 'image': image}}, got {reprlib.repr(content)}"
+            )
+    if reply.info is None:  # tools do not change within an episode
+        try:
+            json.dumps([dict(tool) for tool in reply.tools])
+        except (TypeError, ValueError) as error:
+            said = f"tools must be a list of JSON schemas, got {reprlib.repr(reply.tools)}"
+            raise EnvironmentFault(f"{said} ({error})") from error
     if not isinstance(reply.facts, list | tuple) or not all(isinstance(f, str) and f.strip() for f in reply.facts):
         raise EnvironmentFault(f"facts() must return a list of texts, none blank, got {reprlib.repr(reply.facts)}")
     if reply.info is not None:
@@ -284,6 +299,11 @@ def _content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [part for part in content or () if isinstance(part, Mapping)]
+
+
+def _is_part(part: Any) -> bool:
+    is_image = isinstance(part, Mapping) and part.get("type") == "image" and part.get("image") is not None
+    return is_image or (isinstance(part, Mapping) and _is_text(part))
 
 
 def _is_text(part: Mapping[str, Any]) -> bool:

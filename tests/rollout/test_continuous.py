@@ -295,3 +295,21 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, A
     keys = {"rollout_function_path": "rollout.continuous.generate_rollout", **keys}
     with pytest.raises(ConfigError, match=said):
         EpisodeSource(rollout_args(tmp_path, **keys))
+
+
+class WarmUp(Trainer):
+    """A trainer whose critic's warm-up draws batches, which are not counted as played."""
+
+    async def generate(self, rollout_id: int) -> None:
+        output = await collect_or_draw(self.args, rollout_id, self.source, collect)
+        if "warmup/drawn_turns" not in output.metrics:
+            self.outputs.append(output)
+
+
+async def test_a_run_resumed_while_the_warm_up_draws_skips_no_turn(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"critic_warmup": {"w_epoch": 2, "w_iter": 2, "fraction": 1.0}, "num_critic_only_steps": 4}
+    first = WarmUp(tmp_path, train_s=0.3, max_staleness=1, **keys)
+    await first.run(range(3))  # the third is drawn, while finished turns wait to be handed out
+    second = WarmUp(tmp_path, train_s=0.0, max_staleness=1, **keys)
+    await second.run(range(3, 7), load=2)
+    no_gap_and_none_twice(first.turns() + second.turns())

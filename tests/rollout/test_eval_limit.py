@@ -137,3 +137,20 @@ async def test_an_evaluation_ends_at_a_wrong_address(tmp_path: Path) -> None:
             await evaluate(args, EpisodeSource(args))
         await close_runtimes()
         assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize(("training", "held_out"), [(800, 16), (16, 800)])
+async def test_a_held_out_prompt_must_leave_room_for_a_held_out_response(
+    tmp_path: Path, training: int, held_out: int
+) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), lambda *_: "ACTION: left") as engine:
+        lengths = {"rollout_max_response_len": training, "eval_max_response_len": held_out}
+        keys = {"history": "full", "env": {"length_of": "tests.fixtures.counting_env.always_long"}, **lengths}
+        args = rollout_args(
+            tmp_path, engine.port, eval={"episodes": 1, "max_turns": 20}, rollout_max_context_len=1200, **keys
+        )
+        output = await evaluate(args, EpisodeSource(args))
+        await close_runtimes()
+    longest = max(len(body["input_ids"]) for body in engine.requests)
+    assert longest + held_out <= 1200 and output.data["count"]["samples"][0].metadata["stop"] == "context"
+    assert (longest + training > 1200) == (held_out < training), "room for a response of training is not needed"

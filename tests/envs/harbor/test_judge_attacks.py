@@ -128,7 +128,10 @@ def test_settings_of_pytest_that_the_agent_wrote_pay_nothing(tmp_path: Path, tes
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("pytest.ini", "[pytest]\npython_functions = check_*\nfilterwarnings =\n  error\n  ignore:The configuration option\n"),
+        (
+            "pytest.ini",
+            "[pytest]\npython_functions = check_*\nfilterwarnings =\n  error\n  ignore:The configuration option\n",
+        ),
         ("pytest.toml", "[pytest]\npython_functions = ['check_*']\n"),
     ],
 )

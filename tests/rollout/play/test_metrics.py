@@ -179,3 +179,8 @@ def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
     quiet = batch_metrics([segment("terminated", 1)], Counter(), IDLE, [])
     assert set(quiet) == set(eventful)
     assert all(type(value) is float for value in quiet.values())
+
+
+def test_names_have_the_task_if_the_run_has_several_even_if_the_batch_has_one() -> None:
+    assert "task/count/return" in batch_metrics([segment("terminated", 2, 7)], Counter(), IDLE, [], tasks=2)
+    assert "episode/return" in batch_metrics([segment("terminated", 2, 7)], Counter(), IDLE, [])

@@ -48,6 +48,8 @@ class Schedule:
     fault_share: float = 0.0
     on_update: str = "abort"
     """What a push does to the answers in flight: `abort`, `continue`, or `finish` with the weights they began with."""
+    drawn: range = range(0)
+    """Rollouts whose batches the critic's warm-up draws."""
     leaves: bool = False
     """Whether the stream pauses after each batch, because the engine's GPUs go to the trainer."""
 
@@ -153,6 +155,9 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
     cuts = []
 
     async def collect(rollout_id: int) -> None:
+        if rollout_id in plan.drawn:
+            stream.skip(rollout_id)
+            return
         cuts.append(await stream.next_batch(rollout_id))
         if plan.leaves:
             await stream.pause()
@@ -280,3 +285,11 @@ def test_versions_count_only_if_the_engine_numbers_all_of_them(versions: tuple[s
     generation = Generation([1, 2], [0.0, 0.0], "", FinishReason.STOP, versions, version_ends=(1, 2)[: len(versions)])
     assert numbered_versions(generation) == numbers
     assert version_of(generation) == (numbers[0] if numbers else None)
+
+
+def test_batches_that_the_warm_up_draws_do_not_hide_how_often_weights_are_pushed() -> None:
+    plan = Schedule(
+        3, size=24, max_staleness=2, ahead=True, interval=2, frozen=4, slow_share=0.0, drawn=range(1, 4), train=5.0
+    )
+    _, cuts, clock = run_in_virtual_time(play(plan))
+    assert clock.after_each is False and [cut.masked for cut in cuts] == [0] * (BATCHES + 1 - len(plan.drawn))

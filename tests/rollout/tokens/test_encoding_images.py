@@ -296,6 +296,13 @@ def test_a_processor_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
         load_processor(str(tmp_path))
 
 
+def test_a_damaged_processor_is_a_sentence(tmp_path: Path) -> None:
+    chatml_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"processor_cl')
+    with pytest.raises(EncodingError, match=r"preprocessor_config.json is damaged .*; copy the checkpoint again"):
+        load_processor(str(tmp_path))
+
+
 def test_a_placeholder_that_expands_to_text_and_tokens_merges_with_its_neighbours() -> None:
     """Gemma 3 puts blank lines around a picture, which merge with line breaks beside it."""
     from transformers import Gemma3Processor

@@ -1,6 +1,7 @@
 """The sanity check names the first difference; smaller guarantees of the encoder."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import CHAT_TEMPLATE, CORPUS, SPECIAL_TOKENS, chatml_tokenizer
+from tests.fixtures.playing import play_batches
 from tests.fixtures.tokenizers import real_tokenizer
 
 USER, ANSWER = {"role": "user", "content": "Observation: a red key"}, {"role": "assistant", "content": "ACTION: left"}
@@ -186,3 +188,10 @@ def test_sentencepiece_spaces_and_greedy_control_tokens_follow_the_tokenizer(sch
         messages = [{"role": "system", "content": content}, {**USER, "content": content}, ANSWER, USER]
         expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
         assert encoder.prompt(messages).token_ids == expected
+
+
+@pytest.mark.parametrize("history", ["full", "window"])
+async def test_the_check_of_a_finished_episode_counts_its_last_response(tmp_path: Path, history: str) -> None:
+    outputs, _ = await play_batches(tmp_path, 1, lambda number: 0.0, history=history)
+    assert outputs[0].metrics["rollout/stop/terminated"] > 0
+    assert outputs[0].metrics["rollout/faults/sanity_check_failed"] == 0

@@ -1,6 +1,8 @@
 """Environment workers under real faults: every session shows the episode that its seed determines."""
 
 import asyncio
+import errno
+import itertools
 import os
 import signal
 import time
@@ -15,7 +17,7 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.spec import EnvSpec
 from rollout.workers.hosts import ProcessHost
-from rollout.workers.pool import EnvPool
+from rollout.workers.pool import BACKENDS, EnvPool
 from tests.fixtures.counting_env import CountingGame
 from tests.fixtures.faulty_worker import MALFORMED
 from tests.fixtures.warm_python import CONTEXT
@@ -312,3 +314,21 @@ async def test_a_process_host_is_reaped_when_it_is_killed() -> None:
     assert await host.call("close", 0) == (True, None)
     host.kill()
     assert await asyncio.to_thread(host.process.wait, 120) == -signal.SIGKILL
+
+
+async def test_a_worker_that_cannot_be_started_once_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host, made = BACKENDS["process"], itertools.count(1)
+
+    def start() -> Any:
+        if next(made) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return make_host()
+
+    monkeypatch.setitem(BACKENDS, "process", start)
+    pool = EnvPool(config("process"))
+    try:
+        assert await play(pool, spec(die_at=4, once=str(tmp_path / "done"))) == await expected()
+    finally:
+        pool.close()

@@ -80,6 +80,18 @@ def test_a_step_without_an_info_mapping_is_refused(info: Any) -> None:
         ({"facts": [" "]}, r"facts\(\) must return a list of texts, none blank, got \[' '\]"),
         ({"facts": [3]}, r"facts\(\) must return a list of texts"),
         ({"messages": [{"content": "a"}]}, "messages must be mappings with a role"),
+        ({"messages": [{"role": "user"}]}, "content must be a text .* got None"),
+        (
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            r"content must be a text .* got \['a'\]",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content must be a text or"),
+        (
+            {"messages": [{"role": "user", "content": [{"image_url": {"url": "a"}}]}]},
+            "content must be a text or",
+        ),
+        ({"tools": [{"name": {1, 2}}]}, r"tools must be a list of JSON schemas, got .* \(Object of type set"),
+        ({"tools": ["add"]}, r"tools must be a list of JSON schemas, got \['add'\]"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]}, "surrogate pair"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envs.base import make_observation
 from envs.plain_text import LONG_CHARS, PlainText
 from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import collect
+from rollout.fixed_turn import collect, collect_or_draw
 from rollout.play.runtime import close_runtimes
 from rollout.spec import ObservationLimits
 from rollout.workers.pool import EnvPool
@@ -127,3 +127,22 @@ async def _record_gaps(gaps: list[float]) -> None:
         began = time.thread_time()
         await asyncio.sleep(0.001)
         gaps.append(time.thread_time() - began)
+
+
+async def test_a_resumed_run_does_not_count_again_what_was_cut_before(tmp_path: Path) -> None:
+    env = {"length_of": "tests.fixtures.counting_env.always_long", "show": 400}
+    keys: dict[str, Any] = {"env": env, "max_observation_chars": 300, "memory": {"kind": "window", "n": 0}}
+    counted = []
+    async with ScriptedEngine(chatml_tokenizer(), lambda *_: "ACTION: left") as engine:
+        for resumed in (False, True):
+            args = rollout_args(tmp_path, engine.port, **keys, load=str(tmp_path / "save") if resumed else None)
+            source = EpisodeSource(args)
+            if resumed:
+                source.load(1)
+            for rollout_id in (2,) if resumed else (0, 1):
+                output = await collect_or_draw(args, rollout_id, source)
+                source.save(rollout_id)
+                counted.append(output.metrics["rollout/faults/env_observation_cut"])
+            await close_runtimes()
+    turns, slots = output.metrics["rollout/turns"], len(source.slots)
+    assert counted[1] == turns and counted[2] <= turns + 2 * slots, "each slot resets its episode and the next one"
