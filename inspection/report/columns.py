@@ -21,7 +21,7 @@ _JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
 _NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")
 """Numbers of episodes, which are not judged with a single one."""
 _FEW_EPISODES = 20
-_UPDATE = re.compile(r"(?<![\w.])(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[\W_]*(\d+)", re.I)
+_UPDATE = re.compile(r"(?<![a-z.])(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?(?:[^\w=]|_)*(\d+)", re.I)
 LONGER = 1.5
 """Growth of the median response that counts as an explosion, if validity falls as well."""
 VALIDITY_LOSS = 0.05
