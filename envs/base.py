@@ -137,7 +137,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "".join(part.get("text", "") for part in content)
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
 def make_observation(long_term: str, short_term: str = "", images: Sequence[Any] = ()) -> Observation:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from envs.base import text_of
 from slime_verlog import ConfigError
 
 FILE = "episodes.jsonl"
@@ -157,9 +158,11 @@ def _is_memory(message: Mapping[str, Any], recent: deque[str]) -> bool:
     return any(body in earlier for earlier in recent)
 
 
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return the message's text without its images."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(part.get("text", "")) for part in content or () if isinstance(part, Mapping))
+def names_of(runs: Sequence[Path]) -> list[str]:
+    """Return the shortest distinct names of the runs: folders from the end of their paths."""
+    folders = [path.resolve() if path.is_dir() else path.resolve().parent for path in runs]
+    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{folder.name} ({k})" for k, folder in enumerate(folders, 1)]

@@ -168,13 +168,13 @@ class Turn:
     """Turn index in the episode, from 0."""
     prompt: Prompt
     generation: Generation
-    action: str | None
-    valid: bool
-    executed_action: str
-    reward: float
-    terminated: bool
-    truncated: bool
-    action_span: tuple[int, int] | None
+    action: str | None = None
+    valid: bool = True
+    executed_action: str = ""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    action_span: tuple[int, int] | None = None
     """[start, end) of the action inside the response tokens."""
     progression: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from inspection.records import names_of
 from inspection.report.invalid import Rejections, legal_actions, sort_rejections
 from inspection.report.numbers import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict, measure
 from inspection.report.reading import Episode, Played, read_run
@@ -21,7 +22,7 @@ _JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
 _NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")
 """Numbers of episodes, which are not judged with a single one."""
 _FEW_EPISODES = 20
-_UPDATE = re.compile(r"(?<![a-z.])(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?(?:[^\w=]|_)*(\d+)", re.I)
+_UPDATE = re.compile(r"(?<![a-z.])(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[^a-z=\d]*(\d+)", re.I)
 LONGER = 1.5
 """Growth of the median response that counts as an explosion, if validity falls as well."""
 VALIDITY_LOSS = 0.05
@@ -68,7 +69,7 @@ class Alarm:
 def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Column]:
     """Read all runs; columns keep the order of the files. Raises ConfigError if a run is unreadable or empty."""
     found: dict[tuple[str, str, str], list[Episode]] = {}
-    for path, name in zip(runs, _name_runs(runs), strict=True):
+    for path, name in zip(runs, names_of(runs), strict=True):
         for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
             found.setdefault((name, *episode.group), []).append(episode)
     columns, differs = [], [len({key[part] for key in found}) > 1 for part in range(3)]
@@ -137,16 +138,6 @@ def _cautions(played: Played) -> list[str]:
     elif not played.reasoned:
         found.append("The answers hold no reasoning, so its diversity is not measured.")
     return found
-
-
-def _name_runs(runs: Sequence[Path]) -> list[str]:
-    """The shortest distinct names of the runs: folders from the end of their paths."""
-    folders = [path.resolve() if path.is_dir() else path.resolve().parent for path in runs]
-    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
-        names = ["/".join(folder.parts[-depth:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{folder.name} ({k})" for k, folder in enumerate(folders, 1)]
 
 
 def find_alarms(columns: Sequence[Column]) -> list[Alarm]:

@@ -14,12 +14,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from embedded.run.folder import check_out, write_text
-from inspection.records import FILE
+from inspection.records import FILE, names_of
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
 from inspection.view.replay import Worlds
 from inspection.view.sources import cut_record, episode_sources, files_of, find_files, left_out, read_run
-from inspection.view.training import expand_runs, names_of, read_training
+from inspection.view.training import expand_runs, read_training
 from slime_verlog import ConfigError
 
 PAIR = 2  # two runs are compared episode by episode; of more, a page compares the training

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.base import PICTURE_PLACE, make_image
-from inspection.records import split_prompts, text_of
+from envs.base import PICTURE_PLACE, make_image, text_of
+from inspection.records import split_prompts
 from rollout.spec import EnvSpec
 from rollout.tokens.image_files import png_uri, write_png
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,6 @@ def _inside(folder: Path) -> list[Path]:
     """The folders with metrics, without those below another, such as the critic of value pretraining."""
     found = {path.parent for name in _ROWS for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")}
     return sorted(path for path in found if found.isdisjoint(path.parents))
-
-
-def names_of(runs: Sequence[Path]) -> list[str]:
-    """Return a name per run: its folder's, after its parent's if two folders have the same."""
-    paths = [run.resolve() for run in runs]
-    return [p.name if [q.name for q in paths].count(p.name) == 1 else f"{p.parent.name}/{p.name}" for p in paths]
 
 
 def read_training(run: Path, name: str) -> dict[str, Any] | None:

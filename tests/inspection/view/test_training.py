@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from embedded.run.folder import claimed
+from inspection.records import names_of
 from inspection.train import page_of
 from inspection.view.build import Book, page_path
-from inspection.view.training import expand_runs, names_of, read_training
+from inspection.view.training import expand_runs, read_training
 from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.inspection.view.options import view_options
 from tests.inspection.view.test_view import blocks, view
