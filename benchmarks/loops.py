@@ -3,8 +3,6 @@
 Every loop is called in the order in which its trainer calls it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -64,7 +64,7 @@ END
 
 cat > "$RUN_DIR/roles.yaml" << END
 megatron:
-  - {name: default, role: critic, overrides: {lr: 1.0e-5, load: $MODELS/Qwen2.5-7B-Instruct_torch_dist, save: $RUN_DIR/critic}}
+  - {name: default, role: critic, overrides: {lr: 1.0e-5, load: '$MODELS/Qwen2.5-7B-Instruct_torch_dist', save: '$RUN_DIR/critic'}}
 END
 
 source "$SLIME_PATH/scripts/models/qwen2.5-7B.sh"

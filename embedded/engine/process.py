@@ -4,8 +4,6 @@ Weights go to the engine as slime's disk transport sends them: pause, which abor
 flush, load, continue.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

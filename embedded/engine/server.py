@@ -4,8 +4,6 @@
 inside a process.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import errno

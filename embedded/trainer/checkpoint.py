@@ -3,8 +3,6 @@
 A crash during a save leaves the previous checkpoint intact. Older ones are deleted: only the latest can be loaded.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

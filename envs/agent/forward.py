@@ -5,8 +5,6 @@
 The sandbox has no network but its own loopback; the socket leads to the model's server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

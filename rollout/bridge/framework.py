@@ -3,8 +3,6 @@
 slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 calls it `group_id`, miles has none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import enum

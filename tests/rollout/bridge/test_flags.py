@@ -63,7 +63,7 @@ FIXED_TURN_FAULTS = [
     ({"value_first_token_weight": 0}, "value_first_token_weight must be"),
     ({"fp16": True}, "--fp16"),
     ({"mask_offpolicy_in_partial_rollout": True}, "--mask-offpolicy-in-partial-rollout steers"),
-    ({"buffer_filter_path": "a.b"}, "--buffer-filter-path steers slime's own outer loop"),
+    ({"buffer_filter_path": "a.b"}, "--buffer-filter-path is not read, because only slime's own data source"),
     ({"rollout_sample_hook_path": ["a.b"]}, "--rollout-sample-hook-path steers"),
     ({"rollout_all_samples_process_path": "a.b"}, "--rollout-all-samples-process-path steers"),
     ({"group_rm": True}, "--group-rm lets slime score whole groups"),

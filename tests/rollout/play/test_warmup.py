@@ -76,7 +76,7 @@ def test_phases_follow_one_another() -> None:
         return Batch([segment(len(kept), 1, True)])
 
     def metrics_of(rollout_id: int) -> dict[str, float]:
-        runtime: Any = SimpleNamespace(settings=settings, flags=flags)
+        runtime: Any = SimpleNamespace(settings=settings, flags=flags, stream=None)
         return asyncio.run(play_or_draw(play, kept, rollout_id, runtime)).metrics
 
     assert [metrics_of(k) for k in range(5)] == [
