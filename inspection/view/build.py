@@ -77,7 +77,8 @@ class Book:
             "episodes": self._packer.rows,
         }
         resolved = [run.resolve() for run in self._options.runs]
-        title = " and ".join(run.parent.name if run.name == FILE else run.stem for run in resolved)
+        names = [run.parent.name if run.name == FILE else run.name if run.is_dir() else run.stem for run in resolved]
+        title = " and ".join(names)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, build_page(title, head, self._packer.blocks(), self._worlds.images()))
 
