@@ -2,7 +2,7 @@
 
     python scripts/write_results.py                       after a change of the page or of the tables' columns
     python scripts/write_results.py outputs/ablations     first adds the finished runs of every study on the page to its
-                                                          raw.csv, and copies its plot.png
+                                                          raw.csv, and draws its plot
 
 A study's place on a page begins with the line `<!-- study: NAME -->` and ends with `<!-- end -->`. A study with planned
 contrasts has a page in docs/results/, where `<!-- contrasts: NAME -->` and `<!-- areas: NAME -->` are filled too, and a
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from embedded.studies.contrasts import area_lines, contrast_lines  # noqa: E402
-from embedded.studies.report import plot_by_length, table_lines, write_csv  # noqa: E402
+from embedded.studies.report import plot, plot_by_length, table_lines, write_csv  # noqa: E402
 from embedded.studies.results import Run, read_csv  # noqa: E402
 from embedded.studies.study import Study, load_study  # noqa: E402
 
@@ -45,22 +45,22 @@ def study_names(page: Path) -> list[str]:
 
 
 def copy_study(source: Path, name: str) -> None:
-    """Add the raw numbers of the finished runs in `source` to the study's, and copy its plot.
+    """Add the raw numbers of the finished runs in `source` to the study's, and draw its plot.
 
     Runs that were finished elsewhere stay; a run with the same variant and seed is replaced.
     """
     if not (source / "raw.csv").is_file():
         return
     (RAW / name).mkdir(exist_ok=True)
-    study, plot = load_study(name), source / "plot.png"
+    study, picture = load_study(name), source / "plot.png"
     new = [run for run in read_csv(source / "raw.csv", study.measure) if run.done]
     runs = {(run.variant, run.seed): run for run in [*finished_runs(study), *new]}
     order = list(study.variants)
     write_csv(RAW / name / "raw.csv", sorted(runs.values(), key=lambda run: (order.index(run.variant), run.seed)))
-    if study.contrasts:
-        plot_by_length(plot, study, finished_runs(study))
+    by_length = all(variant.rpartition("_")[2].isdigit() for variant in order)
+    (plot_by_length if by_length else plot)(picture, study, finished_runs(study))
     # A palette makes the file a quarter as large.
-    Image.open(plot).convert("RGB").quantize(64).save(PICTURES / f"{name}.png", optimize=True)
+    Image.open(picture).convert("RGB").quantize(64).save(PICTURES / f"{name}.png", optimize=True)
 
 
 def finished_runs(study: Study) -> list[Run]:
