@@ -62,8 +62,8 @@ class Decoder:
         rotary = model.model.rotary_emb
         angles = torch.outer(torch.arange(self.context_length, dtype=torch.float32), rotary.inv_freq.float().cpu())
         cos, sin = angles.cos(), angles.sin()
-        turns = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)  # [length, head_dim]
-        self._cos, self._sin = ((x[:, None] * rotary.attention_scaling).to(self.device) for x in turns)
+        signed = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)  # as `_rotate` takes them, [length, head_dim]
+        self._cos, self._sin = ((x[:, None] * rotary.attention_scaling).to(self.device) for x in signed)
         shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
         self._dtype = torch.bfloat16 if bf16 else torch.float32
         # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.

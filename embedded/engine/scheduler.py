@@ -79,9 +79,8 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._updates: deque[Update] = deque()
         self._wake = threading.Condition()
-        self._abort_all = self._retract = False
-        self._abort_rids: set[str] = set()
-        self._abandoned: set[Request] = set()
+        self._retract = False
+        self._aborts: list[Callable[[Request], bool]] = []
         self._paused = self._closed = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="engine-compute", daemon=True)
@@ -102,15 +101,10 @@ class Scheduler:
             self._waiting.append(request)
             self._wake.notify()
 
-    def abort(self, what: str | Request | None = None) -> None:
-        """Abort all requests, one of them, or those whose id starts with a text; they return their tokens so far."""
+    def abort(self, chosen: Callable[[Request], bool] = lambda _: True) -> None:
+        """Abort the chosen requests, by default all; they return their tokens so far."""
         with self._wake:
-            if what is None:
-                self._abort_all = True
-            elif isinstance(what, str):
-                self._abort_rids.add(what)
-            else:
-                self._abandoned.add(what)
+            self._aborts.append(chosen)
             self._wake.notify()
 
     def pause(self, mode: Literal["abort", "retract"]) -> None:
@@ -121,7 +115,8 @@ class Scheduler:
         """
         with self._wake:
             self._paused = True
-            self._abort_all |= mode == "abort"
+            if mode == "abort":
+                self.abort()
             self._retract |= mode == "retract"
             self._wake.notify()
 
@@ -169,8 +164,8 @@ class Scheduler:
     def close(self) -> None:
         """Abort all requests and end the worker."""
         with self._wake:
-            self._closed = self._abort_all = True
-            self._wake.notify()
+            self._closed = True
+            self.abort()
         self._thread.join(timeout=60)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
@@ -216,8 +211,7 @@ class Scheduler:
                 self._fail(broken)
 
     def _has_work(self) -> bool:
-        aborts = self._abort_all or self._abort_rids or self._abandoned
-        commands = self._closed or self._retract or aborts or self._updates
+        commands = self._closed or self._aborts or self._retract or self._updates
         return bool(commands or (not self._paused and (self._running or self._waiting)))
 
     def _fail(self, error: EngineError) -> None:
@@ -231,12 +225,9 @@ class Scheduler:
         self._updates.clear()
 
     def _apply_aborts(self) -> None:
-        if not (self._abort_all or self._abort_rids or self._abandoned):
-            return
-        prefixes, everything, abandoned = tuple(self._abort_rids), self._abort_all, self._abandoned
-        self._abort_all, self._abort_rids, self._abandoned = False, set(), set()
-        for request in [*self._running.values(), *self._waiting]:
-            if everything or request in abandoned or request.rid.startswith(prefixes):
+        aborts, self._aborts = self._aborts, []
+        for request in [*self._running.values(), *self._waiting] if aborts else ():
+            if any(is_chosen(request) for is_chosen in aborts):
                 self._finish(request, {"type": "abort", "message": "aborted by request"})
 
     def _apply_retraction(self) -> None:

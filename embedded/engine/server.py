@@ -80,7 +80,7 @@ async def _generate(engine: Engine, request: web.Request) -> web.Response:
         finished = await asyncio.wrap_future(queued.future)
     except asyncio.CancelledError:
         # The client disconnected, so its request must not slow down the others.
-        engine.scheduler.abort(queued)
+        engine.scheduler.abort(lambda request: request is queued)
         raise
     return web.json_response(engine.response(finished, started))
 
@@ -131,10 +131,10 @@ async def _flush_cache(engine: Engine, _: web.Request) -> web.Response:
 
 async def _abort(engine: Engine, request: web.Request) -> web.Response:
     body = await _body(request)
-    rid = _name(body, "rid")
-    if not body.get("abort_all") and not rid:
+    rid = "" if body.get("abort_all") else _name(body, "rid")  # every id begins with ""
+    if rid is None or not (rid or body.get("abort_all")):
         raise ConfigError("abort_request needs a rid, or abort_all: true")
-    engine.scheduler.abort(None if body.get("abort_all") else rid)
+    engine.scheduler.abort(lambda queued: queued.rid.startswith(rid))
     return web.Response(status=200)
 
 

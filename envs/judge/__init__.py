@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, text_of, timed
+from envs.base import BaseInteractionEnv, Observation, StepInfo, read_env_settings, text_of, timed
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
 from envs.judge.rubric import (
     Criterion,
@@ -40,7 +40,6 @@ from envs.judge.rubric import (
 from envs.loading import load_env_module
 from envs.tools.execution import background_loop
 from envs.tools.results import clip, encodable
-from slime_verlog import read_settings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -330,7 +329,7 @@ class JudgedEnv(BaseInteractionEnv):
 
 def build_env(sample: Any, args: Any) -> JudgedEnv:
     """Return the judged environment of a sample; `sample` is passed on to the inner environment."""
-    settings = read_settings(JudgedSettings, getattr(args, "env", None), "env.")
+    settings = read_env_settings(JudgedSettings, args)
     inner_args = SimpleNamespace(env=dict(settings.options), max_turns=getattr(args, "max_turns", None))
     task = str((getattr(sample, "metadata", None) or {}).get("task", ""))
     return JudgedEnv(load_env_module(settings.inner).build_env(sample, inner_args), settings.judge, task)
