@@ -89,7 +89,7 @@ def launch(options: Namespace) -> int:
     from slime_verlog import read_settings
 
     flags = with_assignments({}, options.set_flag, "--set-flag", "lr=1e-4")
-    read_settings(EmbeddedFlags, {"hf_checkpoint": "", **flags})
+    read_settings(EmbeddedFlags, {"hf_checkpoint": "", **flags}, "--set-flag ")
     keys = with_assignments(read_keys(options.config), options.set, "--set")
     if options.episodes is not None:
         keys = set_key(keys, "eval.episodes", options.episodes)
