@@ -14,10 +14,10 @@ from tests.inspection.view.test_page import CURRENT
 pytestmark = pytest.mark.usefixtures("usual_window")
 
 
-def credited(turns: int = 3, notes: int | None = None) -> dict[str, Any]:
+def credited(turns: int = 3, notes: int | None = None, own: float | None = None) -> dict[str, Any]:
     """A training episode of two tokens per turn with known values; its advantages are dual-discount GAE's.
 
-    In turn `notes`, the model wrote its notes.
+    In turn `notes`, the model wrote its notes. `own` is the lambda of each turn, as with `lambda_policy`.
     """
     credit = {"role": "actor", "form": "dual", "kl_coef": 0.1, "gamma_step": 0.9, "lambda_step": 0.8}
     credit |= {"gamma_token": 1.0, "lambda_token": 0.5, "next_value": None}
@@ -27,7 +27,7 @@ def credited(turns: int = 3, notes: int | None = None) -> dict[str, Any]:
     for k in reversed(range(turns)):
         story, row = episode["story"][k], []
         for j in (1, 0):
-            gamma, decay = (0.9, 0.9 * 0.8) if j and k != notes else (1.0, 0.5)
+            gamma, decay = (0.9, 0.9 * 0.8) if j and k != notes else (1.0, 0.5 if own is None else own)
             delta = -0.1 * kls[k][j] + (story["reward"] if j else 0.0) + gamma * following - values[k][j]
             advantage, following = delta + decay * advantage, values[k][j]
             row.insert(0, advantage + values[k][j])
@@ -38,14 +38,16 @@ def credited(turns: int = 3, notes: int | None = None) -> dict[str, Any]:
             "kl": kls[k],
             "advantages": [1, -1],
         }
+        if own is not None:
+            story["lambda_token"] = own
     if notes is not None:
         episode["story"][notes]["summary"] = {}
     return episode
 
 
-@pytest.mark.parametrize("notes", [None, 1])
-def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path, notes: int | None) -> None:
-    episode = credited(notes=notes)
+@pytest.mark.parametrize("changes", [{}, {"notes": 1}, {"own": 0.25}, {"own": 0.0}])
+def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path, changes: dict[str, Any]) -> None:
+    episode = credited(**changes)
     write_once(view_options(write_run(tmp_path, [episode], "training", "update 2")))
     browser.open(tmp_path / "episodes.html", "#episode=1&turn=1")
     browser.wait(f"document.querySelector('{CURRENT} .token') && true")
@@ -56,7 +58,8 @@ def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path,
     assert float(rows["= advantage"].replace("−", "-")) == pytest.approx(
         tokens["returns"][0] - tokens["values"][0], abs=1e-4
     )
-    assert {"from turn 2", "from turn 3", "from later tokens of this turn"} <= set(rows)
+    if changes.get("own") != 0:
+        assert {"from turn 2", "from turn 3", "from later tokens of this turn"} <= set(rows)
     assert "something of this batch" not in browser.text("#credit")
     assert browser.evaluate("document.querySelectorAll('.credit-strip rect').length") == 4
     browser.press("ArrowRight")
