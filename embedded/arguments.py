@@ -153,7 +153,8 @@ def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
 
 def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
     """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a wrong flag."""
-    return Namespace(**read_settings(EmbeddedFlags, flags).model_dump(), **keys)
+    given = read_settings(EmbeddedFlags, flags)
+    return Namespace(**given.model_dump(), use_critic=given.advantage_estimator == "ppo", **keys)
 
 
 def read_keys(config_path: str | Path) -> dict[str, Any]:

@@ -81,14 +81,14 @@ class PpoTrainer:
     def train(self, rollout_id: int, train_data: dict[str, Any]) -> dict[str, float]:
         """Make one PPO update from one batch, and return its metrics.
 
-        The actor does not change during the first `num_critic_only_steps` batches.
+        With a critic, the actor does not change during the first `num_critic_only_steps` batches.
         """
         data = to_rollout_data(train_data, self.device)
         everything = micro_batches(data, range(len(data["tokens"])), self.flags.max_tokens_per_gpu)
         if self._settings.value_pretraining.batches:
             return self._pretrain_critic(rollout_id, data, everything)
-        actor_trains = rollout_id >= self.flags.num_critic_only_steps
         has_critic = self.flags.advantage_estimator == "ppo"
+        actor_trains = not has_critic or rollout_id >= self.flags.num_critic_only_steps
         values = self._pool.submit(self._values, data, everything) if has_critic else None
         log_probs = self._pool.submit(self._log_probs, data, everything) if actor_trains else None
         critic_data = {**data, "values": values.result()} if values else data
