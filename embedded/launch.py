@@ -18,13 +18,13 @@ import time
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedded.run.ending import ending, seeds_table
 from embedded.run.folder import (
-    ABOUT,
     CHECKPOINTS,
     SUMMARY,
     TRAINING,
@@ -34,6 +34,7 @@ from embedded.run.folder import (
     is_finished,
     rewind,
     saved_updates,
+    write_about,
     write_text,
 )
 
@@ -224,7 +225,7 @@ class _Run:
         report = RunReport(self.folder, {**about, **machine}, self.policy)
         typed = ["python", *sys.orig_argv[1:]] if sys.argv[0].endswith(".py") else ["slime-verlog", *sys.argv[1:]]
         began = {"command": shlex.join(typed), "started": round(time.time(), 1)}
-        self._write_about({**about, **machine, **began})
+        write_about(self.folder, {**about, **machine, **began})
         try:
             self._train(settings, report)
         except KeyboardInterrupt:
@@ -232,21 +233,19 @@ class _Run:
             handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
                 updates = self._keep_last_policy()
-                report.write(interrupted=True)
+                report.write(interrupted_after=updates)
             finally:
                 signal.signal(signal.SIGINT, handler)
             kept = f"policy_after/ is the policy after {updates} updates" if updates else "no update was made"
             continues = f"the same command with --resume continues the run in {self.folder}/"
             raise KeyboardInterrupt(f"interrupted after {updates} updates; {kept}, and {continues}") from None
         except Exception as error:
-            self._write_about({**about, **machine, **began, "stopped": str(error) or type(error).__name__})
+            with suppress(OSError):  # the disk may be full
+                write_about(self.folder, {**about, **machine, **began, "stopped": str(error) or type(error).__name__})
             raise
         summary = report.write()
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         return summary
-
-    def _write_about(self, about: Mapping[str, Any]) -> None:
-        write_text(self.folder / ABOUT, json.dumps(about, indent=1) + "\n")
 
     def _train(self, settings: RolloutSettings, report: RunReport) -> None:
         import yaml

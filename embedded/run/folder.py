@@ -145,8 +145,9 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def delete(folder: Path) -> None:
-    """Delete the run in the folder; other files stay."""
-    for name in FILES:
+    """Delete the run in the folder; other files stay. What a kill leaves of it cannot continue, only be deleted."""
+    (folder / METRICS).touch()
+    for name in (SETTINGS, *(set(FILES) - {SETTINGS, METRICS}), METRICS):
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -170,7 +171,8 @@ def rewind(rows: Path, updates: int) -> None:
 
 def whole_lines(path: Path) -> list[str]:
     """Read the complete lines of a file; a last line that a kill cut short is dropped. No file: no lines."""
-    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.is_file() else b""
+    return whole.decode().split("\n") if whole else []
 
 
 def keep_lines(path: Path, lines: Sequence[str]) -> None:
@@ -179,6 +181,11 @@ def keep_lines(path: Path, lines: Sequence[str]) -> None:
         write_text(path, "".join(line + "\n" for line in lines))
     else:
         path.unlink(missing_ok=True)
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write a run's command, start and versions, and the error that ended it."""
+    write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -72,6 +72,7 @@ class RunReport:
                 kept.append(line)
                 self.evaluations.setdefault(updates, []).append(episode)
         keep_lines(self.folder / EPISODES, kept)
+        (self.folder / SUMMARY).unlink(missing_ok=True)  # of an interrupted session of this run
         self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
         self._log = MetricsLog(self.folder / METRICS)
         self._alarms = Alarms()
@@ -115,12 +116,13 @@ class RunReport:
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
 
-    def write(self, *, interrupted: bool = False) -> dict[str, Any]:
+    def write(self, *, interrupted_after: int | None = None) -> dict[str, Any]:
         """Write all files and return the summary; before the first evaluation, there is only the summary.
 
-        An interrupted run is not judged.
+        An interrupted run is not judged, and has only the updates that it can continue after.
         """
         self._board.close()
+        self.history, interrupted = self.history[:interrupted_after], interrupted_after is not None
         summary = {
             **{**self.about, "interrupted": interrupted, "updates": len(self.history)},
             "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),

@@ -34,7 +34,8 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
     target = Path(folder) / f"trainer_{rollout_id}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for unfinished in Path(folder).glob(".trainer_*"):  # of a save that was killed; a run's folder has one writer
+            shutil.rmtree(unfinished)
         temporary.mkdir(parents=True)
         for name, model in models.items():
             save_file(_tensors(model.state_dict()), temporary / f"{name}.safetensors")
@@ -53,9 +54,9 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
         for old in Path(folder).glob("trainer_*"):
             if old != target:
                 shutil.rmtree(old)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"cannot write the trainer's checkpoint to {target}: {error.strerror}") from error
+        raise CheckpointError(f"cannot write the trainer's checkpoint to {target}: {error}") from error
     return target
 
 

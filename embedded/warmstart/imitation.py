@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from embedded.arguments import EmbeddedFlags, OptimizerFlags
 from embedded.engine.decoder import load_hf_model, write_policy
+from embedded.run.folder import write_text
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
 from embedded.trainer.megatron import (
@@ -137,7 +138,7 @@ def make_policy(
     loss = imitate(actor, {key: values[::step] for key, values in data.items()}, settings, seed)
     write_policy(folder, megatron_to_hf(actor.state_dict(), model.config), Path(folder))
     imitation = Imitation(loss, max(prompts), max(responses), **statistics_of(turns))
-    (Path(folder) / IMITATION_FILE).write_text(json.dumps(vars(imitation)) + "\n", encoding="utf-8")
+    write_text(Path(folder) / IMITATION_FILE, json.dumps(vars(imitation)) + "\n")
     return imitation
 
 

@@ -19,6 +19,18 @@ def test_the_wall_time_of_a_resumed_run_counts_all_its_sessions(tmp_path: Path) 
     report.update(1, {"train/actor_trains": 1.0})
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"rollout_id": 0}))
+    (tmp_path / "episodes.jsonl").write_bytes('{"setting": "after 1 updates", "x": "ü"}'.encode()[:-3])
+    (tmp_path / "summary.json").write_text('{"interrupted": true}')
     resumed = RunReport(tmp_path, {}, tmp_path)
+    assert not (tmp_path / "summary.json").exists(), "the run goes on"
+    assert not (tmp_path / "episodes.jsonl").exists(), "a line that was cut, here within a character"
     assert [row["update"] for row in resumed.history] == [1]
     assert 120.0 <= resumed.write()["wall_time_s"] < 130.0, "the update that was dropped took its time, too"
+
+
+def test_an_interrupted_run_counts_the_updates_that_it_can_continue_after(tmp_path: Path) -> None:
+    report = RunReport(tmp_path, {}, tmp_path)
+    for k in range(3):
+        report.update(k, {"train/actor_trains": 1.0})
+    summary = report.write(interrupted_after=2)
+    assert summary["interrupted"] and (summary["updates"], summary["actor_updates"]) == (2, 2)

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from advantage.settings import AdvantageSettings
@@ -273,6 +274,22 @@ def test_train_data_without_the_converters_keys_is_refused(make: Any) -> None:
     del batch["loss_masks"]
     with pytest.raises(ConfigError, match="lacks loss_masks"):
         make().train(0, batch)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    trainer = make()
+    trainer.save(str(tmp_path), 0)
+    (tmp_path / ".trainer_1.123").mkdir()  # of a process that was killed while it saved
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left on device"):
+        patch.setattr("embedded.trainer.checkpoint.save_file", full)
+        trainer.save(str(tmp_path), 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "trainer_0"]
+    assert make().load(str(tmp_path)) == 0
 
 
 def test_a_missing_a_damaged_and_a_foreign_checkpoint_are_refused_whole(make: Any, tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""The folder of a run: what is left when `--overwrite` is killed."""
+
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from embedded.run.folder import FILES, check_folder, claimed, delete
+from slime_verlog import ConfigError
+
+
+@pytest.mark.parametrize("deleted", range(len(FILES)))
+def test_what_a_killed_overwrite_leaves_can_be_deleted_and_not_continued(tmp_path: Path, deleted: int) -> None:
+    for name in FILES:
+        (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("{}")
+    steps = iter([None] * deleted)
+
+    def killed(*_: object, **__: object) -> None:
+        if next(steps, KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt
+
+    unlink, rmtree = Path.unlink, shutil.rmtree
+    with (
+        mock.patch.object(Path, "unlink", lambda path, **more: (killed(), unlink(path, **more))),
+        mock.patch.object(shutil, "rmtree", lambda path, **more: (killed(), rmtree(path, **more))),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        delete(tmp_path)
+    if deleted:
+        with pytest.raises(ConfigError, match="without settings.json, so it cannot be continued"):
+            check_folder(tmp_path, "resume")
+    with claimed(tmp_path, {}, "overwrite"):
+        assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
