@@ -209,6 +209,7 @@ class Stream:
         if latest is not None and latest.episode is slot.episode:
             latest.segment = replace(latest.segment, stop=StopReason.FAILED)
         self._failed += 1
+        self._no_longer_playing(slot)
         count_failure(fault, self._failed, self._runtime)
 
     async def _ask(self, slot: Slot, episode: Episode) -> Generation:
@@ -245,6 +246,7 @@ class Stream:
             self._recorded[slot.number] = episode.index
         else:
             self._recorded.pop(slot.number, None)
+        self._no_longer_playing(slot)  # a batch need not wait until the environment is closed
         self.on_turn()
 
     async def _ask_version(self) -> None:

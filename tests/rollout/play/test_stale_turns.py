@@ -50,6 +50,8 @@ class Schedule:
     """What a push does to the answers in flight: `abort`, `continue`, or `finish` with the weights they began with."""
     drawn: range = range(0)
     """Rollouts whose batches the critic's warm-up draws."""
+    closing: float = 0.0
+    """How long an environment takes to close."""
     leaves: bool = False
     """Whether the stream pauses after each batch, because the engine's GPUs go to the trainer."""
 
@@ -132,7 +134,7 @@ class Episode:
         return Segment("count", tuple(turns), None if stop.is_end else Prompt([1]), stop, 0.0, self.index)
 
     async def close(self) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.world.plan.closing)
 
 
 async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
@@ -249,6 +251,14 @@ def test_one_very_slow_step_is_waited_for_or_loses_its_loss(ahead: bool) -> None
         _, masks, _ = run_in_virtual_time(play(Schedule(seed, stale_turns="mask", **plan)))
         waited, masked = waited + sum(cut.waited_s for cut in waits), masked + sum(cut.masked for cut in masks)
     assert waited > 100 and masked > 5
+
+
+@pytest.mark.parametrize("fault_share", [0.0, 0.2])
+def test_a_batch_does_not_wait_until_an_environment_is_closed(fault_share: float) -> None:
+    for seed in range(10):
+        plan = Schedule(seed, slots=12, slow_share=0.0, closing=1000.0, fault_share=fault_share)
+        _, cuts, _ = run_in_virtual_time(play(plan))
+        assert all(cut.waited_s < 100 for cut in cuts)
 
 
 @pytest.mark.parametrize(("mode", "ahead"), pairs(["wait", "mask"], [False, True]))
