@@ -151,6 +151,7 @@ class PlayerProcesses:
         self._args = copy.copy(args)
         """slime's `args` for a player: it plays alone, with its share of the environment workers."""
         self._args.rollout_processes, self._args.env_workers = 1, -(-workers // count)
+        self._args.custom_config_path = None  # its keys are in `args`; the file may have been edited since
         self._places = [_Place(number) for number in range(count)]
         self._keys = itertools.count()
         self._deaths: deque[int] = deque()

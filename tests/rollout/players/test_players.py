@@ -19,7 +19,7 @@ from rollout.players.process import Launched, launch
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays, sample_bytes
-from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.rollout_args import COUNTING, rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.warm_python import warm_players
 from tests.rollout.test_continuous import Engine, no_gap_and_none_twice
@@ -72,12 +72,15 @@ async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     runs: list[list[Any]] = []
+    config = tmp_path / "config.yaml"
     for processes in (1, 2):
         async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-            run = Run(tmp_path, engine, rollout_processes=processes, **keys)
+            config.write_text(f"rollout_interaction_env_path: {COUNTING}\n")
+            run = Run(tmp_path, engine, rollout_processes=processes, custom_config_path=str(config), **keys)
 
             def killing(number: int, run: Run = run, processes: int = processes) -> float:
                 if processes > 1 and number in (17, 40):  # players 1 and 0, so that no kill waits for a restart
+                    config.write_text("max_observation_chars: 1\n")  # someone prepares the next run
                     asyncio.get_running_loop().create_task(run.kill(number % 2))
                 return 0.005 * (number % 3)
 
