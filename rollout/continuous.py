@@ -52,7 +52,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         await stream.pause()
     faults, load, stood_s = stream.since_last_batch()
     warn_of_bottleneck(runtime, load, stood_s)
-    batch.staleness = source.staleness(batch.segments, rollout_id)
+    batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=False)
     answers = (turn.generation for segment in batch.segments for turn in segment.turns)
     age = source.clock.token_staleness(answers, rollout_id)
     tasks = len(source.tasks)

@@ -65,11 +65,14 @@ class EpisodeSource:
         self.slots = await make_slots(runtime, self.settings.n_env, self.episode, self.saved_slots)
         self.saved_slots = []
 
-    def staleness(self, segments: Sequence[Segment], rollout_id: int) -> list[int]:
-        """Count actor updates from playing to training: one int per turn, in the order of the segments; -1: unknown."""
+    def staleness(self, segments: Sequence[Segment], rollout_id: int, *, asked_since: bool) -> list[int]:
+        """Count actor updates from playing to training: one int per turn, in the order of the segments; -1: unknown.
+
+        `asked_since`: the turns were played after slime asked for this batch.
+        """
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
         if known := [version for version in versions if version is not None]:
-            self.clock.learn(rollout_id, min(known), asked_since=True)
+            self.clock.learn(rollout_id, min(known), asked_since=asked_since)
         return [-1 if version is None else self.clock.staleness(version, rollout_id) for version in versions]
 
     def episode(self, episode_id: int) -> EpisodeSpec:

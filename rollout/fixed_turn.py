@@ -117,7 +117,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     assert batch.turn_count == turns, f"the batch has {batch.turn_count} turns instead of {turns}"
     faults, load = runtime.fault_counts() - faults, measured()
     warn_of_bottleneck(runtime, load)
-    batch.staleness = source.staleness(batch.segments, rollout_id)
+    batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=True)
     batch.metrics = await asyncio.to_thread(
         batch_metrics, batch.segments, faults, load, batch.staleness, len(source.tasks)
     )

@@ -75,6 +75,7 @@ class Trainer:
                 await (self._asynchronous if ahead else self._synchronous)(engine, rollouts, saves)
             finally:
                 await close_runtimes()
+        assert ahead or self.source.clock.after_each is not False, "old turns look like train_async.py"
 
     async def _synchronous(self, engine: Engine, rollouts: range, saves: bool) -> None:
         for k in rollouts:
