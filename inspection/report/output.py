@@ -82,8 +82,9 @@ def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], *
     code = lambda text: f"`` {clean(text).replace('`', chr(39)).replace('|', chr(92) + '|')} ``" if text.strip() else ""
     count_stops = lambda group: Counter(episode.stop for episode in group).most_common()
     stops = lambda group: ", ".join(f"{count} {name}" for name, count in count_stops(group))
+    where = lambda at: f"{clean(at.task, 40)}, seed {clean(str(at.seed), 24)}, turn {at.turn}" if at.turn else ""
     texts = {"clean": clean, "escaped": _escaped, "code": code, "fold": fold, "shout": _shout, "repr": repr}
-    environment.filters |= texts | {"examples": _examples, "where": _where, "stops": stops}
+    environment.filters |= texts | {"examples": _examples, "where": where, "stops": stops}
     parts = {"cell": _cell, "cause_rows": _cause_rows, "gain": _gain, "unknown_actions": _unknown_actions}
     parts |= {"aliases": _aliases, "grid": _grid, "numbers": _numbers, "heading": _heading}
     environment.globals |= parts | {"questions": QUESTIONS, "measures": MEASURES}
@@ -192,7 +193,3 @@ def _examples(column: Column) -> list[tuple[str, Place]]:
     faults = [episode for episode in played.episodes if episode.fault]
     found += [("failed", Place(e.task, e.seed, len(e.turns), e.fault or "")) for e in faults[:2]]
     return found
-
-
-def _where(place: Place) -> str:
-    return f"{clean(place.task, 40)}, seed {clean(str(place.seed), 24)}, turn {place.turn}" if place.turn else ""

@@ -33,12 +33,6 @@ class Replay:
     """Why there are no frames, if the replay failed or differs from the record."""
 
 
-def can_replay(episode: Mapping[str, Any]) -> bool:
-    """Return whether the record says how to build the environment."""
-    has_task = isinstance(episode.get("task"), str) and isinstance(episode.get("seed"), int)
-    return bool(episode.get("env_path") and has_task and episode.get("story"))
-
-
 def replay(episode: Mapping[str, Any]) -> Replay | None:
     """Play the recorded responses again and draw every state; None if the environment has no `render`.
 
@@ -174,7 +168,9 @@ class Worlds:
         key = self.most, str(episode.get("setting"))
         left = self.most - self.drawn - self.differing
         share = self._left.setdefault(key, math.ceil(left / 3)) if key[1].startswith("update ") else left
-        if min(share, left) <= 0 or not can_replay(episode) or episode["env_path"] in self._without:
+        has_task = isinstance(episode.get("task"), str) and isinstance(episode.get("seed"), int)
+        can_replay = episode.get("env_path") and has_task and episode.get("story")
+        if min(share, left) <= 0 or not can_replay or episode["env_path"] in self._without:
             return None
         replayed = replay(episode)
         if replayed is None:
