@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from advantage.errors import PretrainingError
-from advantage.ranks import Group
-from advantage.settings import PerRun, ValuePretrainingSettings
-from advantage.turn_table import TurnColumns, to_list
+from advantage.exchange import relayed
+from advantage.packing import local_tokens
+from advantage.ranks import Layout
+from advantage.settings import ValuePretrainingSettings
+from advantage.turn_table import read_turn_table, to_list, whole_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ MIN_GAIN = 1e-3
 
 
 class Progress:
-    """The passes of one run so far."""
+    """The passes of value pretraining so far."""
 
     def __init__(self) -> None:
         self.explained: list[float] = []
@@ -33,31 +35,23 @@ class Progress:
         """Number of passes after which it was highest."""
         self._held_out: list[bool] = []
         """For each sample of this rank, whether its turns are held out."""
-        self._moments: Tensor | None = None
         self._weights: list[Tensor] = []
 
-    def measure(
-        self, columns: TurnColumns, lengths: Sequence[int], values: Tensor, returns: Tensor, mask: Tensor, data: Group
-    ) -> None:
-        """Take in the values of the held-out tokens; every data-parallel rank must call this.
+    def begin_pass(
+        self,
+        settings: ValuePretrainingSettings,
+        rollout_data: MutableMapping[str, Any],
+        models: Sequence[torch.nn.Module],
+        layout: Layout,
+    ) -> bool:
+        """Measure the critic; returns whether another pass is due. A new best keeps a copy of the weights.
 
-        `lengths` are the response tokens of each sample; `values`, `returns` and `mask` are flat, one entry per token.
+        `models` are the critic's parts on this rank. Every rank must call this; only the last pipeline stage has values
+        and returns in `rollout_data`.
         """
-        held_out = torch.zeros(len(lengths), dtype=torch.bool).index_fill_(0, columns.sample[columns.held_out], True)
-        tokens = held_out.repeat_interleave(torch.tensor(lengths, dtype=torch.long)).to(mask.device) & mask
-        v, r = (x[tokens].double() for x in (values, returns))
-        sums = torch.stack([r.new_tensor(len(r)), (r - v).sum(), ((r - v) ** 2).sum(), r.sum(), (r**2).sum()])
-        self._held_out, self._moments = [bool(h) for h in to_list(held_out)], data.total(sums, like=values)
-
-    def begin_pass(self, settings: ValuePretrainingSettings, models: Sequence[torch.nn.Module], stages: Group) -> bool:
-        """Record what was measured; returns whether another pass is due. A new best keeps a copy of the weights.
-
-        `models` are the critic's parts on this rank. Every pipeline stage must call this; only the last has measured.
-        """
-        mine = torch.zeros(5, dtype=torch.float64) if self._moments is None else self._moments
-        moments = mine.to(stages.device_like(None))
-        stages.all_reduce(moments)
-        self._moments = None
+        mine = self._measure(rollout_data, layout) if layout.last_stage else torch.zeros(5, dtype=torch.float64)
+        moments = mine.to(layout.pipeline.device_like(None))
+        layout.pipeline.all_reduce(moments)
         count, error, errors, total, totals = to_list(moments)
         assert count, "no rank has held-out tokens"
         variance = totals / count - (total / count) ** 2
@@ -68,6 +62,20 @@ class Progress:
             self.best = passes
             self._weights = [tensor.detach().cpu().clone() for tensor in _tensors(models)]
         return not self.has_converged(settings) and passes < settings.passes
+
+    def _measure(self, rollout_data: MutableMapping[str, Any], layout: Layout) -> Tensor:
+        """Sum up values and returns over the held-out tokens of all data- and context-parallel ranks, [5] float64."""
+        with relayed(layout.stage):
+            columns, local = read_turn_table(rollout_data, keep=True), local_tokens(rollout_data, layout)
+            samples = torch.zeros(len(local.lengths), dtype=torch.bool)
+            samples[columns.sample[columns.held_out]] = True
+            self._held_out = [bool(held_out) for held_out in to_list(samples)]
+            tokens, masks = samples.repeat_interleave(whole_numbers(local.lengths)), rollout_data["loss_masks"]
+            trained = torch.cat(list(masks)).bool() if masks else tokens
+            tokens = local.pick(tokens.to(trained.device) & trained)
+            v, r = (local.pick(local.join(rollout_data[key]))[tokens].double() for key in ("values", "returns"))
+            sums = torch.stack([r.new_tensor(len(r)), (r - v).sum(), ((r - v) ** 2).sum(), r.sum(), (r**2).sum()])
+        return layout.data_context.total(sums, like=v)
 
     @contextmanager
     def held_out_hidden(self, rollout_data: MutableMapping[str, Any]) -> Generator[None]:
@@ -106,9 +114,6 @@ class Progress:
             "value pretraining ends: held-out explained variance %.4f after %d of %d passes, whose weights are kept",
             *(best, self.best, len(self.explained) - 1),
         )
-
-
-progress_of: PerRun[Progress] = PerRun(Progress)
 
 
 def _tensors(models: Sequence[torch.nn.Module]) -> list[Tensor]:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.critic import progress_of
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, relayed
 from advantage.flags import AdvantageFlags, advantage_flags
@@ -68,9 +67,6 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         rollout_data["returns"] = turns.local.split(returns)
         if turns.flags.slime_verlog_role != "critic":
             rollout_data.update({name: torch.tensor(value) for name, value in exchange.notes.items()})
-    if turns.settings.value_pretraining.batches:
-        mask = turns.packed.runs.mask
-        progress_of.of(args).measure(turns.columns, turns.local.lengths, turns.values, returns, mask, layout.data)
     own, took_ms = len(turns.local.lengths), 1e3 * (time.perf_counter() - began)
     logger.info(
         "advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", own, took_ms, layout.data.size

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
@@ -36,23 +35,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     }
 }
 """Values of the `preset` key: what each sets, unless the YAML has the key. `docs/asynchronous.md` has the sources."""
-
-T = TypeVar("T")
-
-
-class PerRun(Generic[T]):
-    """A value that lasts for one run, which is one `args` object; another `args` gets a new value."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._args: weakref.ref[Any] | None = None
-        self._value: T | None = None
-
-    def of(self, args: Any) -> T:
-        if self._value is None or self._args is None or self._args() is not args:
-            self._args, self._value = weakref.ref(args), self._make()
-        return self._value
-
 
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 

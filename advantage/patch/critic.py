@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from advantage.critic import Progress, progress_of
+from advantage.critic import Progress
 from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import Framework, Replace
 from advantage.ranks import current_layout
@@ -88,8 +88,8 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
             if rollout_id + 1 < settings.batches:
                 return
             args.value_clip = math.inf
-            data, progress, stages = iterator[0].rollout_data, progress_of.of(args), current_layout().pipeline
-            while progress.begin_pass(settings, model, stages):
+            data, progress, layout = iterator[0].rollout_data, Progress(), current_layout()
+            while progress.begin_pass(settings, data, model, layout):
                 _log(args, framework, progress)
                 # The pass counts as a rollout, so that its metrics are logged after those of the one before.
                 number = rollout_id + len(progress.explained) - 1

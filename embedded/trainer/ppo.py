@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from advantage.critic import progress_of
+from advantage.critic import Progress
 from advantage.flags import advantage_flags, check_dis
 from advantage.patch.roles import report_frozen
 from advantage.ranks import current_layout
@@ -151,14 +151,13 @@ class PpoTrainer:
     def _pretrain_critic(self, rollout_id: int, data: RolloutData, batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Train the critic on the last batch, which has all collected turns, until it has converged."""
         pretraining, args = self._settings.value_pretraining, self._role_args["critic"]
-        progress, models = progress_of.of(args), [self.critic]
         if rollout_id + 1 < pretraining.batches:
             return {"train/actor_trains": 0.0}
-        metrics: dict[str, float] = {}
+        progress, models, metrics = Progress(), [self.critic], dict[str, float]()
         while True:
             critic_data = {**data, "values": self._values(data, batches)}
             add_advantages(args, critic_data)
-            if not progress.begin_pass(pretraining, models, current_layout().pipeline):
+            if not progress.begin_pass(pretraining, critic_data, models, current_layout()):
                 break
             with progress.held_out_hidden(critic_data):
                 metrics = self._optimize(self.critic, self.critic_optimizer, critic_data, self._value_loss, last=False)

@@ -14,15 +14,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from advantage import hook
+from advantage.critic import Progress
 from advantage.errors import OtherRankError, TurnTableError
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
 from advantage.packing import PackedTurns, local_tokens
 from advantage.ranks import Group, Layout, current_layout
-from advantage.settings import KL_SPLIT
+from advantage.settings import KL_SPLIT, ValuePretrainingSettings
 from advantage.training.whitening import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.advantage.test_pretraining import collected
 from tests.fixtures.warm_python import WARM
 
 WORLD = 4
@@ -77,6 +79,14 @@ def test_any_error_on_any_one_rank_stops_every_rank_of_its_stage(
         assert outcome[layout, where] is None, f"rank {rank}: {outcome[layout, where]}"
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_value_pretraining_measures_the_same_and_an_error_stops_every_rank_of_the_stage(
+    outcomes: list[dict[str, Any]], layout: str
+) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome[layout, "measured"] is None, f"rank {rank}: {outcome[layout, 'measured']}"
+
+
 def test_the_traffic_does_not_grow_with_the_tokens(outcomes: list[dict[str, Any]]) -> None:
     """The number of turns, eight numbers per turn, and at the end whether the rank failed."""
     for outcome in outcomes:
@@ -97,6 +107,7 @@ def _worker(rank: int, folder: str) -> None:
         outcome[name, "broken"] = _text_of(_check_broken)
         for where in STEPS:
             outcome[name, where] = _text_of(lambda where=where: _check_any_error(where))
+        outcome[name, "measured"] = _text_of(lambda: [_check_measured(seed) for seed in range(3)])
         if name == "dp4":
             outcome["bytes"] = [_bytes_of(tokens) for tokens in (2, 200)]
         parallel_state.destroy_model_parallel()
@@ -206,6 +217,20 @@ def _check_any_error(where: str) -> None:
             assert isinstance(error, MemoryError) == fails, f"rank {layout.stage.rank} raised {error!r}"
         else:
             raise AssertionError(f"rank {layout.stage.rank} went on")
+
+
+def _check_measured(seed: int) -> None:
+    """Held-out explained variance, with the KL in place of the returns."""
+    samples, layout, settings = collected(seed), current_layout(), ValuePretrainingSettings(batches=1)
+    _, data = _shard(samples, layout, seed)
+    alone, here, whole = Progress(), Progress(), rollout_data(samples)
+    alone.begin_pass(settings, {**whole, "returns": whole["kl"]}, [], Layout())
+    here.begin_pass(settings, {**data, "returns": data["kl"]}, [], layout)
+    assert here.explained == pytest.approx(alone.explained, abs=1e-9)
+    if layout.pipeline.size == 1:
+        fails = layout.stage.rank == 0
+        with pytest.raises(KeyError if fails else OtherRankError):
+            here.begin_pass(settings, data if fails else {**data, "returns": data["kl"]}, [], layout)
 
 
 def _bytes_of(tokens: int) -> list[int]:

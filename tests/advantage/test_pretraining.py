@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from advantage.critic import Progress, progress_of
+from advantage.critic import Progress
 from advantage.errors import PretrainingError
 from advantage.hook import compute_advantages
-from advantage.ranks import Group
+from advantage.ranks import Group, Layout
 from advantage.settings import ValuePretrainingSettings, advantage_settings
 from advantage.turn_table import TurnKind
 from slime_verlog import ConfigError
@@ -40,7 +40,7 @@ class Critic(torch.nn.Module):
 
 def run(args: Namespace, weights: list[float], samples: list[FakeSample]) -> tuple[Progress, Critic, list[Any]]:
     """Train as slime and the embedded trainer do: pass k gives the critic weight k. Returns what passes train on."""
-    settings, critic, trained = advantage_settings(args).value_pretraining, Critic(), []
+    settings, critic, progress, trained = advantage_settings(args).value_pretraining, Critic(), Progress(), []
     with_lambda_1 = Namespace(**{**vars(args), "lambda_step": 1.0, "lambda_token": 1.0})
     returns = [r.float() for _, r in expected(samples, with_lambda_1)]
     while True:
@@ -49,9 +49,9 @@ def run(args: Namespace, weights: list[float], samples: list[FakeSample]) -> tup
             critic.weight.item() * r if s.row.turns else s.values for r, s in zip(returns, samples, strict=True)
         ]
         compute_advantages(args, data)
-        if not progress_of.of(args).begin_pass(settings, [critic], Group()):
-            return progress_of.of(args), critic, trained
-        with progress_of.of(args).held_out_hidden(data):
+        if not progress.begin_pass(settings, data, [critic], Layout()):
+            return progress, critic, trained
+        with progress.held_out_hidden(data):
             trained.append(dict(data))
         critic.weight.data.fill_(weights[len(trained) - 1])
 
@@ -94,10 +94,10 @@ def test_a_critic_that_explains_nothing_is_refused_unless_told_otherwise() -> No
 def test_the_last_pipeline_stage_decides_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other stages have no values; they add zeros to what the last stage sends."""
     sent = torch.tensor([4.0, 0.0, 1.0, 0.0, 4.0], dtype=torch.float64)
-    stages = Group(rank=0, size=2)
+    layout = Layout(pipeline=Group(rank=0, size=2), last_stage=False)
     monkeypatch.setattr(Group, "all_reduce", lambda self, x: x.add_(sent) if self.size > 1 else None)
     progress = Progress()
-    assert progress.begin_pass(ValuePretrainingSettings(batches=1), [Critic()], stages)
+    assert progress.begin_pass(ValuePretrainingSettings(batches=1), {}, [Critic()], layout)
     assert progress.explained == [0.75]
 
 
