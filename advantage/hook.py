@@ -7,21 +7,19 @@ slime calls it in the processes of the actor and of the critic, before whitening
 import logging
 import time
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, relayed
-from advantage.flags import AdvantageFlags, advantage_flags
+from advantage.flags import advantage_flags
 from advantage.gae import dual_discount_gae
-from advantage.packing import LocalTokens, PackedTurns, check_first_tokens, local_tokens, pack_turns, per_token
+from advantage.packing import check_first_tokens, local_tokens, pack_turns, per_token
 from advantage.ranks import Layout, current_layout
 from advantage.scan import TokenRewards
-from advantage.settings import AdvantageSettings, advantage_settings
-from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
+from advantage.settings import advantage_settings
+from advantage.turn_table import STALENESS, read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -61,37 +59,18 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         return
     began = time.perf_counter()
     with relayed(layout.stage), Exchange(layout.data) as exchange:
-        turns = _read_turns(args, rollout_data, layout)
-        advantages, returns = _advantages(turns, exchange)
-        rollout_data["advantages"] = turns.local.split(advantages)
-        rollout_data["returns"] = turns.local.split(returns)
-        if turns.flags.slime_verlog_role != "critic":
-            rollout_data.update({name: torch.tensor(value) for name, value in exchange.notes.items()})
-    own, took_ms = len(turns.local.lengths), 1e3 * (time.perf_counter() - began)
+        _compute(args, rollout_data, layout, exchange)
+    samples, took_ms = len(rollout_data["response_lengths"]), 1e3 * (time.perf_counter() - began)
     logger.info(
-        "advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", own, took_ms, layout.data.size
+        "advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", samples, took_ms, layout.data.size
     )
 
 
-@dataclass(frozen=True)
-class LocalTurns:
-    """This rank's turns, with the R response tokens of its samples laid end to end."""
-
-    settings: AdvantageSettings
-    flags: AdvantageFlags
-    columns: TurnColumns
-    local: LocalTokens
-    packed: PackedTurns
-    values: Tensor
-    """[R]; complete on every context-parallel rank."""
-    kl: Tensor | None
-    """[R], likewise; None if kl_coef is 0."""
-
-
-def _read_turns(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout) -> LocalTurns:
-    """Check and pack this rank's samples, and fill in the tokens that other context-parallel ranks hold."""
+def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, exchange: Exchange) -> None:
+    """Compute on flat vectors: [R] for the response tokens of this rank's samples laid end to end."""
     with relayed(layout.context):
         settings, flags = advantage_settings(args), advantage_flags(args)
+        role = flags.slime_verlog_role
         keep = flags.turn_table_is_read_again or settings.value_pretraining.batches > 0
         columns = read_turn_table(rollout_data, keep=keep)
         if rollout_data.get("values") is None:
@@ -102,30 +81,27 @@ def _read_turns(args: Any, rollout_data: MutableMapping[str, Any], layout: Layou
         packed = pack_turns(columns, rollout_data["loss_masks"], local.lengths)
         if settings.value_first_token_weight != 1.0:
             check_first_tokens(packed, local.lengths)
-        if settings.policy_loss == "dis" and flags.slime_verlog_role == "actor":
+        if settings.policy_loss == "dis" and role == "actor":
             stale = per_token(columns.staleness, columns, local.lengths, otherwise=-1.0)
             rollout_data[STALENESS] = local.split(stale.to(values.device))
-    layout.context.all_reduce(values)
+    layout.context.all_reduce(values)  # fill in the tokens that other context-parallel ranks hold
+    untrained = packed.untrained
     if kl is not None:
         layout.context.all_reduce(kl)
-    return LocalTurns(settings, flags, columns, local, packed, values, kl)
-
-
-def _advantages(turns: LocalTurns, exchange: Exchange) -> tuple[Tensor, Tensor]:
-    packed, role = turns.packed, turns.flags.slime_verlog_role
-    untrained = packed.untrained
-    kl = None if turns.kl is None else packed.take(turns.kl).index_fill_(0, untrained, 0)
+        kl = packed.take(kl).index_fill_(0, untrained, 0)
     result = dual_discount_gae(
-        packed.take(turns.values),
-        None if kl is None else TokenRewards(kl, -turns.flags.kl_coef),
+        packed.take(values),
+        None if kl is None else TokenRewards(kl, -flags.kl_coef),
         packed.lengths,
         packed.rewards,
         packed.bootstrap,
         packed.moves,
-        turns.settings.discounts_of(role),
-        lambda links: exchange.follow(turns.columns, links),
-        form=turns.settings.gae_form,
-        lambdas=turns.settings.token_lambdas(role, packed.lengths),
+        settings.discounts_of(role),
+        lambda links: exchange.follow(columns, links),
+        form=settings.gae_form,
+        lambdas=settings.token_lambdas(role, packed.lengths),
     )
-    advantages, returns = (packed.put(x.index_fill_(0, untrained, 0)) for x in result)
-    return advantages, returns
+    rows = (local.split(packed.put(x.index_fill_(0, untrained, 0))) for x in result)
+    rollout_data["advantages"], rollout_data["returns"] = rows
+    if role != "critic":
+        rollout_data.update({name: torch.tensor(value) for name, value in exchange.notes.items()})
