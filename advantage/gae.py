@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from advantage.scan import TokenRewards, TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
+from advantage.scan import TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
 from advantage.settings import Discounts
 
 
@@ -48,7 +48,7 @@ class Links:
 @torch.no_grad()
 def dual_discount_gae(
     values: Tensor,
-    token_rewards: TokenRewards | None,
+    token_rewards: Tensor | None,
     lengths: Tensor,
     turn_rewards: Tensor,
     bootstrap: Tensor,
@@ -136,7 +136,7 @@ def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
 def _solve_inside(
     form: Literal["dual", "token", "turn", "bi_level"],
     values: Tensor,
-    rewards: TokenRewards | None,
+    rewards: Tensor | None,
     lengths: Tensor,
     turn_rewards: Tensor,
     d: Discounts,
@@ -144,7 +144,7 @@ def _solve_inside(
 ) -> TurnScan:
     _check_finite("values", values)
     if rewards is not None:
-        _check_finite("token_rewards", rewards.raw)
+        _check_finite("token_rewards", rewards)
     given = values, rewards, lengths, turn_rewards
     match form:
         case "turn":
@@ -159,7 +159,7 @@ def _solve_inside(
             return scan_turns(*given, d.gamma_token, d.token_decay)
 
 
-def scan_turn(values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:
+def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:
     """Take the turn as one action: its reward is the sum over its tokens, its value that of its first token."""
     turn = torch.repeat_interleave(lengths)
     state = _pick(values, lengths.cumsum(0) - lengths)
@@ -173,20 +173,20 @@ def scan_turn(values: Tensor, rewards: TokenRewards | None, lengths: Tensor, tur
 
 
 def scan_bi_level(
-    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
     """Work inside turns as `dual`, but show the previous turn the last token's value and the rewards before it."""
     inside = scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
     last = lengths.cumsum(0) - 1
     state = _pick(values, last)
-    own = _pick(rewards.total(), last) if rewards is not None else torch.zeros_like(state)
+    own = _pick(rewards, last) if rewards is not None else torch.zeros_like(state)
     before = _totals(rewards, torch.repeat_interleave(lengths), state) - own
     return TurnScan(before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish)
 
 
-def _totals(rewards: TokenRewards | None, turn: Tensor, like: Tensor) -> Tensor:
+def _totals(rewards: Tensor | None, turn: Tensor, like: Tensor) -> Tensor:
     total = torch.zeros_like(like)
-    return total if rewards is None else total.index_add_(0, turn, rewards.total())
+    return total if rewards is None else total.index_add_(0, turn, rewards.double())
 
 
 def _pick(x: Tensor, positions: Tensor) -> Tensor:

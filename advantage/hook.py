@@ -17,7 +17,6 @@ from advantage.flags import advantage_flags
 from advantage.gae import dual_discount_gae
 from advantage.packing import check_first_tokens, local_tokens, pack_turns, per_token
 from advantage.ranks import Layout, current_layout
-from advantage.scan import TokenRewards
 from advantage.settings import advantage_settings
 from advantage.turn_table import STALENESS, read_turn_table
 
@@ -77,7 +76,7 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
             raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
         local = local_tokens(rollout_data, layout)
         values = local.join(rollout_data["values"])
-        kl = local.join(rollout_data["kl"]) if flags.kl_coef else None
+        rewards = local.join(rollout_data["kl"]).mul_(-flags.kl_coef) if flags.kl_coef else None
         packed = pack_turns(columns, rollout_data["loss_masks"], local.lengths)
         if settings.value_first_token_weight != 1.0:
             check_first_tokens(packed, local.lengths)
@@ -86,12 +85,12 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
             rollout_data[STALENESS] = local.split(stale.to(values.device))
     layout.context.all_reduce(values)  # fill in the tokens that other context-parallel ranks hold
     untrained = packed.untrained
-    if kl is not None:
-        layout.context.all_reduce(kl)
-        kl = packed.take(kl).index_fill_(0, untrained, 0)
+    if rewards is not None:
+        layout.context.all_reduce(rewards)
+        rewards = packed.take(rewards).index_fill_(0, untrained, 0)
     result = dual_discount_gae(
         packed.take(values),
-        None if kl is None else TokenRewards(kl, -flags.kl_coef),
+        rewards,
         packed.lengths,
         packed.rewards,
         packed.bootstrap,

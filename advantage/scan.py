@@ -31,18 +31,6 @@ BLOCK = 2048
 
 
 @dataclass(frozen=True)
-class TokenRewards:
-    """The rewards of single tokens: `scale` times `raw` [N]. They stay apart to save a pass over all tokens."""
-
-    raw: Tensor
-    scale: float = 1.0
-
-    def total(self) -> Tensor:
-        """[N] float64."""
-        return self.raw.double() * self.scale
-
-
-@dataclass(frozen=True)
 class TurnScan:
     """One form's result inside turns; N tokens, T turns. No entry of a turn without tokens is used."""
 
@@ -57,7 +45,7 @@ class TurnScan:
 
 
 def scan_turns(
-    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, decay: float
+    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, decay: float
 ) -> TurnScan:
     """Solve GAE inside turns; `turn_rewards` [T] float64 fall on last tokens, `decay` is gamma times lambda."""
     nonempty = (lengths > 0).nonzero()[:, 0]
@@ -78,7 +66,7 @@ def _per_turn(entries: Sequence[Tensor], nonempty: Tensor, lengths: Tensor) -> l
 
 
 def scan_turns_by_decay(
-    values: Tensor, rewards: TokenRewards | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, lambdas: Tensor
+    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, lambdas: Tensor
 ) -> TurnScan:
     """Run `scan_turns` with another lambda for each turn, `lambdas` [T]; several times slower."""
     turn = torch.repeat_interleave(lengths)
@@ -87,7 +75,7 @@ def scan_turns_by_decay(
     is_last = place == last[turn]
     deltas = gamma * torch.where(is_last, 0.0, values.double().roll(-1)) - values
     if rewards is not None:
-        deltas += rewards.total()
+        deltas += rewards
     deltas += torch.where(is_last, turn_rewards[turn], 0.0)
     decay = gamma * lambdas
     longest = int(lengths.max()) if len(lengths) else 0
@@ -126,7 +114,7 @@ class _Rows:
     """
 
     def __init__(
-        self, values: Tensor, rewards: TokenRewards | None, first: Tensor, last: Tensor, gamma: float, decay: float
+        self, values: Tensor, rewards: Tensor | None, first: Tensor, last: Tensor, gamma: float, decay: float
     ) -> None:
         self._values, self._rewards, self._first, self._last = values, rewards, first, last
         self._gamma, self._decay = gamma, decay
@@ -149,7 +137,7 @@ class _Rows:
         columns = -self._ending_values
         columns[:-1].addcmul_(self._going_on[:-1], self._ending_values[1:], value=self._gamma)
         if self._rewards is not None:
-            columns.add_(self._select(self._rewards.raw), alpha=self._rewards.scale)
+            columns.add_(self._select(self._rewards))
         columns.view(-1).index_add_(0, self._last_in_columns, turn_rewards)
         self._columns = self._solve_columns(columns)
         heads = [solved[:, 0] for _, _, solved in self._solved_blocks(1)]
@@ -202,7 +190,7 @@ class _Rows:
             values = _rows(self._values, rows)
             solved = values @ of_values
             if self._rewards is not None:
-                solved.addmm_(_rows(self._rewards.raw, rows), of_rewards, alpha=self._rewards.scale)
+                solved.addmm_(_rows(self._rewards, rows), of_rewards)
             yield rows, values, solved
 
     def _solve_columns(self, columns: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from advantage import gae
-from advantage.scan import TokenRewards
 from advantage.settings import Discounts
 
 
@@ -25,7 +24,7 @@ def dual_discount_gae(
     nothing = torch.zeros_like(states)
     advantages, returns = gae.dual_discount_gae(
         torch.cat([values, bootstrap_values[last].to(values.dtype)]),
-        TokenRewards(torch.cat([token_rewards, nothing.to(token_rewards.dtype)])),
+        torch.cat([token_rewards, nothing.to(token_rewards.dtype)]),
         torch.cat([turn_lengths, nothing + 1]),
         torch.cat([turn_rewards.double(), nothing.double()]),
         torch.cat([torch.zeros_like(following, dtype=torch.bool), nothing == 0]),
