@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from advantage.errors import PretrainingError
-from advantage.exchange import relayed
+from advantage.exchange import Layout, relayed
 from advantage.packing import local_tokens
-from advantage.ranks import Layout
 from advantage.settings import ValuePretrainingSettings
 from advantage.turn_table import read_turn_table, to_list, whole_numbers
 

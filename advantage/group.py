@@ -13,11 +13,20 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import BOOTSTRAP, NOTES, TERMINATED, TRUNCATED, Exchange, in_turn_order, relayed, turn_flags
+from advantage.exchange import (
+    BOOTSTRAP,
+    NOTES,
+    TERMINATED,
+    TRUNCATED,
+    Exchange,
+    current_layout,
+    in_turn_order,
+    relayed,
+    turn_flags,
+)
 from advantage.flags import advantage_flags
 from advantage.gae import edges
 from advantage.packing import local_tokens, pack_turns
-from advantage.ranks import current_layout
 from advantage.scan import solve_chain
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import read_turn_table

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from advantage.errors import TurnTableError
-from advantage.exchange import Exchange, relayed
+from advantage.exchange import Exchange, Layout, current_layout, relayed
 from advantage.flags import advantage_flags
 from advantage.gae import dual_discount_gae
 from advantage.packing import check_first_tokens, local_tokens, pack_turns, per_token
-from advantage.ranks import Layout, current_layout
 from advantage.settings import advantage_settings
 from advantage.turn_table import STALENESS, read_turn_table
 

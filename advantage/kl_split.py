@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from advantage.exchange import Layout, current_layout
 from advantage.flags import advantage_flags
 from advantage.packing import local_tokens, per_token, span_positions
-from advantage.ranks import Layout, current_layout
 from advantage.turn_table import TurnColumns, read_turn_table, whole_numbers
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advantage.errors import TurnTableError
-from advantage.ranks import Layout
+from advantage.exchange import Layout
 from advantage.turn_table import TurnColumns, as_tensor, to_list, whole_numbers
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from advantage.errors import UnsupportedFrameworkError
+from advantage.exchange import current_layout
 from advantage.flags import HOOK, advantage_flags, check_flags
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
@@ -22,7 +23,6 @@ from advantage.patch.critic import install_critic, pretrain_critic
 from advantage.patch.retract import install_retraction
 from advantage.patch.roles import install_roles
 from advantage.patch.versions import find_framework, original
-from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.images import expand

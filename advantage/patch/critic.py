@@ -13,8 +13,8 @@ from typing import Any
 
 from advantage.critic import Progress
 from advantage.errors import UnsupportedFrameworkError
+from advantage.exchange import current_layout
 from advantage.patch.versions import Framework, Replace
-from advantage.ranks import current_layout
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 

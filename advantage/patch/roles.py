@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from advantage.errors import FlagError, UnsupportedFrameworkError
+from advantage.exchange import current_layout
 from advantage.flags import FROZEN, advantage_flags
 from advantage.patch.versions import Framework, Replace
-from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_settings
 
 logger = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ class OffPolicyAlarm:
 
         Returns `off_policy_alarms`, this process's steps with a metric outside so far, or nothing without such metrics.
         """
-        from advantage.ranks import current_layout  # imports torch, which a run's other alarms need not
+        from advantage.exchange import current_layout  # imports torch, which a run's other alarms need not
 
         watched = [limit for limit in self._limits if limit.metric in metrics]
         if not watched:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from advantage.exchange import current_layout
 from advantage.packing import local_tokens
-from advantage.ranks import current_layout
 from advantage.settings import advantage_settings
 
 Reducer = Callable[[Tensor], Tensor]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from advantage.ranks import Group
+from advantage.exchange import Group
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from advantage.critic import Progress
+from advantage.exchange import current_layout
 from advantage.flags import advantage_flags, check_dis
 from advantage.patch.roles import report_frozen
-from advantage.ranks import current_layout
 from advantage.settings import ROLE, advantage_settings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis

@@ -235,8 +235,8 @@ def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> N
 
 @check
 def slices_over_context_parallelism_are_the_frameworks_own() -> None:
+    from advantage.exchange import Group, Layout
     from advantage.packing import local_tokens
-    from advantage.ranks import Group, Layout
 
     utils = module("backends.megatron_utils.cp_utils" if NAME == "slime" else "backends.training_utils.cp_utils")
     can_pad = "max_seq_len" in inspect.signature(utils.slice_log_prob_with_cp).parameters

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from advantage.exchange import Group
 from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split
-from advantage.ranks import Group
 from advantage.settings import KL_SPLIT
 from advantage.training.value_weight import weigh_first_tokens
 from advantage.training.whitening import whiten

@@ -11,9 +11,9 @@ import advantage.group
 import advantage.hook
 import advantage.kl_split
 from advantage.errors import TurnTableError
+from advantage.exchange import Layout
 from advantage.hook import compute_advantages
 from advantage.kl_split import KlSplit, log_kl_split
-from advantage.ranks import Layout
 from advantage.settings import KL_SPLIT
 from advantage.turn_table import TurnRow, TurnSpan, encode_row
 from tests.advantage.batches import make_args, make_samples, rollout_data

@@ -16,10 +16,10 @@ import torch.multiprocessing as mp
 from advantage import hook
 from advantage.critic import Progress
 from advantage.errors import OtherRankError, TurnTableError
+from advantage.exchange import Group, Layout, current_layout
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
 from advantage.packing import PackedTurns, local_tokens
-from advantage.ranks import Group, Layout, current_layout
 from advantage.settings import KL_SPLIT, ValuePretrainingSettings
 from advantage.training.whitening import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns

@@ -10,8 +10,8 @@ import torch
 
 from advantage.critic import Progress
 from advantage.errors import PretrainingError
+from advantage.exchange import Group, Layout
 from advantage.hook import compute_advantages
-from advantage.ranks import Group, Layout
 from advantage.settings import ValuePretrainingSettings, advantage_settings
 from advantage.turn_table import TurnKind
 from slime_verlog import ConfigError

@@ -104,8 +104,8 @@ def _now(device: torch.device) -> float:
 def check_exchange(device: torch.device, cases: int) -> Iterator[Finding]:
     """The hook on this device against the definition, then through the collectives against itself."""
     from advantage import exchange
+    from advantage.exchange import current_layout
     from advantage.hook import compute_advantages
-    from advantage.ranks import current_layout
     from tests.advantage.batches import expected, make_args, make_samples, rollout_data
 
     group = current_layout().data

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from advantage.ranks import Group
+from advantage.exchange import Group
 from advantage.training.whitening import whiten
 from tests.conftest import load_recording
 
