@@ -27,6 +27,7 @@ _collectives = cast(Any, dist)
 """torch.distributed, whose collectives are not fully typed."""
 
 TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
+ENDED = TERMINATED | TRUNCATED
 """Flags of a turn; NOTES: the environment did not move after it."""
 
 
@@ -61,7 +62,7 @@ class Exchange:
         own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)
         table, mine = self.rows(own)
         flags = table[:, 2].long()
-        following = link_turns(table[:, 0], table[:, 1], flags & (TERMINATED | TRUNCATED | BOOTSTRAP))
+        following = link_turns(table[:, 0], table[:, 1], flags & (ENDED | BOOTSTRAP))
         next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
         self.notes = _compare_notes(flags, following, next_advantage)
         return next_value[mine], next_advantage[mine]
@@ -129,7 +130,7 @@ def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
     refuse(same & (index[1:] == index[:-1]), "it is in the batch twice")
     refuse(same & (index[1:] != index[:-1] + 1), "the next turn is missing, but a later one is in the batch")
     refuse(same & (before & BOOTSTRAP > 0), "a bootstrap sample is followed by another sample of its segment")
-    refuse(turn_after & (before & (TERMINATED | TRUNCATED) > 0), "it ended the episode, but another turn follows")
+    refuse(turn_after & (before & ENDED > 0), "it ended the episode, but another turn follows")
     last = torch.cat([~same, torch.ones(1, dtype=torch.bool)])
     refuse(
         last & (flags == 0),

@@ -13,17 +13,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import (
-    BOOTSTRAP,
-    NOTES,
-    TERMINATED,
-    TRUNCATED,
-    Exchange,
-    current_layout,
-    in_turn_order,
-    relayed,
-    turn_flags,
-)
+from advantage.exchange import BOOTSTRAP, ENDED, NOTES, Exchange, current_layout, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
 from advantage.gae import edges
 from advantage.packing import local_tokens, pack_turns
@@ -109,7 +99,7 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     to_go = solve_chain(reward, gamma, following)
 
     heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
-    ended = (flags[tails] & (TERMINATED | TRUNCATED)) > 0
+    ended = (flags[tails] & ENDED) > 0
     trained = torch.zeros(len(segments)).index_add_(0, episode, turns.trained[order].float()) > 0
     whole = ended & (index[heads] == 0) & trained
     if not bool(whole.all()):
