@@ -26,8 +26,49 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from advantage.errors import FlagError
 from advantage.scan import TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
-from advantage.settings import Discounts
+from advantage.settings import AdvantageSettings
+
+
+@dataclass(frozen=True)
+class Discounts:
+    """The four discounts, each in [0, 1]."""
+
+    gamma_step: float
+    lambda_step: float
+    gamma_token: float
+    lambda_token: float
+
+    @property
+    def token_decay(self) -> float:
+        return self.gamma_token * self.lambda_token
+
+    @property
+    def step_decay(self) -> float:
+        return self.gamma_step * self.lambda_step
+
+
+def discounts_of(settings: AdvantageSettings, role: str | None) -> Discounts:
+    """Return the discounts of the actor or the critic; raises FlagError if they differ and `role` is None."""
+    if role is None and (settings.lambda_critic is not None or settings.lambda_policy != "fixed"):
+        raise FlagError(
+            "lambda_critic and lambda_policy differ between actor and critic, and only advantage.patch.install notes "
+            "which of them a process trains: give --custom-megatron-init-path advantage.patch.install"
+        )
+    lambdas = settings.lambda_step, settings.lambda_token
+    if settings.value_pretraining.batches:
+        lambdas = 1.0, 1.0
+    elif role == "critic" and settings.lambda_critic is not None:
+        lambdas = settings.lambda_critic, settings.lambda_critic
+    return Discounts(settings.gamma_step, lambdas[0], settings.gamma_token, lambdas[1])
+
+
+def token_lambdas(settings: AdvantageSettings, role: str | None, lengths: Tensor) -> Tensor | None:
+    """Compute the lambda inside each turn, [T] float64, from its trained tokens [T]; None for `lambda_token`."""
+    if role == "critic" or settings.lambda_policy == "fixed":
+        return None
+    return (1 - 1 / (settings.lambda_policy_alpha * lengths.double())).clamp(0, 1)
 
 
 @dataclass(frozen=True)

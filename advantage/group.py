@@ -15,7 +15,7 @@ from torch import Tensor
 from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, ENDED, NOTES, Exchange, current_layout, in_turn_order, relayed, turn_flags
 from advantage.flags import advantage_flags
-from advantage.gae import edges
+from advantage.gae import discounts_of, edges
 from advantage.packing import local_tokens, pack_turns
 from advantage.scan import solve_chain
 from advantage.settings import AdvantageSettings, advantage_settings
@@ -95,7 +95,7 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     _check_contiguous(segments, episode, index, new)
     following = torch.arange(1, len(order) + 1)
     following[torch.cat([new[1:], new[:1]])] = -1
-    gamma, _ = edges(flags & NOTES == 0, settings.discounts)
+    gamma, _ = edges(flags & NOTES == 0, discounts_of(settings, "actor"))
     to_go = solve_chain(reward, gamma, following)
 
     heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]

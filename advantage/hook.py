@@ -14,7 +14,7 @@ import torch
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, Layout, current_layout, relayed
 from advantage.flags import advantage_flags
-from advantage.gae import dual_discount_gae
+from advantage.gae import discounts_of, dual_discount_gae, token_lambdas
 from advantage.packing import check_first_tokens, local_tokens, pack_turns, per_token
 from advantage.settings import advantage_settings
 from advantage.turn_table import STALENESS, read_turn_table
@@ -94,10 +94,10 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
         packed.rewards,
         packed.bootstrap,
         packed.moves,
-        settings.discounts_of(role),
+        discounts_of(settings, role),
         lambda links: exchange.follow(columns, links),
         form=settings.gae_form,
-        lambdas=settings.token_lambdas(role, packed.lengths),
+        lambdas=token_lambdas(settings, role, packed.lengths),
     )
     rows = (local.split(packed.put(x.index_fill_(0, untrained, 0))) for x in result)
     rollout_data["advantages"], rollout_data["returns"] = rows

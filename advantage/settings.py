@@ -1,18 +1,11 @@
 """Settings of the advantage computation: keys of the YAML, which slime copies to `args`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
-from advantage.errors import FlagError
 from slime_verlog import ConfigError, Field, Settings, read_settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KL_SPLIT = "advantage.kl_split.log_kl_split"
 """The `--rollout-data-postprocess-path` hook, which reads the turn table after the advantages."""
@@ -35,26 +28,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     }
 }
 """Values of the `preset` key: what each sets, unless the YAML has the key. `docs/asynchronous.md` has the sources."""
-
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-
-
-@dataclass(frozen=True)
-class Discounts:
-    """The four discounts, each in [0, 1]."""
-
-    gamma_step: Share
-    lambda_step: Share
-    gamma_token: Share
-    lambda_token: Share
-
-    @property
-    def token_decay(self) -> float:
-        return self.gamma_token * self.lambda_token
-
-    @property
-    def step_decay(self) -> float:
-        return self.gamma_step * self.lambda_step
 
 
 class WarmupSettings(Settings):
@@ -167,29 +140,6 @@ class AdvantageSettings(Settings):
                 f"{warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
             )
         return self
-
-    @property
-    def discounts(self) -> Discounts:
-        """Return the actor's discounts, and the critic's without `lambda_critic`; lambda 1 in value pretraining."""
-        lambdas = (1.0, 1.0) if self.value_pretraining.batches else (self.lambda_step, self.lambda_token)
-        return Discounts(self.gamma_step, lambdas[0], self.gamma_token, lambdas[1])
-
-    def discounts_of(self, role: str | None) -> Discounts:
-        """Return the discounts of the actor or the critic; raises FlagError if they differ and `role` is None."""
-        if role is None and (self.lambda_critic is not None or self.lambda_policy != "fixed"):
-            raise FlagError(
-                "lambda_critic and lambda_policy differ between actor and critic, and only advantage.patch.install "
-                "notes which of them a process trains: give --custom-megatron-init-path advantage.patch.install"
-            )
-        if role != "critic" or self.lambda_critic is None or self.value_pretraining.batches:
-            return self.discounts
-        return Discounts(self.gamma_step, self.lambda_critic, self.gamma_token, self.lambda_critic)
-
-    def token_lambdas(self, role: str | None, lengths: Tensor) -> Tensor | None:
-        """Compute the lambda inside each turn, [T] float64, from its trained tokens [T]; None for `lambda_token`."""
-        if role == "critic" or self.lambda_policy == "fixed":
-            return None
-        return (1 - 1 / (self.lambda_policy_alpha * lengths.double())).clamp(0, 1)
 
 
 def advantage_settings(args: Any) -> AdvantageSettings:

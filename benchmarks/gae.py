@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from advantage.gae import discounts_of
 from advantage.hook import compute_advantages
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row, encode_row
@@ -117,7 +118,7 @@ def main() -> None:
         parser.error(f"--turns must be a multiple of {TURNS_PER_EPISODE}, got {options.turns}")
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
-    args, discounts = Namespace(kl_coef=KL_COEF), AdvantageSettings().discounts
+    args, discounts = Namespace(kl_coef=KL_COEF), discounts_of(AdvantageSettings(), "actor")
     work = make_work(options.turns, options.tokens, seed=0)
     data = as_rollout_data(work)
     lists = {name: work[name].tolist() for name in DEFINED_BY}

@@ -17,6 +17,7 @@ import torch
 from advantage.errors import UnsupportedFrameworkError
 from advantage.exchange import current_layout
 from advantage.flags import HOOK, advantage_flags, check_flags
+from advantage.gae import discounts_of
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
 from advantage.patch.critic import install_critic, pretrain_critic
@@ -73,7 +74,7 @@ def install(args: Any) -> None:
         "dual-discount GAE is installed in %s through %s: %s, first-token value weight %g",
         framework.name,
         "compute_advantages_and_returns" if replaces else "--custom-advantage-function-path",
-        settings.discounts,
+        discounts_of(settings, "actor"),
         settings.value_first_token_weight,
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from advantage.gae import discounts_of, token_lambdas
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from embedded.run.folder import whole_lines
@@ -161,7 +162,7 @@ class TrainingRecord:
             turns += [self._turn(sample, place, span, data, role, k == len(spans) - 1) for k, span in spans]
         if row is None:
             return None
-        kept, discounts = turns[-LONGEST:], self._settings.discounts_of(role)
+        kept, discounts = turns[-LONGEST:], discounts_of(self._settings, role)
         first += len(turns) - len(kept)
         ended = StopReason.TIME_LIMIT if row.truncated else StopReason.CUT
         stop = StopReason.TERMINATED if row.terminated else ended
@@ -195,7 +196,7 @@ class TrainingRecord:
         mask = data["loss_masks"][place][span.start : span.end]
         if not bool(mask.all()):
             columns["loss_mask"] = mask.tolist()
-        lambdas = self._settings.token_lambdas(role, mask.sum().reshape(1))
+        lambdas = token_lambdas(self._settings, role, mask.sum().reshape(1))
         return {
             "prompt": self._tokenizer.decode(ids[: start + span.start]),
             "response": self._tokenizer.decode(own, skip_special_tokens=True),

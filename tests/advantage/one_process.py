@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from advantage import gae
-from advantage.settings import Discounts
+from advantage.gae import Discounts
 
 
 def dual_discount_gae(

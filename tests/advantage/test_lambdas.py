@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from advantage.errors import FlagError
+from advantage.gae import token_lambdas
 from advantage.hook import compute_advantages
 from advantage.settings import PRESETS, ROLE, AdvantageSettings, advantage_settings
 from slime_verlog import ConfigError, read_settings
@@ -53,7 +54,7 @@ def test_the_actors_lambda_follows_from_each_turns_trained_tokens_and_the_critic
 
 
 def test_a_long_turn_keeps_more_of_its_reward_at_its_first_token_than_a_short_one() -> None:
-    lambdas = read_settings(AdvantageSettings, ADAPTIVE).token_lambdas("actor", torch.tensor([0, 1, 2, 5, 500]))
+    lambdas = token_lambdas(read_settings(AdvantageSettings, ADAPTIVE), "actor", torch.tensor([0, 1, 2, 5, 500]))
     assert lambdas is not None
     torch.testing.assert_close(lambdas, torch.tensor([0, 0, 0, 0.5, 0.995], dtype=torch.float64))
 
