@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from advantage.errors import FlagError
-from advantage.settings import KL_SPLIT, AdvantageSettings, advantage_settings, present
+from advantage.settings import AdvantageSettings, advantage_settings, present
 from advantage.turn_table import CONVERTER
 from slime_verlog import ConfigError, read_yaml
 
@@ -52,13 +52,6 @@ class AdvantageFlags:
     ckpt_step: int | None = None
     finetune: bool = False
     no_load_optim: bool = False
-    slime_verlog_role: Literal["actor", "critic"] | None = None
-    """Whose process this is (`advantage.settings.ROLE`); None if nothing noted it."""
-
-    @property
-    def turn_table_is_read_again(self) -> bool:
-        """Whether the KL split reads the turn table after the advantages; it then removes the table."""
-        return self.rollout_data_postprocess_path == KL_SPLIT
 
     @property
     def frozen(self) -> list[str]:

@@ -18,7 +18,7 @@ from advantage.flags import advantage_flags
 from advantage.gae import discounts_of, edges
 from advantage.packing import local_tokens, pack_turns
 from advantage.scan import solve_chain
-from advantage.settings import AdvantageSettings, advantage_settings
+from advantage.settings import KL_SPLIT, AdvantageSettings, advantage_settings
 from advantage.turn_table import read_turn_table
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         settings, flags = advantage_settings(args), advantage_flags(args)
         if flags.kl_coef:
             raise FlagError(f"--kl-coef is {flags.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
-        columns = read_turn_table(rollout_data, keep=flags.turn_table_is_read_again)
+        columns = read_turn_table(rollout_data, keep=flags.rollout_data_postprocess_path == KL_SPLIT)
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
         alone = flags.n_samples_per_prompt == 1  # no two episodes share a start
         group = columns.group.masked_fill(torch.ones_like(columns.bootstrap) if alone else columns.bootstrap, -1)

@@ -1,7 +1,11 @@
 """slime's `--custom-advantage-function-path`: computes advantages and returns from rollout data and the turn table.
 
-slime calls it in the processes of the actor and of the critic, before whitening. The reward of each trained token is
--kl_coef x KL. slime's critic has no log-probs, so its KL is 0, and KL never enters the value targets.
+`advantage.patch.install` sets this path in the processes of the actor and of the critic. Before a process builds its
+model, it also notes in `args` which of the two the process trains. Afterwards slime whitens the advantages, and the
+value loss gives first tokens more weight; neither changes the returns.
+
+The reward of each trained token is -kl_coef x KL. slime's critic has no log-probs, so its KL is 0, and KL never enters
+the value targets.
 """
 
 import logging
@@ -13,10 +17,9 @@ import torch
 
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, Layout, current_layout, relayed
-from advantage.flags import advantage_flags
 from advantage.gae import discounts_of, dual_discount_gae, token_lambdas
 from advantage.packing import check_first_tokens, local_tokens, pack_turns, per_token
-from advantage.settings import advantage_settings
+from advantage.settings import KL_SPLIT, ROLE, advantage_settings
 from advantage.turn_table import STALENESS, read_turn_table
 
 logger = logging.getLogger(__name__)
@@ -30,8 +33,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     data also gets the staleness of each token.
 
     Args:
-        args: slime's arguments. `AdvantageSettings` reads the YAML's keys. `AdvantageFlags` has slime's: `kl_coef`, the
-            role of this process (`advantage.patch.install` notes it), and whether the KL split reads the table again.
+        args: slime's arguments. `AdvantageSettings` has the YAML's keys. The hook also reads `kl_coef`, this process's
+            role, and from `rollout_data_postprocess_path` whether the KL split needs the table.
         rollout_data: for S samples whose responses have R_s tokens:
             `values` and `kl`: S rows of this context-parallel rank's part of the R_s tokens, floating; `kl` in nats.
             `loss_masks`: S rows [R_s], 1 on trained tokens, complete on every context-parallel rank.
@@ -67,15 +70,14 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
 def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, exchange: Exchange) -> None:
     """Compute on flat vectors: [R] for the response tokens of this rank's samples laid end to end."""
     with relayed(layout.context):
-        settings, flags = advantage_settings(args), advantage_flags(args)
-        role = flags.slime_verlog_role
-        keep = flags.turn_table_is_read_again or settings.value_pretraining.batches > 0
-        columns = read_turn_table(rollout_data, keep=keep)
+        settings, role, kl_coef = advantage_settings(args), getattr(args, ROLE, None), getattr(args, "kl_coef", 0.0)
+        is_split = getattr(args, "rollout_data_postprocess_path", None) == KL_SPLIT
+        columns = read_turn_table(rollout_data, keep=is_split or settings.value_pretraining.batches > 0)
         if rollout_data.get("values") is None:
             raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
         local = local_tokens(rollout_data, layout)
         values = local.join(rollout_data["values"])
-        rewards = local.join(rollout_data["kl"]).mul_(-flags.kl_coef) if flags.kl_coef else None
+        rewards = local.join(rollout_data["kl"]).mul_(-kl_coef) if kl_coef else None
         packed = pack_turns(columns, rollout_data["loss_masks"], local.lengths)
         if settings.value_first_token_weight != 1.0:
             check_first_tokens(packed, local.lengths)
