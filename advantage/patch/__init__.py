@@ -27,9 +27,8 @@ from advantage.patch.versions import find_framework, original
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.images import expand
+from advantage.training.losses import weigh_first_tokens, whiten
 from advantage.training.policy_loss import finish_dis, install_dis
-from advantage.training.value_weight import weigh_first_tokens
-from advantage.training.whitening import whiten
 from advantage.turn_table import STALENESS
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,8 @@ from advantage.flags import advantage_flags, check_dis
 from advantage.patch.roles import report_frozen
 from advantage.settings import ROLE, advantage_settings
 from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.losses import first_token_weights, weigh_reducer, whiten
 from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis
-from advantage.training.value_weight import first_token_weights, weigh_reducer
-from advantage.training.whitening import whiten
 from advantage.turn_table import STALENESS
 from embedded.arguments import cores, embedded_flags
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data

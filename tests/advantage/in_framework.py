@@ -139,7 +139,7 @@ def returns_are_formed_before_whitening() -> None:
 
 @check
 def the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone() -> None:
-    from advantage.training.value_weight import first_tokens
+    from advantage.training.losses import first_tokens
 
     args = framework_args(value_first_token_weight=3.0, rollout_temperature=1.0)
     masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([0])]

@@ -12,8 +12,7 @@ from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split
 from advantage.settings import KL_SPLIT
-from advantage.training.value_weight import weigh_first_tokens
-from advantage.training.whitening import whiten
+from advantage.training.losses import weigh_first_tokens, whiten
 from advantage.turn_table import TurnRow, TurnSpan
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 from tests.fixtures.pretend_device import ELSEWHERE, Elsewhere, pretended_device

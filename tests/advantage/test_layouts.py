@@ -21,7 +21,7 @@ from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
 from advantage.packing import PackedTurns, local_tokens
 from advantage.settings import KL_SPLIT, ValuePretrainingSettings
-from advantage.training.whitening import whiten
+from advantage.training.losses import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 from tests.advantage.test_pretraining import collected

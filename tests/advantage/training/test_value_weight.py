@@ -11,7 +11,7 @@ from torch import Tensor
 from advantage.errors import TurnTableError
 from advantage.hook import compute_advantages
 from advantage.packing import check_first_tokens, pack_turns
-from advantage.training.value_weight import first_token_weights, weigh_first_tokens
+from advantage.training.losses import first_token_weights, weigh_first_tokens
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import make_args, make_samples
 from tests.conftest import load_recording

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from advantage.exchange import Group
-from advantage.training.whitening import whiten
+from advantage.training.losses import whiten
 from tests.conftest import load_recording
 
 

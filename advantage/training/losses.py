@@ -1,7 +1,8 @@
-"""Gives each turn's first token more weight in the value loss, because the previous turn bootstraps from its value.
+"""Whitens the actor's advantages, and weighs the critic's value loss.
 
-With weight w, the mean over a turn's n tokens becomes (w l_0 + l_1 + ... + l_{n-1}) / n. Verlog takes half the squared
-error and averages over the micro-batch's tokens; slime takes the whole and averages over each turn's tokens first.
+Each turn's first token has more weight in the value loss, because the previous turn bootstraps from its value. With
+weight w, the mean over a turn's n tokens becomes (w l_0 + l_1 + ... + l_{n-1}) / n. Verlog takes half the squared error
+and averages over the micro-batch's tokens; slime takes the whole and averages over each turn's tokens first.
 """
 
 import functools
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.exchange import current_layout
+from advantage.exchange import Group, current_layout
 from advantage.packing import local_tokens
 from advantage.settings import advantage_settings
 
@@ -48,3 +49,24 @@ def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
 def weigh_reducer(reduce: Reducer, weights: Tensor) -> Reducer:
     """Wrap a reducer: inputs with a gradient are weighted, metrics such as the clip fraction are not."""
     return lambda x: reduce(x * weights.to(x.device) if x.requires_grad else x)
+
+
+@torch.no_grad()
+def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> list[Tensor]:
+    """Scale the rows to mean 0 and variance 1 over the group's trained tokens; float64 sums, one all-reduce.
+
+    Call it on every rank, after the returns are computed. As in slime, untrained tokens are shifted and scaled too.
+    `masks` are 1 on trained tokens and shaped like `rows`; `group` is `Layout.data_context`. Raises ValueError if the
+    whole group has no trained token.
+    """
+    like = rows[0] if rows else torch.zeros(0)
+    flat = torch.cat([*rows, like.new_zeros(0)]).double()
+    kept = flat[torch.cat([*masks, like.new_zeros(0)]).bool()]
+    sums = torch.stack([kept.new_tensor(float(kept.numel())), kept.sum(), (kept**2).sum()])
+    sums = group.total(sums, like=flat)
+    count, mean = sums[0], sums[1] / sums[0]
+    if count == 0:
+        raise ValueError("no token of this batch is trained, so advantages cannot be whitened; check the loss masks")
+    variance = (sums[2] / count - mean**2) * (count / (count - 1).clamp(min=1))
+    scale = torch.rsqrt(variance.clamp(min=0) + 1e-8)
+    return [((row.double() - mean.to(row.device)) * scale.to(row.device)).to(row.dtype) for row in rows]
