@@ -23,7 +23,7 @@ from advantage.packing import local_tokens
 from advantage.patch.critic import install_critic, pretrain_critic
 from advantage.patch.retract import install_retraction
 from advantage.patch.roles import install_roles
-from advantage.patch.versions import find_framework, original
+from advantage.patch.versions import find_framework, replace
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.images import expand
@@ -43,24 +43,24 @@ def install(args: Any) -> None:
     """
     framework = find_framework()
     settings, flags = check_flags(args), advantage_flags(args)
-    _replace(framework.loss, "value_loss_function", weigh_first_tokens)
+    replace(framework.loss, "value_loss_function", weigh_first_tokens)
     if framework.model is not None:
         _install_training_steps(framework.model, settings)
     if settings.policy_loss == "dis":
-        install_dis(framework.loss, _replace)
-    install_roles(framework, _replace)
+        install_dis(framework.loss, replace)
+    install_roles(framework)
     if settings.on_update == "continue":
-        install_retraction(flags.update_weight_mode, framework, _replace)
+        install_retraction(flags.update_weight_mode, framework)
     if settings.value_pretraining.batches:
-        pretrain_critic(args, framework, settings.value_pretraining, _replace)
+        pretrain_critic(args, framework, settings.value_pretraining)
     else:
-        install_critic(framework, settings, _replace)
+        install_critic(framework, settings)
     whitens_slices = flags.normalize_advantages and flags.context_parallel_size > 1
     replaces = not framework.has_flag or (whitens_slices and not framework.whitens_all_ranks)
     if replaces:
         ours = _compute_and_whiten(framework.loss)
         for module in filter(None, (framework.loss, framework.actor)):
-            _replace(module, "compute_advantages_and_returns", lambda _: ours)
+            replace(module, "compute_advantages_and_returns", lambda _: ours)
     if framework.has_flag:
         args.custom_advantage_function_path = HOOK
     actor, loss = framework.actor, framework.loss
@@ -76,16 +76,6 @@ def install(args: Any) -> None:
         discounts_of(settings, "actor"),
         settings.value_first_token_weight,
     )
-
-
-def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a module's function by `make(function)`, once."""
-    old = getattr(module, name)
-    if original(old) is not old:
-        return
-    new = make(old)
-    new.__advantage_original__ = old
-    setattr(module, name, new)
 
 
 def _install_training_steps(model: ModuleType, settings: AdvantageSettings) -> None:
@@ -114,8 +104,8 @@ def _install_training_steps(model: ModuleType, settings: AdvantageSettings) -> N
 
         return watched
 
-    _replace(model, "get_batch", extending)
-    _replace(model, "train_one_step", watching)
+    replace(model, "get_batch", extending)
+    replace(model, "train_one_step", watching)
 
 
 def _compute_and_whiten(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:

@@ -14,7 +14,7 @@ from typing import Any
 from advantage.critic import Progress
 from advantage.errors import UnsupportedFrameworkError
 from advantage.exchange import current_layout
-from advantage.patch.versions import Framework, Replace
+from advantage.patch.versions import Framework, replace
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 
@@ -25,7 +25,7 @@ def _still(schedule: Any) -> Any:
     return still
 
 
-def install_critic(framework: Framework, settings: AdvantageSettings, replace: Replace) -> None:
+def install_critic(framework: Framework, settings: AdvantageSettings) -> None:
     """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if the framework cannot."""
     passes, after = settings.critic_updates, settings.actor_values == "after"
     if after and framework.name != "slime":
@@ -71,7 +71,7 @@ def _compute_values(args: Any, actor: Any, model: Any, data_iterator: Any, num_m
     data_iterator[0].rollout_data.update(new)
 
 
-def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingSettings, replace: Replace) -> None:
+def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingSettings) -> None:
     """Let the critic's process only collect until the last batch, then train on it until it has converged."""
     actor = framework.actor
     if actor is None:

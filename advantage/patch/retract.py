@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
-from advantage.patch.versions import Framework, Replace
+from advantage.patch.versions import Framework, replace
 
 _UPDATERS = {
     "full": ("update_weight_from_distributed", "UpdateWeightFromDistributed"),
@@ -23,7 +23,7 @@ _UPDATERS = {
 in flight at an update."""
 
 
-def install_retraction(mode: str | None, framework: Framework, replace: Replace) -> None:
+def install_retraction(mode: str | None, framework: Framework) -> None:
     """Make the process that pushes weights pause its engines with mode `retract`; `mode` is `--update-weight-mode`.
 
     Raises UnsupportedFrameworkError if the framework pushes weights in another way.

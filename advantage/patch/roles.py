@@ -15,13 +15,13 @@ import torch
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.exchange import current_layout
 from advantage.flags import FROZEN, advantage_flags
-from advantage.patch.versions import Framework, Replace
+from advantage.patch.versions import Framework, replace
 from advantage.settings import ROLE, advantage_settings
 
 logger = logging.getLogger(__name__)
 
 
-def install_roles(framework: Framework, replace: Replace) -> None:
+def install_roles(framework: Framework) -> None:
     """Note the role in `args` before the framework builds the role's model, and check the model's frozen parameters."""
     if not hasattr(framework.actor, "initialize_model_and_optimizer"):
         return

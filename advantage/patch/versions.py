@@ -24,9 +24,6 @@ _PARAMETERS = {
     "value_loss_function": ("args", "batch", "logits", "sum_of_sample_mean"),
 }
 
-Replace = Callable[[Any, str, Callable[[Any], Any]], None]
-"""Replaces a module's function by what it is given, once (`advantage.patch`)."""
-
 
 @dataclass(frozen=True)
 class Framework:
@@ -88,3 +85,13 @@ def find_framework() -> Framework:
 def original(function: Any) -> Any:
     """Return the framework's function that the patch replaced, or the function itself."""
     return getattr(function, "__advantage_original__", function)
+
+
+def replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a module's function by `make(function)`, once."""
+    old = getattr(module, name)
+    if original(old) is not old:
+        return
+    new = make(old)
+    new.__advantage_original__ = old
+    setattr(module, name, new)
