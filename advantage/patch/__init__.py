@@ -7,9 +7,10 @@ it for the critic when `--megatron-config-path` is used.
 """
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable, MutableMapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,9 +22,8 @@ from advantage.gae import discounts_of
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
 from advantage.patch.critic import install_critic, pretrain_critic
-from advantage.patch.retract import install_retraction
 from advantage.patch.roles import install_roles
-from advantage.patch.versions import find_framework, replace
+from advantage.patch.versions import Framework, find_framework, replace
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.images import expand
@@ -32,6 +32,13 @@ from advantage.training.policy_loss import finish_dis, install_dis
 from advantage.turn_table import STALENESS
 
 logger = logging.getLogger(__name__)
+
+_UPDATERS = {
+    "full": ("update_weight_from_distributed", "UpdateWeightFromDistributed"),
+    "delta": ("update_weight_from_disk_delta", "UpdateWeightFromDiskDelta"),
+}
+"""By `--update-weight-mode`: slime's class that pauses the engines from the trainer. With `--colocate`, no response is
+in flight at an update."""
 
 
 def install(args: Any) -> None:
@@ -50,7 +57,7 @@ def install(args: Any) -> None:
         install_dis(framework.loss, replace)
     install_roles(framework)
     if settings.on_update == "continue":
-        install_retraction(flags.update_weight_mode, framework)
+        _install_retraction(flags.update_weight_mode, framework)
     if settings.value_pretraining.batches:
         pretrain_critic(args, framework, settings.value_pretraining)
     else:
@@ -106,6 +113,48 @@ def _install_training_steps(model: ModuleType, settings: AdvantageSettings) -> N
 
     replace(model, "get_batch", extending)
     replace(model, "train_one_step", watching)
+
+
+def _install_retraction(mode: str | None, framework: Framework) -> None:
+    """Let responses in flight survive new weights (`on_update: continue`); `mode` is `--update-weight-mode`.
+
+    slime pauses its engines with an empty request, which SGLang takes as "abort everything". With mode `retract`,
+    SGLang keeps the requests and drops their cache. It computes prompt and response so far again with the new weights,
+    and says in `weight_versions` which weights wrote which token. slime's pause has no mode, but its engine actors have
+    a method that posts any request, so the pause is sent through that one. Raises UnsupportedFrameworkError if the
+    framework pushes weights in another way.
+    """
+    module, name = _UPDATERS[mode or "full"]
+    path = f"{framework.name}.backends.megatron_utils.update_weight.{module}"
+    try:
+        replace(getattr(importlib.import_module(path), name), "connect_rollout_engines", _connecting)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedFrameworkError(
+            f"on_update: continue does not know how this {framework.name} pushes weights ({error}); use abort"
+        ) from error
+
+
+def _connecting(connect: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(connect)
+    def connected(self: Any, rollout_engines: Any, *rest: Any, **named: Any) -> None:
+        connect(self, rollout_engines, *rest, **named)
+        self.rollout_engines = [_RetractingEngine(engine) for engine in self.rollout_engines]
+
+    return connected
+
+
+class _RetractingEngine:
+    """The handle of slime's engine actor, except that `pause_generation` retracts what is in flight."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        pause = functools.partial(engine._make_request.remote, "pause_generation", {"mode": "retract"})
+        self.pause_generation = SimpleNamespace(remote=pause)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_engine":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._engine, name)
 
 
 def _compute_and_whiten(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:
