@@ -20,6 +20,10 @@ from advantage.turn_table import read_turn_table, to_list, whole_numbers
 
 logger = logging.getLogger(__name__)
 
+Data = MutableMapping[str, Any]
+Models = Sequence[torch.nn.Module]
+"""The critic's parts on one rank."""
+
 MIN_GAIN = 1e-3
 """A pass is a new best only if it explains at least this much more."""
 
@@ -36,19 +40,12 @@ class Progress:
         """For each sample of this rank, whether its turns are held out."""
         self._weights: list[Tensor] = []
 
-    def begin_pass(
-        self,
-        settings: ValuePretrainingSettings,
-        rollout_data: MutableMapping[str, Any],
-        models: Sequence[torch.nn.Module],
-        layout: Layout,
-    ) -> bool:
+    def begin_pass(self, settings: ValuePretrainingSettings, data: Data, models: Models, layout: Layout) -> bool:
         """Measure the critic; returns whether another pass is due. A new best keeps a copy of the weights.
 
-        `models` are the critic's parts on this rank. Every rank must call this; only the last pipeline stage has values
-        and returns in `rollout_data`.
+        Every rank must call this; only the last pipeline stage has values and returns in slime's rollout data.
         """
-        mine = self._measure(rollout_data, layout) if layout.last_stage else torch.zeros(5, dtype=torch.float64)
+        mine = self._measure(data, layout) if layout.last_stage else torch.zeros(5, dtype=torch.float64)
         moments = mine.to(layout.pipeline.device_like(None))
         layout.pipeline.all_reduce(moments)
         count, error, errors, total, totals = to_list(moments)
@@ -62,37 +59,37 @@ class Progress:
             self._weights = [tensor.detach().cpu().clone() for tensor in _tensors(models)]
         return not self.has_converged(settings) and passes < settings.passes
 
-    def _measure(self, rollout_data: MutableMapping[str, Any], layout: Layout) -> Tensor:
+    def _measure(self, data: Data, layout: Layout) -> Tensor:
         """Sum up values and returns over the held-out tokens of all data- and context-parallel ranks, [5] float64."""
         with relayed(layout.stage):
-            columns, local = read_turn_table(rollout_data, keep=True), local_tokens(rollout_data, layout)
+            columns, local = read_turn_table(data, keep=True), local_tokens(data, layout)
             samples = torch.zeros(len(local.lengths), dtype=torch.bool)
             samples[columns.sample[columns.held_out]] = True
             self._held_out = [bool(held_out) for held_out in to_list(samples)]
-            tokens, masks = samples.repeat_interleave(whole_numbers(local.lengths)), rollout_data["loss_masks"]
+            tokens, masks = samples.repeat_interleave(whole_numbers(local.lengths)), data["loss_masks"]
             trained = torch.cat(list(masks)).bool() if masks else tokens
             tokens = local.pick(tokens.to(trained.device) & trained)
-            v, r = (local.pick(local.join(rollout_data[key]))[tokens].double() for key in ("values", "returns"))
+            v, r = (local.pick(local.join(data[key]))[tokens].double() for key in ("values", "returns"))
             sums = torch.stack([r.new_tensor(len(r)), (r - v).sum(), ((r - v) ** 2).sum(), r.sum(), (r**2).sum()])
         return layout.data_context.total(sums, like=v)
 
     @contextmanager
-    def held_out_hidden(self, rollout_data: MutableMapping[str, Any]) -> Generator[None]:
+    def held_out_hidden(self, data: Data) -> Generator[None]:
         """Set the loss masks of held-out turns to 0 inside this context."""
-        masks: list[Tensor] = rollout_data["loss_masks"]
+        masks: list[Tensor] = data["loss_masks"]
         hidden = self._held_out or [False] * len(masks)  # a pipeline stage without values has no loss to mask
-        rollout_data["loss_masks"] = [torch.zeros_like(m) if h else m for m, h in zip(masks, hidden, strict=True)]
+        data["loss_masks"] = [torch.zeros_like(m) if h else m for m, h in zip(masks, hidden, strict=True)]
         try:
             yield
         finally:
-            rollout_data["loss_masks"] = masks
+            data["loss_masks"] = masks
 
     def has_converged(self, settings: ValuePretrainingSettings) -> bool:
         """Tell whether the last `patience` passes brought no new best."""
         return len(self.explained) - 1 - self.best >= settings.patience
 
     @torch.no_grad()
-    def finish(self, settings: ValuePretrainingSettings, models: Sequence[torch.nn.Module]) -> None:
+    def finish(self, settings: ValuePretrainingSettings, models: Models) -> None:
         """Give the critic the weights of the best pass; raises PretrainingError if that explains too little."""
         for tensor, kept in zip(_tensors(models), self._weights, strict=True):
             tensor.copy_(kept)
@@ -115,6 +112,6 @@ class Progress:
         )
 
 
-def _tensors(models: Sequence[torch.nn.Module]) -> list[Tensor]:
+def _tensors(models: Models) -> list[Tensor]:
     # Megatron's DDP has a list named `buffers`, hence the class's method.
     return [x for model in models for x in (*model.parameters(), *torch.nn.Module.buffers(model))]
