@@ -77,7 +77,7 @@ def check_saved_frozen(args: Any) -> None:
     tracker = folder / "latest_checkpointed_iteration.txt"
     if flags.finetune or flags.no_load_optim or not tracker.is_file():
         return
-    step = flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()
+    step = flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()  # Megatron takes step 0 for absent, too
     common = folder / f"iter_{step:0>7}" / "common.pt"
     saved_args = torch.load(common, weights_only=False).get("args") if common.is_file() else None
     if saved_args is None:

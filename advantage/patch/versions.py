@@ -90,8 +90,7 @@ def original(function: Any) -> Any:
 def replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Replace a module's function by `make(function)`, once."""
     old = getattr(module, name)
-    if original(old) is not old:
-        return
-    new = make(old)
-    new.__advantage_original__ = old
-    setattr(module, name, new)
+    if original(old) is old:
+        new = make(old)
+        new.__advantage_original__ = old
+        setattr(module, name, new)
