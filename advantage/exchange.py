@@ -21,14 +21,12 @@ from advantage.errors import OtherRankError, TurnTableError
 from advantage.gae import Links, solve_links
 from advantage.turn_table import TurnColumns
 
-MEGATRON_STATE = "megatron.core.parallel_state"
-
 _collectives = cast(Any, dist)
 """torch.distributed, whose collectives are not fully typed."""
 
 TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
-ENDED = TERMINATED | TRUNCATED
 """Flags of a turn; NOTES: the environment did not move after it."""
+ENDED = TERMINATED | TRUNCATED
 
 
 class Exchange:
@@ -235,7 +233,7 @@ def current_layout() -> Layout:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return Layout()
-    mpu = sys.modules.get(MEGATRON_STATE)
+    mpu = sys.modules.get("megatron.core.parallel_state")
     if mpu is None or not mpu.model_parallel_is_initialized():
         if dist.get_world_size() == 1:
             return Layout()
