@@ -18,7 +18,6 @@ and nothing is divided by a power of a discount, so any discount and any length 
 Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithms.md compares the other forms.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -119,9 +118,6 @@ def dual_discount_gae(
     Returns:
         advantages [N] and returns (advantages + values) [N], in `values`' dtype, on its device.
 
-    Raises:
-        ValueError: a value or reward is not finite; names it and its position.
-
     Example: an episode of two turns with two tokens and one, in one process.
 
         following = torch.tensor([1, -1])
@@ -183,9 +179,6 @@ def _solve_inside(
     d: Discounts,
     lambdas: Tensor | None,
 ) -> TurnScan:
-    _check_finite("values", values)
-    if rewards is not None:
-        _check_finite("token_rewards", rewards)
     given = values, rewards, lengths, turn_rewards
     match form:
         case "turn":
@@ -233,10 +226,3 @@ def _totals(rewards: Tensor | None, turn: Tensor, like: Tensor) -> Tensor:
 def _pick(x: Tensor, positions: Tensor) -> Tensor:
     """x at the positions, [T] float64; an arbitrary entry if a position is out of range (turns without tokens)."""
     return (x[positions.clamp(0, len(x) - 1)] if len(x) else x.new_zeros(len(positions))).double()
-
-
-def _check_finite(name: str, x: Tensor) -> None:
-    # One sum is several times cheaper than checking every entry, so entries are checked only if the sum is not finite.
-    if not math.isfinite(float(x.sum())) and bool((wrong := ~torch.isfinite(x)).any()):
-        position = int(wrong.nonzero()[0])
-        raise ValueError(f"{name}[{position}] is {x[position].item()}: it must be finite")

@@ -44,7 +44,7 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     Raises:
         TurnTableError: the table is missing or foreign, or the turns of all ranks do not form episodes.
         ConfigError: a setting is out of range, or depends on the role of this process, which nothing has noted.
-        ValueError: a value, reward or KL is not finite, or a row has the wrong length.
+        ValueError: a value or KL is not finite, or a row has the wrong length.
         OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
         RuntimeError: several processes run without Megatron's process groups.
 
@@ -62,17 +62,15 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     with relayed(layout.stage), Exchange(layout.data) as exchange:
         _compute(args, rollout_data, layout, exchange)
     samples, took_ms = len(rollout_data["response_lengths"]), 1e3 * (time.perf_counter() - began)
-    logger.info(
-        "advantages of this rank's %d samples in %.1f ms; %d data-parallel ranks", samples, took_ms, layout.data.size
-    )
+    logger.info("advantages of %d samples in %.1f ms; %d data-parallel ranks", samples, took_ms, layout.data.size)
 
 
 def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, exchange: Exchange) -> None:
     """Compute on flat vectors: [R] for the response tokens of this rank's samples laid end to end."""
     with relayed(layout.context):
         settings, role, kl_coef = advantage_settings(args), getattr(args, ROLE, None), getattr(args, "kl_coef", 0.0)
-        is_split = getattr(args, "rollout_data_postprocess_path", None) == KL_SPLIT
-        columns = read_turn_table(rollout_data, keep=is_split or settings.value_pretraining.batches > 0)
+        split_follows = getattr(args, "rollout_data_postprocess_path", None) == KL_SPLIT
+        columns = read_turn_table(rollout_data, keep=split_follows or settings.value_pretraining.batches > 0)
         if rollout_data.get("values") is None:
             raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
         local = local_tokens(rollout_data, layout)
@@ -84,13 +82,17 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
         if settings.policy_loss == "dis" and role == "actor":
             stale = per_token(columns.staleness, columns, local.lengths, otherwise=-1.0)
             rollout_data[STALENESS] = local.split(stale.to(values.device))
-    layout.context.all_reduce(values)  # fill in the tokens that other context-parallel ranks hold
-    untrained = packed.untrained
+    # Fill in the tokens of other context-parallel ranks. Nothing between these collectives may fail on one rank alone.
+    layout.context.all_reduce(values)
     if rewards is not None:
         layout.context.all_reduce(rewards)
+    values, untrained = packed.take(values), packed.untrained
+    packed.check_finite("the value", values, local.lengths)
+    if rewards is not None:
         rewards = packed.take(rewards).index_fill_(0, untrained, 0)
+        packed.check_finite("-kl_coef x KL", rewards, local.lengths)
     result = dual_discount_gae(
-        packed.take(values),
+        values,
         rewards,
         packed.lengths,
         packed.rewards,

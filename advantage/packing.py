@@ -5,6 +5,7 @@ response-aligned entry (value, log-prob) belongs to the rank that holds the posi
 joins the rows of such a rank to one vector, and cuts the result again.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -120,6 +121,14 @@ class PackedTurns:
             return packed
         return packed.new_zeros(len(self.runs.mask)).index_copy_(0, self.positions, packed)
 
+    def check_finite(self, what: str, packed: Tensor, lengths: Sequence[int]) -> None:
+        """Raise ValueError, which names sample and token, unless all packed entries [N] are finite."""
+        # One sum is several times cheaper than checking every entry, so entries are checked only if it is not finite.
+        if not math.isfinite(float(packed.sum())) and bool((wrong := ~torch.isfinite(packed)).any()):
+            at = int(wrong.nonzero()[0])
+            sample, token = _place(at if self.positions is None else int(self.positions[at]), lengths)
+            raise ValueError(f"sample {sample}, response token {token}: {what} is {packed[at].item()}, not finite")
+
     @property
     def untrained(self) -> Tensor:
         """The packed tokens that are not trained, as indices below N."""
@@ -149,11 +158,9 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     if inside != everywhere:
         stray = mask.clone()
         stray[span_positions(starts, sizes * ~bootstrap)] = False
-        position = int(stray.nonzero()[0])
-        sample = int(torch.tensor(lengths).cumsum(0).gt(position).nonzero()[0])
+        sample, token = _place(int(stray.nonzero()[0]), lengths)
         raise TurnTableError(
-            f"sample {sample}: its loss mask includes token {position - sum(lengths[:sample])} of the response, which "
-            "belongs to no turn"
+            f"sample {sample}: its loss mask includes token {token} of the response, which belongs to no turn"
         )
     positions = None
     if packed != len(mask):
@@ -198,6 +205,12 @@ def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], oth
     found = torch.full((sum(lengths),), otherwise)
     found[span_positions(starts, sizes)] = torch.repeat_interleave(entries.float(), sizes)
     return found
+
+
+def _place(position: int, lengths: Sequence[int]) -> tuple[int, int]:
+    """Find the sample, and the token of its response, at a position among all R response tokens."""
+    sample = int(whole_numbers(lengths).cumsum(0).gt(position).nonzero()[0])
+    return sample, position - sum(lengths[:sample])
 
 
 def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -197,19 +197,6 @@ def test_inputs_are_unchanged() -> None:
     assert all(torch.equal(batch[k], before[k]) for k in batch)
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "message"),
-    [
-        ("values", [0.0, float("nan"), 0.0, 0.0, 0.0], r"values\[1\] is nan"),
-        ("token_rewards", [0.0, 0.0, 0.0, float("-inf"), 0.0], r"token_rewards\[3\] is -inf"),
-    ],
-)
-def test_wrong_input_is_named_with_its_position(name: str, wrong: list, message: str) -> None:
-    batch = dict(random_batch([2, 3], [1, -1]), **{name: torch.tensor(wrong)})
-    with pytest.raises(ValueError, match=message):
-        dual_discount_gae(**batch, **VERLOG)
-
-
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.9", None, True])
 @pytest.mark.parametrize("name", list(ONES))
 def test_a_discount_outside_zero_and_one_is_refused_by_name(name: str, value: object) -> None:

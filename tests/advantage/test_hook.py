@@ -214,10 +214,23 @@ def test_a_bootstrap_sample_without_a_token_is_refused() -> None:
         run([turn(0, 0), empty])
 
 
-def test_a_value_that_is_not_finite_is_refused() -> None:
-    sample = turn(0, 0, terminated=True)
-    with pytest.raises(ValueError, match=r"values\[1\] is nan"):
-        run([replace(sample, values=torch.tensor([0.0, float("nan")]))])
+@pytest.mark.parametrize(
+    ("key", "wrong", "message"),
+    [
+        ("values", float("nan"), "sample 1, response token 2: the value is nan, not finite"),
+        ("kl", float("inf"), "sample 1, response token 2: -kl_coef x KL is -inf, not finite"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_with_its_sample_and_token(key: str, wrong: float, message: str) -> None:
+    spans = (TurnSpan(0, 1, 1.0), TurnSpan(2, 3, 1.0))  # the token between the turns belongs to neither
+    samples = [turn(0, 0), one(TurnRow(0, 1, terminated=True, turns=spans), [1, 0, 1])]
+    data = rollout_data(samples)
+    data[key][1][2] = wrong
+    with pytest.raises(ValueError, match=message):
+        compute_advantages(make_args(), data)
+    data = rollout_data(samples)
+    data[key][1][1] = wrong
+    compute_advantages(make_args(), data)
 
 
 def test_a_batch_without_values_names_the_flag() -> None:
