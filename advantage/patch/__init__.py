@@ -179,8 +179,8 @@ def _compute_and_whiten(loss: ModuleType) -> Callable[[Any, MutableMapping[str, 
                 args=args, rollout_data=rollout_data, advantages=rollout_data["advantages"], student_log_probs=log_probs
             )
         if flags.normalize_advantages:
-            local = local_tokens(rollout_data, layout)
-            masks = local.split(torch.cat([*rollout_data["loss_masks"], torch.zeros(0, dtype=torch.int)]))
+            masks = rollout_data["loss_masks"]
+            masks = local_tokens(rollout_data, layout).split(torch.cat(masks) if masks else torch.zeros(0))
             rollout_data["advantages"] = whiten(rollout_data["advantages"], masks, layout.data_context)
 
     return compute_advantages_and_returns

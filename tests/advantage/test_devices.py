@@ -2,6 +2,7 @@
 
 import random
 from argparse import Namespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from advantage.exchange import Group
 from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split
+from advantage.patch import _compute_and_whiten
 from advantage.settings import KL_SPLIT
 from advantage.training.losses import weigh_first_tokens, whiten
 from advantage.turn_table import TurnRow, TurnSpan
@@ -46,6 +48,15 @@ def test_advantages_are_computed_where_the_values_are(form: str) -> None:
         if form == "dual":
             for got, (want, _) in zip(data["advantages"], expected(samples, args), strict=True):
                 torch.testing.assert_close(got.inner.double(), want, atol=1e-5, rtol=0)
+
+
+def test_where_the_patch_whitens_it_whitens_there() -> None:
+    samples = make_samples(random.Random(1), 6)
+    flags = {"kl_coef": 0.0, "normalize_advantages": True, "use_rollout_logprobs": False, "use_opd": False}
+    with pretended_device():
+        data = on_the_device(samples)
+        _compute_and_whiten(ModuleType("loss"))(make_args(**flags), data)
+        assert all(row.device == ELSEWHERE for row in data["advantages"])
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
