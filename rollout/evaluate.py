@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rollout.bridge.framework import RolloutFnEvalOutput
+from rollout.bridge.sample import turn_facts
 from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError
 from rollout.play.episode import Episode, open_episode
@@ -17,7 +18,7 @@ from rollout.play.memory import Message
 from rollout.play.metrics import mean
 from rollout.play.player import Place, gather, play
 from rollout.play.runtime import Runtime, get_runtime
-from rollout.samples import evaluation_sample, turn_facts
+from rollout.samples import evaluation_sample
 from rollout.spec import EpisodeSpec
 from rollout.transcript import Transcript
 from rollout.turn import Generation, StopReason, Turn

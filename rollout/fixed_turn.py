@@ -13,13 +13,14 @@ from tqdm import tqdm
 
 from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
+from rollout.bridge.sample import build_samples
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
 from rollout.play.episode import Episode
 from rollout.play.metrics import batch_metrics, measure, warn_of_bottleneck
 from rollout.play.player import Batch, Slot, count_failure, count_turns, gather, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
-from rollout.samples import build_samples, fill_steps, pretraining_samples
+from rollout.samples import fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
 from slime_verlog import BAR_S
 

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, anchor_of, encode_row
+from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample, group_of, train_data_keys
 from rollout.bridge.sample import (
     SampleWriter,
     attach_trace,
+    bootstrap_sample,
+    build_samples,
     facts_of,
     flatten,
     mask_response,
@@ -25,86 +27,14 @@ from rollout.bridge.sample import (
     row_of,
     set_images,
     set_row,
+    turn_facts,
+    turn_sample,
 )
 from rollout.errors import ConfigError
 from rollout.play.metrics import count_notes
-from rollout.spec import EpisodeSpec, session_of
+from rollout.spec import EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import FinishReason, Prompt, SampleKind, Segment, StopReason, Turn
-
-
-def build_samples(
-    segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter, staleness: Sequence[int] | None = None
-) -> list[list[Sample]]:
-    """Return the samples of each segment: its turns in order, then its bootstrap sample, if any.
-
-    `group_ids` and `staleness` have one entry per turn, in the order of the segments.
-    """
-    ids = iter(group_ids)
-    stale = iter(staleness if staleness is not None else [-1] * len(group_ids))
-    groups = []
-    for number, segment in enumerate(segments):
-        samples = [
-            turn_sample(writer, turn, number, next(ids), segment.task_name, next(stale)) for turn in segment.turns
-        ]
-        if segment.bootstrap is not None:
-            samples.append(bootstrap_sample(writer, segment, number, samples[-1]))
-        groups.append(samples)
-    return groups
-
-
-def turn_sample(
-    writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str, staleness: int = -1
-) -> Sample:
-    """Make a turn's sample: the prompt's tokens, then the model's, which are trained on unless they were altered.
-
-    Args:
-        segment: id that the samples of one segment share in the batch, and no others.
-        group: id of the sample's training group.
-        staleness: actor updates between playing and training the turn; -1 if they are not known.
-    """
-    sample = writer.new(group, segment, turn.prompt)
-    writer.append_generation(sample, turn.generation)
-    sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
-    sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
-    action = turn.action_span[0] if turn.action_span else -1
-    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy()) if turn.stepped else -1
-    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness, turn.moves)
-    set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
-    attach_trace(sample, [turn])
-    return sample
-
-
-_FACTS = ("action", "executed_action", "reward", "terminated", "truncated", "progression", "engine_s", "env_s")
-
-
-def turn_facts(turn: Turn) -> dict[str, Any]:
-    """Collect the values of a turn that the metrics and the trajectory viewer read."""
-    return {
-        **{"round_number": turn.index, "kind": SampleKind.TURN, "valid_action": turn.valid},
-        **{name: getattr(turn, name) for name in _FACTS},
-        "finish_reason": turn.generation.finish_reason,
-        "mixed_weights": len(set(turn.generation.weight_versions)) > 1,
-        "env_metrics": dict(turn.metrics),
-        **({} if turn.notes is None else {"notes": turn.notes}),
-        **({} if turn.summary is None else {"summary": dict(turn.summary)}),
-    }
-
-
-def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
-    """Make the sample of the state after the last turn: its prompt and one dummy token, without loss."""
-    assert segment.bootstrap is not None
-    turn = segment.turns[-1]
-    sample = writer.new(group_of(last), number, segment.bootstrap)
-    writer.append_dummy(sample)
-    sample.metadata = {
-        "task_name": segment.task_name,
-        "episode_id": turn.episode_id,
-        "kind": SampleKind.BOOTSTRAP,
-        "round_number": turn.index + 1,
-    }
-    set_row(sample, TurnRow(number, turn.index + 1, TurnKind.BOOTSTRAP))
-    return sample
 
 
 def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import torch
 
-from advantage.turn_table import TurnKind, TurnRow, TurnSpan
-from rollout.bridge.framework import FRAMEWORK, Sample, set_group
-from rollout.spec import EnvSpec, EpisodeSpec
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan, anchor_of
+from rollout.bridge.framework import FRAMEWORK, Sample, group_of, set_group
+from rollout.spec import EnvSpec, EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Span, Turn
+from rollout.turn import ENGINE, FinishReason, Generation, Prompt, SampleKind, Segment, Span, Turn
 
 ROW_KEY = "turn_row"
 """Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
@@ -122,6 +122,80 @@ class SampleWriter:
         flat = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.int32)
         shape = (len(sample.tokens) - 1, self._args.num_layers, self._args.moe_router_topk)
         sample.rollout_routed_experts = flat.reshape(shape).numpy()
+
+
+def build_samples(
+    segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter, staleness: Sequence[int] | None = None
+) -> list[list[Sample]]:
+    """Return the samples of each segment: its turns in order, then its bootstrap sample, if any.
+
+    `group_ids` and `staleness` have one entry per turn, in the order of the segments.
+    """
+    ids = iter(group_ids)
+    stale = iter(staleness if staleness is not None else [-1] * len(group_ids))
+    groups: list[list[Sample]] = []
+    for number, segment in enumerate(segments):
+        samples = [
+            turn_sample(writer, turn, number, next(ids), segment.task_name, next(stale)) for turn in segment.turns
+        ]
+        if segment.bootstrap is not None:
+            samples.append(bootstrap_sample(writer, segment, number, samples[-1]))
+        groups.append(samples)
+    return groups
+
+
+def turn_sample(
+    writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str, staleness: int = -1
+) -> Sample:
+    """Make a turn's sample: the prompt's tokens, then the model's, which are trained on unless they were altered.
+
+    Args:
+        segment: id that the samples of one segment share in the batch, and no others.
+        group: id of the sample's training group.
+        staleness: actor updates between playing and training the turn; -1 if they are not known.
+    """
+    sample = writer.new(group, segment, turn.prompt)
+    writer.append_generation(sample, turn.generation)
+    sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
+    sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
+    action = turn.action_span[0] if turn.action_span else -1
+    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy()) if turn.stepped else -1
+    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness, turn.moves)
+    set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
+    attach_trace(sample, [turn])
+    return sample
+
+
+_FACTS = ("action", "executed_action", "reward", "terminated", "truncated", "progression", "engine_s", "env_s")
+
+
+def turn_facts(turn: Turn) -> dict[str, Any]:
+    """Collect the values of a turn that the metrics and the trajectory viewer read."""
+    return {
+        **{"round_number": turn.index, "kind": SampleKind.TURN, "valid_action": turn.valid},
+        **{name: getattr(turn, name) for name in _FACTS},
+        "finish_reason": turn.generation.finish_reason,
+        "mixed_weights": len(set(turn.generation.weight_versions)) > 1,
+        "env_metrics": dict(turn.metrics),
+        **({} if turn.notes is None else {"notes": turn.notes}),
+        **({} if turn.summary is None else {"summary": dict(turn.summary)}),
+    }
+
+
+def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
+    """Make the sample of the state after the last turn: its prompt and one dummy token, without loss."""
+    assert segment.bootstrap is not None
+    turn = segment.turns[-1]
+    sample = writer.new(group_of(last), number, segment.bootstrap)
+    writer.append_dummy(sample)
+    sample.metadata = {
+        "task_name": segment.task_name,
+        "episode_id": turn.episode_id,
+        "kind": SampleKind.BOOTSTRAP,
+        "round_number": turn.index + 1,
+    }
+    set_row(sample, TurnRow(number, turn.index + 1, TurnKind.BOOTSTRAP))
+    return sample
 
 
 def restart(sample: Sample, prompt: Prompt) -> None:

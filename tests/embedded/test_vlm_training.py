@@ -15,13 +15,13 @@ from embedded.engine.vision import forward_inputs
 from envs.loading import build_env_from
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import SampleWriter, row_of
+from rollout.bridge.sample import SampleWriter, build_samples, row_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
 from rollout.play.runtime import close_runtimes
-from rollout.samples import build_samples, convert_samples_to_train_data
+from rollout.samples import convert_samples_to_train_data
 from rollout.tokens.encoding import DeltaEncoder
 from slime_verlog import read_settings
 from tests.fixtures.chatml import chatml_tokenizer

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout.bridge.sample import SampleWriter
+from rollout.bridge.sample import SampleWriter, build_samples
 from rollout.errors import ConfigError
-from rollout.samples import build_samples, convert_samples_to_train_data
+from rollout.samples import convert_samples_to_train_data
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 MOE = Namespace(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=3, rollout_top_p=0.9)

@@ -15,13 +15,12 @@ from PIL import Image
 from envs.loading import build_env_from
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import SampleWriter, row_of
+from rollout.bridge.sample import SampleWriter, build_samples, row_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
 from rollout.play.runtime import close_runtimes, get_runtime
-from rollout.samples import build_samples
 from slime_verlog import read_settings
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

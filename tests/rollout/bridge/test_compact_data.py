@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import SampleWriter
+from rollout.bridge.sample import SampleWriter, build_samples
 from rollout.play.engine import parse_generation
-from rollout.samples import build_samples, convert_samples_to_train_data
+from rollout.samples import convert_samples_to_train_data
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 ARGS = Namespace(rollout_top_p=1.0)
