@@ -1,7 +1,4 @@
-"""Turns become slime's samples, and samples become train data with the turn table.
-
-Each turn is one sample in its own training group. A bootstrap sample shares the group of its segment's last turn.
-"""
+"""Converts samples to train data with the turn table; makes samples of episodes, value pretraining and evaluation."""
 
 import random
 from collections import Counter

@@ -1,4 +1,8 @@
-"""Reads and writes the fields of slime's `Sample`; of the other files, only `rollout/samples.py` names fields."""
+"""Reads and writes the fields of slime's `Sample`, and makes a batch's samples from its turns.
+
+Each turn is one sample in its own training group. A bootstrap sample shares the group of its segment's last turn.
+Of the other files, only `rollout/samples.py` names fields of a `Sample`.
+"""
 
 import base64
 import importlib
