@@ -32,7 +32,7 @@ from rollout.play.memory import Conversation, build_memory
 from rollout.play.runtime import encoders_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
-from rollout.workers.reply import EnvReply
+from rollout.turn import EnvReply
 from slime_verlog import command
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")

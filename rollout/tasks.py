@@ -7,7 +7,7 @@ from envs.mixture import TaskSpec, expand_tasks
 from rollout.bridge.settings import EvalSettings, RolloutSettings
 from rollout.errors import ConfigError
 from rollout.spec import EnvSpec, EpisodeSpec
-from rollout.workers.reply import EnvReply
+from rollout.turn import EnvReply
 
 
 def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) -> list[TaskSpec]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from envs.base import Observation, StepInfo
 
 
 class _Word(enum.StrEnum):
@@ -157,6 +161,52 @@ class Span:
     facts: Mapping[str, Any] = field(default_factory=dict)
     inside: tuple[Span, ...] = ()
     """Periods inside this one, for example the tool calls of a step."""
+
+
+@dataclass(frozen=True)
+class EnvReply:
+    """What an environment shows after `reset` (info is None) or `step`."""
+
+    observation: Observation
+    messages: Sequence[Mapping[str, Any]]
+    """The observation in the form in which the environment puts it into the conversation."""
+    instruction_prompt: str
+    answer_format: str
+    default_action: str
+    deterministic: bool
+    tools: Sequence[Mapping[str, Any]] = ()
+    max_steps: int = 0
+    """Steps after which the environment truncates the episode; 0 for no limit."""
+    done: bool = False
+    info: StepInfo | None = None
+    seconds: float = 0.0
+    """Time inside the environment."""
+    parts: Sequence[tuple[str, float, float]] = ()
+    """Tool calls and judges inside a step: name, start and end, in seconds since the step began."""
+    whole_prompts: bool = False
+    """Whether `messages` are the whole prompt."""
+    facts: Sequence[str] = ()
+    """What a good memory holds now, if the environment says so; see `envs.base.BaseInteractionEnv`."""
+    was_cut: bool = False
+    """Whether text or images were left out because the observation exceeded its limits."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of what the agent sees and is paid; a replay with other digests played another episode.
+
+        It is kept, and pickled with the reply, once it is computed.
+        """
+        hasher = hashlib.blake2b(digest_size=16)
+        text = self.observation["text"]
+        parts = [text["long_term_context"], text["short_term_context"], self.observation["obs_str"], str(self.done)]
+        if self.info is not None:
+            parts.append(repr(float(self.info["reward"])))
+        for part in parts:
+            hasher.update(part.encode("utf-8", "surrogatepass") + b"\0")
+        for images in (self.observation.get("multi_modal_data") or {}).values():
+            for image in images:
+                hasher.update(image.tobytes())
+        return hasher.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

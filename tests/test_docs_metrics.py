@@ -11,8 +11,7 @@ from rollout.play.memory import Conversation, build_memory
 from rollout.play.metrics import FAULTS, batch_metrics, measure_notes, whole_episode_metrics
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.transcript import Transcript
-from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, StopReason
-from rollout.workers.reply import EnvReply
+from rollout.turn import EnvReply, FinishReason, Generation, NotesEvent, Prompt, StopReason
 from tests.fixtures.metrics_page import PAGE, unexplained
 from tests.rollout.play.test_metrics import IDLE, segment
 

@@ -9,7 +9,7 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.play.memory import Conversation, Message, build_memory, write_facts
 from rollout.spec import EpisodeSpec
-from rollout.workers.reply import EnvReply
+from rollout.turn import EnvReply
 from rollout.workers.trial import Trial
 from rollout.workers.trial_worker import Abilities
 

@@ -20,7 +20,7 @@ from inspection.text import bold, printable
 from rollout.errors import EnvironmentFault
 from rollout.play.memory import Conversation, Message, build_memory, write_facts
 from rollout.tasks import make_episode
-from rollout.workers.reply import EnvReply, digest
+from rollout.turn import EnvReply
 from rollout.workers.trial import Trial
 from slime_verlog import INTERRUPTED, ConfigError
 
@@ -90,7 +90,7 @@ class Game:
     def answer(self, text: str) -> StepInfo | None:
         """Take one step; None if the prompt asked for notes. Raises EnvironmentFault if the environment broke."""
         if self._writes_notes:
-            self.turns.append(Turn(text, None, digest(self.reply)))
+            self.turns.append(Turn(text, None, self.reply.digest))
             self.conversation.noted(self.conversation.cut_notes(text))
             self._show(may_ask=False)
             return None
@@ -98,7 +98,7 @@ class Game:
         self.reply = self._run(self._trial.step(self.episode, text))
         info = self.reply.info
         assert info is not None
-        self.turns.append(Turn(text, info, digest(self.reply)))
+        self.turns.append(Turn(text, info, self.reply.digest))
         self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
         self._show(may_ask=self.over is None)
         return info

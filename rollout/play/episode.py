@@ -21,9 +21,9 @@ from rollout.play.memory import Conversation
 from rollout.play.metrics import measure_notes
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import ENGINE, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
+from rollout.turn import ENGINE, EnvReply, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
 from rollout.workers.pool import EnvSession
-from rollout.workers.reply import EnvReply, check_history
+from rollout.workers.reply import check_history
 
 if TYPE_CHECKING:
     from rollout.play.runtime import Runtime

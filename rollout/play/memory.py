@@ -18,8 +18,8 @@ from envs.loading import load_attribute
 from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
 from rollout.spec import CHARS_PER_TOKEN
-from rollout.turn import NotesEvent
-from rollout.workers.reply import EnvReply, with_text
+from rollout.turn import EnvReply, NotesEvent
+from rollout.workers.reply import with_text
 
 Message = dict[str, Any]
 

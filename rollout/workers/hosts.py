@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from rollout.errors import MissingDependencyError
-from rollout.workers.reply import HEADER, EnvReply
+from rollout.turn import EnvReply
+from rollout.workers.reply import HEADER
 
 READ_AHEAD = 1 << 20
 """Bytes of a reply that are buffered before the socket waits; images are larger than asyncio's default."""

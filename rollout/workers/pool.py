@@ -18,8 +18,8 @@ from typing import Any
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec, ObservationLimits
+from rollout.turn import EnvReply
 from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
-from rollout.workers.reply import EnvReply
 from rollout.workers.utilization import Utilization
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}

@@ -4,58 +4,23 @@ Observations that are too large are cut: text in the middle, with a note; of too
 """
 
 import difflib
-import hashlib
 import json
 import math
 import numbers
 import reprlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
-from envs.base import Observation, StepInfo
+from envs.base import Observation
 from envs.errors import ConfigError, EnvironmentFault
 from rollout.spec import ObservationLimits
+from rollout.turn import EnvReply
 
 HEADER = struct.Struct("!Q")
 """Precedes every pickle on a socket: its number of bytes. `worker.py` and `hosts.py` use it, and `players/wire.py`."""
 INFO_KEYS = ("reward", "terminated", "truncated", "valid_action", "executed_action", "progression")
 """Keys that `info` must have; see `envs.base.StepInfo`."""
-
-
-@dataclass(frozen=True)
-class EnvReply:
-    """What an environment shows after `reset` (info is None) or `step`."""
-
-    observation: Observation
-    messages: Sequence[Mapping[str, Any]]
-    """The observation in the form in which the environment puts it into the conversation."""
-    instruction_prompt: str
-    answer_format: str
-    default_action: str
-    deterministic: bool
-    tools: Sequence[Mapping[str, Any]] = ()
-    max_steps: int = 0
-    """Steps after which the environment truncates the episode; 0 for no limit."""
-    done: bool = False
-    info: StepInfo | None = None
-    seconds: float = 0.0
-    """Time inside the environment."""
-    parts: Sequence[tuple[str, float, float]] = ()
-    """Tool calls and judges inside a step: name, start and end, in seconds since the step began."""
-    whole_prompts: bool = False
-    """Whether `messages` are the whole prompt."""
-    facts: Sequence[str] = ()
-    """What a good memory holds now, if the environment says so; see `envs.base.BaseInteractionEnv`."""
-    was_cut: bool = False
-    """Whether text or images were left out because the observation exceeded its limits."""
-
-    @cached_property
-    def digest(self) -> str:
-        """The reply's `digest`, kept and pickled with the reply once it is computed."""
-        return digest(self)
 
 
 def check_reply(reply: EnvReply) -> None:
@@ -211,21 +176,6 @@ def _check_texts(name: str, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             _check_texts(name, item)
-
-
-def digest(reply: EnvReply) -> str:
-    """Hash of what the agent sees and is paid; a replay with other digests played another episode."""
-    hasher = hashlib.blake2b(digest_size=16)
-    text = reply.observation["text"]
-    parts = [text["long_term_context"], text["short_term_context"], reply.observation["obs_str"], str(reply.done)]
-    if reply.info is not None:
-        parts.append(repr(float(reply.info["reward"])))
-    for part in parts:
-        hasher.update(part.encode("utf-8", "surrogatepass") + b"\0")
-    for images in (reply.observation.get("multi_modal_data") or {}).values():
-        for image in images:
-            hasher.update(image.tobytes())
-    return hasher.hexdigest()
 
 
 def cut_observation(observation: Observation, limits: ObservationLimits) -> Observation:

@@ -20,8 +20,9 @@ from typing import Any
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError
 from rollout.spec import EpisodeSpec, ObservationLimits
+from rollout.turn import EnvReply
 from rollout.workers.hosts import HostLostError, ProcessHost
-from rollout.workers.reply import EnvReply, check_history
+from rollout.workers.reply import check_history
 from rollout.workers.trial_worker import Abilities, Fault
 
 BUDGET_S = 20.0

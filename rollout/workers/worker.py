@@ -18,9 +18,9 @@ from envs.base import BaseInteractionEnv, Observation, StepInfo, collect
 from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describe, place_of_method, text_of
 from envs.loading import checked_text, load_env_module, refuse_coroutine
 from rollout.spec import EnvSpec, ObservationLimits
+from rollout.turn import EnvReply
 from rollout.workers.reply import (
     HEADER,
-    EnvReply,
     check_observation,
     check_reply,
     cut_messages,

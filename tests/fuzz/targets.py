@@ -35,7 +35,8 @@ from rollout.checkpoint import FORMAT, VERSION, SourceState, checkpoint_path, ch
 from rollout.errors import CheckpointError, ConfigError, EngineError, EnvironmentFault
 from rollout.play.engine import parse_generation, read_json
 from rollout.tokens.encoding import DeltaEncoder
-from rollout.workers.reply import EnvReply, check_info, check_reply, digest
+from rollout.turn import EnvReply
+from rollout.workers.reply import check_info, check_reply
 from tests.fixtures.chatml import chatml_tokenizer
 
 GAMES = {babyai: "goto", babaisai: "goto_win", crafter: "default"}
@@ -175,7 +176,7 @@ def environment_reply(data: bytes) -> None:
         check_reply(reply)
         assert math.isfinite(float(reply.info["reward"]))
         reply.observation["obs_str"].encode()
-        digest(reply)
+        _ = reply.digest
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'

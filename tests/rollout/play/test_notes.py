@@ -27,8 +27,8 @@ from rollout.play.memory import Conversation, build_memory, read_notes
 from rollout.play.metrics import whole_episode_metrics
 from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.tasks import make_episode, read_tasks
+from rollout.turn import EnvReply
 from rollout.workers.pool import EnvPool
-from rollout.workers.reply import EnvReply
 from rollout.workers.worker import make_reply
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

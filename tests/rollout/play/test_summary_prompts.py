@@ -8,7 +8,7 @@ from envs.base import make_observation
 from envs.loading import build_env_from
 from rollout.bridge.settings import MemorySettings
 from rollout.play.memory import SUMMARY_REQUEST, Conversation, build_memory
-from rollout.workers.reply import EnvReply
+from rollout.turn import EnvReply
 from rollout.workers.worker import make_reply
 
 ASKED = "Write your notes now"
