@@ -1,6 +1,6 @@
-"""An environment's reply to `reset` or `step`, the check that it keeps the environment contract, and its digest.
+"""Checks that a reply to `reset` or `step` keeps the environment contract, and cuts observations that are too large.
 
-Observations that are too large are cut: text in the middle, with a note; of too many images the first are kept.
+Text is cut in the middle, with a note; of too many images the first are kept.
 """
 
 import difflib
