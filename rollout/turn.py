@@ -1,4 +1,4 @@
-"""Records of one turn, of an environment's reply and of an episode's turns in a batch, and the enums of their states."""
+"""Records of a turn, of an environment's reply and of an episode's turns in a batch, and the enums of their states."""
 
 from __future__ import annotations
 
