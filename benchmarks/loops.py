@@ -241,7 +241,7 @@ class Trainer:
 async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """Verlog's order: all environments wait for all responses, then all of them step."""
     runtime = await get_runtime(args)
-    await source.open_slots(runtime)
+    await fixed_turn.open_slots(runtime, source)
     params, segments = runtime.flags.sampling_params(), []
     for _ in range(args.rollout_batch_size // len(source.slots)):
         episodes = [await slot.live() for slot in source.slots]

@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput
 from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import rollout_with
+from rollout.fixed_turn import open_slots, rollout_with
 from rollout.play.metrics import batch_metrics, warn_of_bottleneck
 from rollout.play.player import Batch
 from rollout.play.runtime import full_gc_deferred, get_runtime
@@ -37,7 +37,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     turns = runtime.flags.turns_per_batch
     if runtime.stream is None:
         faults = runtime.fault_counts()  # before the slots are restored, as in fixed-turn batches
-        await source.open_slots(runtime)
+        await open_slots(runtime, source)
         runtime.stream = Stream(runtime, source.slots, turns, source.clock, faults)
     stream = runtime.stream
     played = min(stream.pending, turns)

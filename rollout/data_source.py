@@ -17,8 +17,7 @@ from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_st
 from rollout.errors import CheckpointError
 from rollout.play.clock import WeightClock, version_of
 from rollout.play.player import Slot
-from rollout.play.runtime import Runtime
-from rollout.play.slots import make_slots, slots_state
+from rollout.play.slots import slots_state
 from rollout.spec import EpisodeSpec
 from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks, training_seed
 from rollout.turn import Segment
@@ -53,17 +52,6 @@ class EpisodeSource:
         self.snapshots: dict[int, SourceState] = {}
         """State at the end of the newest two rollouts, by rollout id. Under `train_async.py`, slime saves rollout r
         when batch r + 1 has already been played."""
-
-    async def open_slots(self, runtime: Runtime) -> None:
-        """Make the slots, or restore those of a checkpoint; does nothing if there are slots already.
-
-        Episodes whose environment cannot be restored are given up and counted. Raises EncodingError, PlayerError and
-        MissingDependencyError as `rollout.fixed_turn.generate_rollout`.
-        """
-        if self.slots:
-            return
-        self.slots = await make_slots(runtime, self.settings.n_env, self.episode, self.saved_slots)
-        self.saved_slots = []
 
     def staleness(self, segments: Sequence[Segment], rollout_id: int, *, asked_since: bool) -> list[int]:
         """Count actor updates from playing to training: one int per turn, in the order of the segments; -1: unknown.

@@ -16,10 +16,11 @@ from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFn
 from rollout.bridge.sample import build_samples
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.episode import Episode
+from rollout.play.episode import Episode, open_episode
 from rollout.play.metrics import batch_metrics, measure, warn_of_bottleneck
 from rollout.play.player import Batch, Slot, count_failure, count_turns, gather, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
+from rollout.play.slots import restore_slots
 from rollout.samples import fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
 from slime_verlog import BAR_S
@@ -102,7 +103,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """
     runtime = await get_runtime(args)
     faults = runtime.fault_counts()  # before the slots are restored, so that episodes lost at a resume are counted
-    await source.open_slots(runtime)
+    await open_slots(runtime, source)
     slots, turns = source.slots, runtime.flags.turns_per_batch
     # With more slots than turns, only the first ones play; the next batch begins where this one stops.
     first = rollout_id * turns % len(slots)
@@ -123,6 +124,25 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         batch_metrics, batch.segments, faults, load, batch.staleness, len(source.tasks)
     )
     return batch
+
+
+async def open_slots(runtime: Runtime, source: EpisodeSource) -> None:
+    """Make the source's slots, or restore those of a checkpoint; does nothing if there are slots already.
+
+    Slot k plays the episodes k, k + n_env, and so on. Live episodes of a checkpoint that cannot be restored are given
+    up and counted. Raises EncodingError, PlayerError and MissingDependencyError as `generate_rollout`.
+    """
+    if source.slots:
+        return
+
+    async def open_id(episode_id: int) -> Episode:
+        return await open_episode(runtime, source.episode(episode_id))
+
+    n_env = source.settings.n_env
+    slots = [Slot(number, number, n_env, open_id) for number in range(n_env)]
+    if source.saved_slots:
+        await restore_slots(runtime, slots, source.episode, source.saved_slots)
+    source.slots, source.saved_slots = slots, []
 
 
 async def _play(runtime: Runtime, slot: Slot, batch: Batch, count_turn: Callable[[], Any]) -> list[Segment]:

@@ -17,30 +17,26 @@ from rollout.turn import FinishReason, Generation
 logger = logging.getLogger(__name__)
 
 
-async def make_slots(
-    runtime: Runtime, n_env: int, spec_of: Callable[[int], EpisodeSpec], saved: Sequence[Mapping[str, Any]] = ()
-) -> list[Slot]:
-    """Make `n_env` slots: new ones, or with the episodes of a checkpoint replayed up to where they were saved.
+async def restore_slots(
+    runtime: Runtime, slots: Sequence[Slot], spec_of: Callable[[int], EpisodeSpec], saved: Sequence[Mapping[str, Any]]
+) -> None:
+    """Put the saved live episodes into new slots, replayed up to where they were saved.
 
-    Slot k plays the episodes `spec_of(k)`, `spec_of(k + n_env)`, and so on. If the checkpoint has another number of
-    slots, as many live episodes as fit continue, and later ones get new ids. A live episode is given up and counted if
-    no slot is left for it, if the configuration now plays something else under its id, or if its replay differs.
+    If the checkpoint has another number of slots, as many live episodes as fit continue, and later ones get new ids. A
+    live episode is given up and counted if no slot is left for it, if the configuration now plays something else under
+    its id, or if its replay differs.
     """
-
-    async def open_id(episode_id: int) -> Episode:
-        return await open_episode(runtime, spec_of(episode_id))
-
-    if len(saved) == n_env:
-        slots = [Slot(number, item["next_episode"], n_env, open_id) for number, item in enumerate(saved)]
-        episodes = [item["episode"] for item in saved]
+    episodes = [item["episode"] for item in saved]
+    if len(saved) == len(slots):
+        for slot, item in zip(slots, saved, strict=True):
+            slot.next_episode = item["next_episode"]
     else:
-        first = max((item["next_episode"] for item in saved), default=0)
-        slots = [Slot(number, first + number, n_env, open_id) for number in range(n_env)]
-        episodes = [item["episode"] for item in saved if item["episode"] is not None]
-        if saved:
-            surplus = max(len(episodes) - n_env, 0)
-            what = f"the checkpoint has {len(saved)} slots, n_env is {n_env}"
-            _give_up(runtime, surplus, what)
+        first = max(item["next_episode"] for item in saved)
+        for slot in slots:
+            slot.next_episode = first + slot.number
+        episodes = [episode for episode in episodes if episode is not None]
+        what = f"the checkpoint has {len(saved)} slots, n_env is {len(slots)}"
+        _give_up(runtime, max(len(episodes) - len(slots), 0), what)
     changes: Counter[str] = Counter()
     restoring: list[Coroutine[Any, Any, None]] = []
     for slot, item in zip(slots, episodes, strict=False):
@@ -54,7 +50,6 @@ async def make_slots(
     for change, count in changes.items():
         _give_up(runtime, count, change)
     await gather(restoring)
-    return slots
 
 
 def _give_up(runtime: Runtime, episodes: int, why: str) -> None:

@@ -11,10 +11,9 @@ from rollout.continuous import collect as next_batch
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import play_episode
-from rollout.fixed_turn import collect
+from rollout.fixed_turn import collect, open_slots
 from rollout.generate import generate
 from rollout.play.runtime import close_runtimes, get_runtime
-from rollout.play.slots import make_slots, slots_state
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import StopReason
 from tests.envs.agent.test_agent import options
@@ -135,14 +134,16 @@ async def test_the_records_of_an_evaluation_name_the_part_of_the_agent_that_aske
 async def test_a_resumed_run_gives_up_the_episodes_of_agents(tmp_path: Path) -> None:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "so") as engine:
         args = rollout_args(tmp_path, engine.port, **overrides("edits"))
-        runtime = await get_runtime(args)
+        runtime, source, resumed = await get_runtime(args), EpisodeSource(args), EpisodeSource(args)
         try:
-            (slot,) = await make_slots(runtime, 1, lambda number: spec(args, number))
-            episode = await slot.live()
+            await open_slots(runtime, source)
+            episode = await source.slots[0].live()
             await episode.step(await episode.generate(runtime.flags.sampling_params()))
-            (resumed,) = await make_slots(runtime, 1, lambda number: spec(args, number), slots_state([slot]))
-            assert resumed.episode is None and runtime.counters["episodes_lost_at_resume"] == 1
-            assert (await resumed.live()).index == 0, "the slot goes on with the next episode"
+            resumed.saved_slots = source.state().slots
+            await open_slots(runtime, resumed)
+            slot = resumed.slots[0]
+            assert slot.episode is None and runtime.counters["episodes_lost_at_resume"] == 1
+            assert (await slot.live()).index == 0, "the slot goes on with the next episode"
         finally:
             await close_runtimes()
 
