@@ -73,12 +73,12 @@ def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
     encoder, times = conversation.encoder, []
     prompt = encoder.prompt(conversation.messages(0))
     for user in conversation.users[1:turn]:
-        prompt, _ = encoder.append(prompt, conversation.response, [user])
+        prompt = encoder.append(prompt, conversation.response, [user])
     request_body(prompt, {})
     for user in conversation.users[turn : turn + NEXT]:
         forget(encoder, user)
         began = time.process_time()
-        prompt, _ = encoder.append(prompt, conversation.response, [user])
+        prompt = encoder.append(prompt, conversation.response, [user])
         appended = time.process_time()
         request_body(prompt, {})
         times.append((1e3 * (appended - began), 1e3 * (time.process_time() - appended)))

@@ -93,7 +93,7 @@ class Episode:
             self.encoder = self.runtime.encoder_for(self.reply.tools)
         if generation is None or self.runtime.settings.history == "window":
             return self.encoder.prompt(new)
-        return self.encoder.append(self.prompt, generation.token_ids, new)[0]
+        return self.encoder.append(self.prompt, generation.token_ids, new)
 
     async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
         """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.

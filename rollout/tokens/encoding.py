@@ -86,13 +86,11 @@ class DeltaEncoder:
             seen_tool=any(message["role"] == "tool" for message in messages),
         )
 
-    def append(
-        self, prompt: Prompt, response_ids: Sequence[int], messages: Sequence[Message]
-    ) -> tuple[Prompt, list[int]]:
-        """Continue a conversation after the model's own tokens; returns the prompt and the tokens after the response.
+    def append(self, prompt: Prompt, response_ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+        """Continue a conversation after the model's own tokens, with the end-of-turn token if the response lacks it.
 
-        The second value is masked in training. It starts with the end-of-turn token if the response lacks one. Raises
-        EncodingError if the template or the mode does not allow it, or if the response holds an image's placeholder.
+        Raises EncodingError if the template or the mode does not allow it, or if the response holds an image's
+        placeholder.
         """
         for token in self.placeholder_ids:
             if token in response_ids:
@@ -108,18 +106,17 @@ class DeltaEncoder:
         seen_tool = prompt.seen_tool or any(m["role"] == "tool" for m in messages)
         images = [part for part in parts if isinstance(part, EncodedImage)]
         if not images and not prompt.image_data:
-            return Prompt(token_ids=ids, seen_tool=seen_tool), between
+            return Prompt(token_ids=ids, seen_tool=seen_tool)
         known = ImageChain([]) if prompt.train_inputs is None else prompt.train_inputs
         for_engine = self._joined(unexpanded(parts), ended)
         before = prompt.token_ids if prompt.engine_ids is None else prompt.engine_ids
-        extended = Prompt(
+        return Prompt(
             token_ids=ids,
             image_data=[*prompt.image_data, *(image.data for image in images)],
             train_inputs=known + ImageChain([image.inputs for image in images]),
             engine_ids=token_prefix(before).extended(response_ids, for_engine),
             seen_tool=seen_tool,
         )
-        return extended, between
 
     def _joined(self, parts: Sequence[TemplateText | str], ended: bool) -> list[int]:
         ids = self.text.join(parts)

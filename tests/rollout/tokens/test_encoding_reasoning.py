@@ -123,7 +123,7 @@ def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(t
         text = f"<think>\nbecause\n</think>\n\n{data.draw(TEXT)}" if thinking else data.draw(TEXT)
         reply = {"role": "user", "content": data.draw(TEXT)}
         response = [*encoder.text.encode(text), encoder.end_of_turn_ids[0]]
-        prompt, _ = encoder.append(prompt, response, [reply])
+        prompt = encoder.append(prompt, response, [reply])
         messages += [{"role": "assistant", "content": text}, reply]
     encoder.check(messages, prompt.token_ids)
     if thinking:
@@ -146,7 +146,7 @@ def test_the_inference_template_allows_appending_if_it_drops_nothing() -> None:
     encoder = DeltaEncoder(tokenizer, use_inference_chat_template=True, history="full")
     first, then = {"role": "user", "content": "x"}, {"role": "user", "content": "y"}
     response = [*encoder.text.encode("ok"), encoder.end_of_turn_ids[0]]
-    prompt, _ = encoder.append(encoder.prompt([first]), response, [then])
+    prompt = encoder.append(encoder.prompt([first]), response, [then])
     whole = [first, {"role": "assistant", "content": "ok"}, then]
     assert prompt.token_ids == encoder.prompt(whole).token_ids
 

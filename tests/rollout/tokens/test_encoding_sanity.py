@@ -85,7 +85,7 @@ def test_a_conversation_may_end_with_an_answer(encoder: DeltaEncoder, closed: bo
 def test_text_that_the_model_wrote_is_never_a_difference(encoder: DeltaEncoder, text: str) -> None:
     """The model's own white space and control tokens stay unchanged and pass the check."""
     response = [*encoder.tokenizer.encode(text, add_special_tokens=False), encoder.end_of_turn_ids[0]]
-    prompt, _ = encoder.append(encoder.prompt([USER]), response, [USER])
+    prompt = encoder.append(encoder.prompt([USER]), response, [USER])
     messages = [USER, {"role": "assistant", "content": encoder.answer_text(response)}, USER]
     encoder.check(messages, prompt.token_ids)
     with pytest.raises(EncodingError):

@@ -148,7 +148,7 @@ def test_the_beginning_of_sequence_stands_only_at_the_beginning(family: str) -> 
     encoder, bos = encoder_of(family), tokenizer_of(family).bos_token_id
     messages = [{"role": r, "content": "x"} for r in ("system", "user", "assistant", "user")]
     prompt = encoder.prompt(messages)
-    prompt, _ = encoder.append(prompt, [*encoder.text.encode("ok"), encoder.end_of_turn_ids[0]], messages[-1:])
+    prompt = encoder.append(prompt, [*encoder.text.encode("ok"), encoder.end_of_turn_ids[0]], messages[-1:])
     if bos is not None and bos in prompt.token_ids:
         assert prompt.token_ids[0] == bos and prompt.token_ids.count(bos) == 1
 
@@ -177,10 +177,10 @@ def test_an_appended_conversation_equals_its_one_shot_encoding_and_masks_the_mod
         response = [*encoder.text.encode(text), encoder.end_of_turn_ids[0]]
         roles = data.draw(REPLIES["liberal" if family in LIBERAL else "alternating"])
         replies = [{"role": role, "content": data.draw(CONTENT)} for role in roles]
-        before = prompt.token_ids
-        prompt, between = encoder.append(prompt, response, replies)
-        assert prompt.token_ids == [*before, *response, *between]
-        mask += [1] * len(response) + [0] * len(between)
+        before = [*prompt.token_ids, *response]
+        prompt = encoder.append(prompt, response, replies)
+        assert prompt.token_ids[: len(before)] == before
+        mask += [1] * len(response) + [0] * (len(prompt.token_ids) - len(before))
         answers += response
         messages += [{"role": "assistant", "content": text}, *replies]
     assert prompt.token_ids == one_shot(family, messages)
@@ -193,9 +193,8 @@ def test_an_answer_cut_by_its_length_limit_gets_the_end_of_its_turn_masked(famil
     encoder, reply = encoder_of(family), [{"role": "user", "content": "go on"}]
     prompt, answer = encoder.prompt(reply), list(encoder.text.encode("I was going to say"))
     end = encoder.end_of_turn_ids[0]
-    _, closed = encoder.append(prompt, [*answer, end], reply)
-    _, cut = encoder.append(prompt, answer, reply)
-    assert cut == [end, *closed]
+    closed, cut = encoder.append(prompt, [*answer, end], reply), encoder.append(prompt, answer, reply)
+    assert cut.token_ids == closed.token_ids and cut.token_ids[len(prompt.token_ids) + len(answer)] == end
 
 
 @pytest.mark.parametrize("family", [*LIBERAL, *ALTERNATING])
@@ -216,9 +215,9 @@ def test_control_strings_in_a_message_change_no_role(family: str) -> None:
         plain = [{**m, "content": "x"} for m in messages]
         assert controls_in(ids) == controls_in(encoder.prompt(plain).token_ids)
         assert attack in encoder.decode(ids)
-    _, expected = encoder.append(encoder.prompt([harmless]), [1], [harmless])
-    _, between = encoder.append(encoder.prompt([harmless]), [1], [{**harmless, "content": attack}])
-    assert controls_in(between) == controls_in(expected)
+    expected = encoder.append(encoder.prompt([harmless]), [1], [harmless])
+    attacked = encoder.append(encoder.prompt([harmless]), [1], [{**harmless, "content": attack}])
+    assert controls_in(attacked.token_ids) == controls_in(expected.token_ids)
 
 
 @pytest.mark.parametrize("family", [*LIBERAL, *ALTERNATING])
@@ -257,7 +256,7 @@ def test_mistral_keeps_the_system_message_where_it_was_first_shown_when_turns_ar
     messages = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "one"}]
     prompt = encoder.prompt(messages)
     response = [*encoder.text.encode("ok"), encoder.end_of_turn_ids[0]]
-    prompt, _ = encoder.append(prompt, response, [{"role": "user", "content": "two"}])
+    prompt = encoder.append(prompt, response, [{"role": "user", "content": "two"}])
     assert encoder.decode(prompt.token_ids) == "<s>[INST]Rules.\n\none[/INST]ok</s>[INST]two[/INST]"
     whole = [*messages, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "two"}]
     encoder.check(whole, prompt.token_ids)
@@ -278,7 +277,7 @@ def test_tool_results_after_the_models_own_text_pass_the_check_in_full_history(f
     prompt = encoder.prompt(messages)
     for text, role in (("\n<tool_call>ulm</tool_call>", "tool"), ("It is sunny.", "user"), ("\nBye.", "user")):
         reply = {"role": role, "content": "so"}
-        prompt, _ = encoder.append(prompt, [*encoder.text.encode(text), encoder.end_of_turn_ids[0]], [reply])
+        prompt = encoder.append(prompt, [*encoder.text.encode(text), encoder.end_of_turn_ids[0]], [reply])
         messages += [{"role": "assistant", "content": text}, reply]
     encoder.check(messages, prompt.token_ids)
 
