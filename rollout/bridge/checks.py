@@ -211,11 +211,6 @@ def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
             "turn_quota: per_env makes slots wait for each other, which continuous batches never do: use turn_quota: "
             f"global, or --rollout-function-path {FIXED_TURN}"
         )
-    if config.max_staleness == 0:
-        raise ConfigError(
-            "max_staleness: 0 would stop all slots until the trainer is done, as fixed-turn batches do: give at least "
-            f"1, or --rollout-function-path {FIXED_TURN}"
-        )
     if flags.update_weights_interval > config.max_staleness:
         raise ConfigError(
             f"with --update-weights-interval {flags.update_weights_interval}, turns are up to "

@@ -127,8 +127,8 @@ class RolloutSettings(AdvantageSettings):
     """The usual turns of an episode; null: off, as Verlog. Slots that begin together play the same stretch of the game
     in each batch. With this, the first episode of slot k of n is given up at the end of the batch in which it has k/n
     of these turns; its cut is bootstrapped like any other."""
-    max_staleness: int = Field(default=1, ge=0, le=4)
-    """With `rollout.continuous`: the largest number of actor updates between playing and training a turn, 1 to 4."""
+    max_staleness: int = Field(default=1, ge=1, le=4)
+    """With `rollout.continuous`: the largest number of actor updates between playing and training a turn."""
     stale_turns: Literal["wait", "mask"] = "wait"
     """With `rollout.continuous`: what happens if a turn is so slow that it would be older than `max_staleness`. `wait`:
     the last batch that may train on it waits for it. `mask`: no batch waits; the turn keeps its place in its episode

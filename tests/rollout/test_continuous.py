@@ -274,7 +274,6 @@ async def test_an_engine_without_versions_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"max_staleness": 0}, "max_staleness: 0 would stop all slots.*rollout.fixed_turn.generate_rollout"),
         (
             {"on_update": "continue", "rollout_function_path": "rollout.fixed_turn.generate_rollout"},
             "on_update: continue needs --rollout-function-path rollout.continuous.generate_rollout",
@@ -287,6 +286,7 @@ async def test_an_engine_without_versions_is_refused(tmp_path: Path) -> None:
             },
             "on_update: continue needs weights that the trainer pushes.*--update-weight-mode delta",
         ),
+        ({"max_staleness": 0}, "max_staleness must be at least 1, got 0"),
         ({"max_staleness": 5}, "max_staleness must be at most 4, got 5"),
         ({"turn_quota": "per_env"}, "turn_quota: per_env makes slots wait"),
         ({"update_weights_interval": 3}, "--update-weights-interval 3, turns are up to 3 updates old"),
