@@ -8,9 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from rollout.bridge.framework import FRAMEWORK, Sample
-from rollout.bridge.whole_episodes import episode_facts, without_fillers
+from rollout.bridge.sample import facts_of
+from rollout.bridge.whole_episodes import episode_facts
 from rollout.play.metrics import FAULTS, whole_episode_metrics
 from rollout.play.runtime import Runtime, open_runtimes
+from rollout.turn import SampleKind
 
 _LOGGERS = {"slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"), "miles": ("miles.ray.rollout",)}
 
@@ -32,7 +34,8 @@ def log_rollout(
     if episodes and "rollout/turns" not in metrics:
         metrics |= episodes
         metrics |= {f"rollout/faults/{name}": value for name, value in new_faults(open_runtimes()).items()}
-    turns = without_fillers(samples)
+    fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
+    turns = [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
     _framework_logger("log_rollout_data", "_log_rollout_data")(
         rollout_id, _without(args, "custom_rollout_log_function_path"), turns, metrics, rollout_time
     )

@@ -48,7 +48,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
             batch = await stream.next_batch(rollout_id)
             pending = stream.pending  # before anything is awaited, because the slots play on
         stream.on_turn = lambda: None
-    if runtime.flags.engine_leaves:
+    if runtime.flags.colocate or runtime.flags.offload_rollout:  # the engine gives its GPUs to the trainer
         await stream.pause()
     faults, load, stood_s = stream.since_last_batch()
     warn_of_bottleneck(runtime, load, stood_s)

@@ -116,7 +116,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
             played = await gather(_play(runtime, slot, batch, progress.update) for slot in order)
     by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}
     batch.segments = [segment for slot in slots for segment in by_slot[slot.number]]
-    assert batch.turn_count == turns, f"the batch has {batch.turn_count} turns instead of {turns}"
+    count = count_turns(batch.segments)
+    assert count == turns, f"the batch has {count} turns instead of {turns}"
     faults, load = runtime.fault_counts() - faults, measured()
     warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=True)
@@ -183,7 +184,7 @@ async def _play(runtime: Runtime, slot: Slot, batch: Batch, count_turn: Callable
 
 async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> list[list[Sample]]:
     """slime's samples for the batch's segments, in training groups that were never used before."""
-    ids = source.take_group_ids(batch.turn_count)
+    ids = source.take_group_ids(count_turns(batch.segments))
     # In a thread, because thousands of samples take long enough to stall the event loop.
     groups = await asyncio.to_thread(build_samples, batch.segments, ids, runtime.samples, batch.staleness)
     if GROUP_FIELD is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -249,11 +249,6 @@ class Turn:
     def stepped(self) -> bool:
         """Whether the environment got the response; not if the model wrote its notes in a separate turn."""
         return self.summary is None
-
-
-def without_loss(turn: Turn) -> Turn:
-    """The turn with all its tokens masked; rewards and values still pass through it."""
-    return replace(turn, generation=replace(turn.generation, trained=False))
 
 
 @dataclass(frozen=True)

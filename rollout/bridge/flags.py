@@ -71,11 +71,6 @@ class RolloutFlags:
         return self.rollout_batch_size * self.n_samples_per_prompt
 
     @property
-    def engine_url(self) -> str:
-        """The router in front of the engines."""
-        return f"http://{self.sglang_router_ip}:{self.sglang_router_port}"
-
-    @property
     def is_fully_asynchronous(self) -> bool:
         """Whether slime's fully asynchronous loop runs, which takes every aborted sample back."""
         return "fully_async" in (self.rollout_function_path or "")
@@ -97,11 +92,6 @@ class RolloutFlags:
         """Number of engines, 1 if the framework does not tell."""
         found = self.rollout_num_engines or (self.rollout_num_gpus or 1) // (self.rollout_num_gpus_per_engine or 1)
         return max(found, 1)
-
-    @property
-    def engine_leaves(self) -> bool:
-        """Whether the engine gives its GPUs to the trainer between batches."""
-        return self.colocate or bool(self.offload_rollout)
 
     def saves_after(self, rollout_id: int) -> bool:
         """Whether slime writes a checkpoint after this rollout: every `--save-interval` rollouts and after the last."""
@@ -153,11 +143,6 @@ class RolloutFlags:
         if not evaluation and params["top_p"] != 1.0:
             params["custom_params"] = {"return_top_p_token_ids": True}
         return params
-
-    @property
-    def request_extra(self) -> dict[str, Any]:
-        """Request fields for what slime needs besides tokens and log-probs."""
-        return {"return_routed_experts": True} if self.use_rollout_routing_replay else {}
 
 
 @cache

@@ -8,7 +8,6 @@ from typing import Any
 
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import facts_of, flatten
-from rollout.turn import SampleKind
 
 
 def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[str, Any]]:
@@ -19,12 +18,6 @@ def episode_facts(samples: Iterable[Sample | Sequence[Sample]]) -> list[Mapping[
         if "stop" in facts and "episode_turns" in facts:
             episodes[number if sample.index is None else sample.index] = facts
     return list(episodes.values())
-
-
-def without_fillers(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples without bootstrap states and padding."""
-    fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
-    return [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
 
 
 def _first(name: str) -> Any:

@@ -68,7 +68,10 @@ class Episode:
         """Whether the environment got each of them."""
         check_history(self.reply, runtime.settings.history)
         self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
-        self.prompt: Prompt = self._first_prompt()
+        self.prompt: Prompt = self._build_prompt(None)
+        memory = None if self.reply.whole_prompts else runtime.settings.memory
+        runtime.flags.check_first_prompt(spec.name, len(self.prompt.token_ids), memory, response_len)
+        self.encoder.check(self.conversation.messages, self.prompt.token_ids)
 
     @property
     def reply(self) -> EnvReply:
@@ -79,13 +82,6 @@ class Episode:
     def digests(self) -> list[str]:
         """The digests of everything that the environment has shown."""
         return self.session.digests
-
-    def _first_prompt(self) -> Prompt:
-        prompt = self._build_prompt(None)
-        memory = None if self.reply.whole_prompts else self.runtime.settings.memory
-        self.runtime.flags.check_first_prompt(self.spec.name, len(prompt.token_ids), memory, self.response_len)
-        self.encoder.check(self.conversation.messages, prompt.token_ids)
-        return prompt
 
     def _build_prompt(self, generation: Generation | None, notes: bool = False) -> Prompt:
         new = self.conversation.show(self.reply, notes=notes)
@@ -128,9 +124,8 @@ class Episode:
         hashed = runtime.flags.router_policy == "consistent_hashing"
         # Keeps the episode on the engine with its cached prefix.
         headers = {"X-SMG-Routing-Key": self.spec.routing_key} if hashed else None
-        generation = await runtime.engine.generate(
-            self.prompt, params, headers=headers, extra=runtime.flags.request_extra
-        )
+        extra = {"return_routed_experts": True} if runtime.flags.use_rollout_routing_replay else None
+        generation = await runtime.engine.generate(self.prompt, params, headers=headers, extra=extra)
         if runtime.traced:
             self._spans.append(Span(ENGINE, began_s, time.time(), generation.meta_info))
         return generation

@@ -164,10 +164,6 @@ class Batch:
     left: list[int] = field(default_factory=list)
     """Turns left to issue: one number for all slots, or one per slot (`turn_quota: per_env`)."""
 
-    @property
-    def turn_count(self) -> int:
-        return count_turns(self.segments)
-
     def issue(self, slot: int) -> bool:
         """Take one turn from the budget that the slot uses, its own or the shared one; False if none is left."""
         place = slot % len(self.left)

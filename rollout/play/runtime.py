@@ -180,14 +180,14 @@ def build_runtime(args: Any) -> Runtime:
     settings, flags = load_settings(args), RolloutFlags.read(args)
     small = FRAMEWORK == "slime" and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
-    encoder = make_encoder()
+    encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
     return Runtime(
         settings=settings,
         flags=flags,
         samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
         encoder=encoder,
         make_encoder=make_encoder,
-        engine=EngineClient(flags.engine_url, settings.engine, max_connections=max(MIN_CONNECTIONS, settings.n_env)),
+        engine=EngineClient(url, settings.engine, max_connections=max(MIN_CONNECTIONS, settings.n_env)),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
         traced=is_traced(args),

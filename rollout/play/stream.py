@@ -22,7 +22,7 @@ from rollout.play.metrics import BatchLoad, measure
 from rollout.play.player import Batch, Slot, count_failure, play
 from rollout.play.runtime import Runtime
 from rollout.play.slots import saved_slot
-from rollout.turn import Generation, Prompt, Segment, StopReason, Turn, without_loss
+from rollout.turn import Generation, Prompt, Segment, StopReason, Turn
 
 
 @dataclass
@@ -289,7 +289,8 @@ class Stream:
         masked = 0
         for finished in chosen:
             if self._clock.staleness(finished.version, self._rollout_id) > self._runtime.settings.max_staleness:
-                finished.segment = replace(finished.segment, turns=(without_loss(finished.turn),))
+                untrained = replace(finished.turn.generation, trained=False)
+                finished.segment = replace(finished.segment, turns=(replace(finished.turn, generation=untrained),))
                 masked += 1
             parts.setdefault((finished.slot, finished.turn.episode_id), []).append(finished)
         ordered = sorted(parts.items(), key=lambda item: item[0][0])
