@@ -64,7 +64,10 @@ def discounts_of(settings: AdvantageSettings, role: str | None) -> Discounts:
 
 
 def token_lambdas(settings: AdvantageSettings, role: str | None, lengths: Tensor) -> Tensor | None:
-    """Compute the lambda inside each turn, [T] float64, from its trained tokens [T]; None for `lambda_token`."""
+    """Compute the lambda inside each turn, [T] float64, from its tokens [T]; None for `lambda_token`.
+
+    Tokens that are not trained count only in a turn without trained ones.
+    """
     if role == "critic" or settings.lambda_policy == "fixed":
         return None
     return (1 - 1 / (settings.lambda_policy_alpha * lengths.double())).clamp(0, 1)

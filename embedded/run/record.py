@@ -196,7 +196,7 @@ class TrainingRecord:
         mask = data["loss_masks"][place][span.start : span.end]
         if not bool(mask.all()):
             columns["loss_mask"] = mask.tolist()
-        lambdas = token_lambdas(self._settings, role, mask.sum().reshape(1))
+        lambdas = token_lambdas(self._settings, role, (mask.sum() or mask.new_tensor(len(mask))).reshape(1))
         return {
             "prompt": self._tokenizer.decode(ids[: start + span.start]),
             "response": self._tokenizer.decode(own, skip_special_tokens=True),
