@@ -139,8 +139,7 @@ async def open_slots(runtime: Runtime, source: EpisodeSource) -> None:
     async def open_id(episode_id: int) -> Episode:
         return await open_episode(runtime, source.episode(episode_id))
 
-    n_env = source.settings.n_env
-    slots = [Slot(number, number, n_env, open_id) for number in range(n_env)]
+    slots = [Slot(k, k, source.settings.n_env, open_id) for k in range(source.settings.n_env)]
     if source.saved_slots:
         await restore_slots(runtime, slots, source.episode, source.saved_slots)
     source.slots, source.saved_slots = slots, []

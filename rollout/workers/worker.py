@@ -19,14 +19,7 @@ from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describ
 from envs.loading import checked_text, load_env_module, refuse_coroutine
 from rollout.spec import EnvSpec, ObservationLimits
 from rollout.turn import EnvReply
-from rollout.workers.reply import (
-    HEADER,
-    check_observation,
-    check_reply,
-    cut_messages,
-    cut_observation,
-    read_step,
-)
+from rollout.workers.reply import HEADER, check_observation, check_reply, cut_messages, cut_observation, read_step
 
 WORDS = ("left", "go", "yes", "stop", "42", "open the door", "I do not know", "look")
 """Responses of the random player where an environment names no actions."""
