@@ -108,7 +108,7 @@ def test_every_row_of_the_formulas_names_a_function() -> None:
 @pytest.mark.parametrize(
     ("heading", "files"),
     [
-        ("One fixed-turn batch", 9),
+        ("One fixed-turn batch", 10),
         ("A continuous batch", 3),
         ("One environment step", 5),
         ("A BabyAI step", 3),

@@ -190,6 +190,7 @@ class EnvSession:
             try:
                 reply = await self._rebuild() if self._host is None or self.reply is None else self.reply
                 if response_text is not None:
+                    # In the worker, `EnvHost.step` (workers/worker.py) calls the environment's `step`.
                     self._host, reply = await self._worker.call(
                         self._host, settings.env_step_timeout_s, "step", self._key, response_text
                     )
