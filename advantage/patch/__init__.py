@@ -21,7 +21,7 @@ from advantage.flags import HOOK, advantage_flags, check_flags
 from advantage.gae import discounts_of
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
-from advantage.patch.critic import install_critic, pretrain_critic
+from advantage.patch.critic import install_critic, install_value_head, pretrain_critic
 from advantage.patch.roles import install_roles
 from advantage.patch.versions import Framework, find_framework, replace
 from advantage.settings import AdvantageSettings
@@ -56,6 +56,7 @@ def install(args: Any) -> None:
     if settings.policy_loss == "dis":
         install_dis(framework.loss, replace)
     install_roles(framework)
+    install_value_head()
     if settings.on_update == "continue":
         _install_retraction(flags.update_weight_mode, framework)
     if settings.value_pretraining.batches:

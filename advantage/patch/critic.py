@@ -2,6 +2,7 @@
 
 All passes use the returns and old values from before the first one. With `value_pretraining`, the critic trains on the
 last batch alone, which has all turns; values and returns are computed again after each pass and not clipped.
+A critic of images gets its value head where slime leaves a head for tokens.
 """
 
 import copy
@@ -23,6 +24,33 @@ def _still(schedule: Any) -> Any:
     still = copy.copy(schedule)
     still.step = lambda increment=0: None
     return still
+
+
+def install_value_head() -> None:
+    """Move the value head of a critic with a `language_model` into it: slime puts it on the model around it, unused."""
+    provider = sys.modules.get("slime.backends.megatron_utils.model_provider")
+    if hasattr(provider, "_get_model_provider_func"):
+        replace(provider, "_get_model_provider_func", _moving_head)
+
+
+def _moving_head(get_provider: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get_provider)
+    def found(args: Any, role: str = "actor") -> Callable[..., Any]:
+        provider = get_provider(args, role)
+
+        @functools.wraps(provider)
+        def built(*rest: Any, **named: Any) -> Any:
+            model = provider(*rest, **named)
+            if role == "critic" and hasattr(model, "language_model"):
+                head = model._modules.pop("output_layer", None)
+                if head is not None:
+                    model.language_model.output_layer = head
+                    model.__dict__["output_layer"] = head  # slime compares its shape with the checkpoint's
+            return model
+
+        return built
+
+    return found
 
 
 def install_critic(framework: Framework, settings: AdvantageSettings) -> None:

@@ -1,4 +1,4 @@
-"""Notes which role a training process has, and checks the parameters that its model freezes.
+"""Notes which role a training process has, and checks the parameters that its model freezes, and the critic's head.
 
 A pattern that matches nothing is refused, and so is an optimizer's state that was saved with another list.
 """
@@ -6,7 +6,7 @@ A pattern that matches nothing is refused, and so is an optimizer's state that w
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,30 @@ def install_roles(framework: Framework) -> None:
                     raise UnsupportedFrameworkError(
                         f"{framework.name} trains {name} although it is to be frozen; leave critic_frozen out"
                     )
+            if role == "critic":
+                check_head(framework.name, parameters)
             return result
 
         return initialized
 
     replace(framework.actor, "initialize_model_and_optimizer", noting)
+
+
+def check_head(framework: str, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise an error unless the output layer of a critic, on the stage that has it, gives one value and is trained."""
+    for name, weight in parameters.items():
+        if not name.endswith("output_layer.weight"):
+            continue
+        if len(weight) != 1:
+            raise UnsupportedFrameworkError(
+                f"{framework} built a critic whose {name} has {len(weight)} outputs instead of one value per token; "
+                "use a model whose output_layer is its own or its language_model's"
+            )
+        if not weight.requires_grad:
+            raise FlagError(
+                f"the critic's value head {name} would stay random, because {FROZEN} or only_train_params_name_list "
+                "freezes it: give the critic another list under its overrides in --megatron-config-path"
+            )
 
 
 def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:

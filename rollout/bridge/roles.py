@@ -81,7 +81,7 @@ def _check_pretrained_critic(critic: str, reference: str | None) -> None:
     found = _shapes(critic)
     if found is None:
         return
-    head = found.get("output_layer.weight")
+    head = next((shape for name, shape in found.items() if name.endswith("output_layer.weight")), None)
     if head is None or head[0] != 1:
         raise ConfigError(
             f"the critic starts from {critic}, which has no value head (its output layer is {head}), so slime would "
@@ -92,7 +92,7 @@ def _check_pretrained_critic(critic: str, reference: str | None) -> None:
         here, there = found[name], wanted[name]
         if "word_embeddings" in name:  # its rows are padded to a number that depends on tensor parallelism
             here, there = here[1:], there[1:]
-        if here != there and not name.startswith("output_layer"):
+        if here != there and "output_layer." not in name:
             raise ConfigError(
                 f"the critic starts from {critic}, which is of another model than --ref-load {reference}: its {name} "
                 f"has shape {found[name]}, not {wanted[name]}"

@@ -4,6 +4,7 @@ import ast
 import json
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +16,23 @@ from advantage import patch
 from advantage.errors import ConfigError, FlagError, UnsupportedFrameworkError
 from advantage.patch.versions import find_framework
 from tests.advantage.undo import uninstall
-from tests.fixtures.frameworks import FRAMEWORKS, failure_inside
+from tests.fixtures.frameworks import FRAMEWORKS, SLIME, failure_inside
 
 PROGRAM = Path(__file__).with_name("in_framework.py")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "one_value_per_token_reaches_the_head_and_the_image_model",
+        "a_stage_without_a_head_is_left_alone",
+        "the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own",
+    ],
+)
+@pytest.mark.parametrize("framework", SLIME)
+def test_a_critic_of_images_has_one_value_per_token(framework: str, check: str) -> None:
+    failure = failure_inside(framework, "tests.advantage.image_critic", check)
+    assert failure is None, failure
 
 
 def checks() -> list[str]:
@@ -270,6 +285,29 @@ def test_a_framework_that_does_not_freeze_is_refused_and_so_is_a_pattern_without
         patch.install(args)
         with pytest.raises((FlagError, UnsupportedFrameworkError), match=message):
             actor.initialize_model_and_optimizer(args, "critic")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "trained", "error", "message"),
+    [
+        (1, True, None, ""),
+        (1, False, FlagError, "value head language_model.output_layer.weight would stay random.* overrides"),
+        (9, True, UnsupportedFrameworkError, "output_layer.weight has 9 outputs instead of one value"),
+    ],
+)
+def test_a_critic_without_a_head_that_learns_values_is_refused(
+    slime: Any, outputs: int, trained: bool, error: type[Exception] | None, message: str
+) -> None:
+    def initialize(args: Namespace, role: str = "actor") -> tuple[Any, ...]:
+        head = torch.nn.Linear(2, outputs).requires_grad_(trained)
+        return [torch.nn.ModuleDict({"language_model": torch.nn.ModuleDict({"output_layer": head})})], None, None, 0
+
+    actor = model_building_slime(slime, frozen=True)
+    actor.initialize_model_and_optimizer = initialize
+    patch.install(flags())
+    actor.initialize_model_and_optimizer(flags(), "actor")
+    with pytest.raises(error, match=message) if error else nullcontext():
+        actor.initialize_model_and_optimizer(flags(), "critic")
 
 
 def test_dis_takes_the_place_of_the_frameworks_policy_loss(slime: Any) -> None:

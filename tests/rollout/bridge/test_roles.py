@@ -104,20 +104,26 @@ BODY = {"embedding.word_embeddings.weight": (320, 8), "decoder.final_layernorm.w
     ("shapes", "words"),
     [
         ({**BODY, "output_layer.weight": (1, 8), "output_layer.bias": (1,)}, None),
+        ({**BODY, "language_model.output_layer.weight": (1, 8), "language_model.output_layer.bias": (1,)}, None),
         ({**BODY, "output_layer.weight": (1, 8), "embedding.word_embeddings.weight": (384, 8)}, None),
         (BODY, r"has no value head \(its output layer is None\)"),
+        ({**BODY, "language_model.output_layer.weight": (320, 8)}, r"no value head \(its output layer is \(320, 8\)\)"),
         ({**BODY, "output_layer.weight": (320, 8)}, r"has no value head \(its output layer is \(320, 8\)\)"),
         (
             {**BODY, "output_layer.weight": (1, 6), "decoder.final_layernorm.weight": (6,)},
             r"another model than --ref-load .*: its decoder.final_layernorm.weight has shape \(6,\), not \(8,\)",
         ),
     ],
-    ids=["a critic", "other padding of the vocabulary", "no output layer", "a policy", "another model"],
+    ids=[
+        *("a critic", "a critic of images", "other padding of the vocabulary", "no output layer"),
+        *("a policy of images", "a policy", "another model"),
+    ],
 )
 def test_a_pretrained_critic_must_have_a_value_head_and_the_references_shape(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], words: str | None
 ) -> None:
-    reference = write_checkpoint(tmp_path / "reference", {**BODY, "output_layer.weight": (320, 8)})
+    heads = {"output_layer.weight": (320, 8), "language_model.output_layer.weight": (320, 8)}
+    reference = write_checkpoint(tmp_path / "reference", {**BODY, **heads})
     critic = write_checkpoint(tmp_path / "critic", shapes)
     args = make_args(tmp_path, {"load": critic}, load=None, ref_load=reference)
     if words is None:

@@ -1,0 +1,182 @@
+"""Checks that slime's critic of images gets one value per token (`python -m tests.advantage.image_critic slime`).
+
+slime's own Qwen3.5-VL model, tiny, around Megatron's language model; slime's own model provider builds both roles.
+Prints one JSON object: check to null, or to what went wrong.
+"""
+
+import json
+import os
+import tempfile
+import traceback
+from argparse import Namespace
+from typing import Any
+from unittest.mock import patch as mock_patch
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.transformer_config import TransformerConfig
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
+
+from tests.advantage.framework import framework_args, installed, module
+from tests.advantage.in_framework import start
+from tests.fixtures.stand_ins import allow_absent_packages
+
+IMAGE, VISION_START, VOCABULARY, HIDDEN = 90, 91, 96, 32
+
+
+def build(args: Namespace, role: str) -> Any:
+    """A role's model as slime's provider builds it, frozen parameters included."""
+    provider = module("backends.megatron_utils.model_provider")
+    with mock_patch.object(provider, "core_transformer_config_from_args", lambda _: transformer_config()):
+        return provider.get_model_provider_func(args, role)()
+
+
+def transformer_config() -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=2,
+        use_cpu_initialization=True,
+        layernorm_epsilon=1e-6,
+        gated_linear_unit=True,
+        normalization="RMSNorm",
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+    )
+
+
+def vl_spec(args: Namespace, config: TransformerConfig, vp_stage: int | None) -> Any:
+    """`--spec`: slime's Qwen3.5-VL model with local layers instead of TransformerEngine's."""
+    from slime_plugins.models.qwen3_5_vl import Qwen3_5VLModel
+
+    from tests.slime.cpu.megatron_on_cpu import layer_spec
+
+    vision = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, temporal_patch_size=1)
+    vision |= dict(out_hidden_size=HIDDEN, num_position_embeddings=16, in_channels=3, spatial_merge_size=2)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    text = dict(hidden_size=HIDDEN, vocab_size=VOCABULARY, num_hidden_layers=1, rope_parameters=rope)
+    ids = dict(image_token_id=IMAGE, video_token_id=92, vision_start_token_id=VISION_START)
+    hf_config = Qwen3_5Config(text_config=text, vision_config=vision, **ids)
+    layers = layer_spec(Namespace(qk_layernorm=False, normalization="RMSNorm"), config)
+
+    def provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> Any:
+        stages = dict(pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
+        return Qwen3_5VLModel(config, layers, hf_config, args, **stages)
+
+    return provider
+
+
+def vl_args(**changes: Any) -> Namespace:
+    model: dict[str, Any] = dict(transformer_impl="local", spec=("tests.advantage.image_critic", "vl_spec"))
+    model |= dict(custom_model_provider_path=None, mtp_num_layers=None, fp16_lm_cross_entropy=False)
+    model |= dict(padded_vocab_size=VOCABULARY, max_position_embeddings=64, use_rope_scaling=False)
+    model |= dict(untie_embeddings_and_output_weights=True, rotary_percent=1.0, rotary_base=10000)
+    return framework_args(**{**model, **changes})
+
+
+def values(model: Any) -> torch.Tensor:
+    """What the model says about a packed batch of one sequence with an image of one token."""
+    tokens = torch.tensor([[1, 2, VISION_START, IMAGE, 3, 4]])
+    ends = torch.tensor([0, tokens.shape[1]], dtype=torch.int32)
+    packed = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends, qkv_format="thd")
+    image = dict(pixel_values=torch.ones(4, 3 * 4 * 4), image_grid_thw=torch.tensor([[1, 2, 2]]))
+    return model(tokens, packed_seq_params=packed, **image)
+
+
+def one_value_per_token_reaches_the_head_and_the_image_model() -> None:
+    args = vl_args()
+    with installed(args):
+        actor, critic = build(args, "actor"), build(args, "critic")
+        assert values(actor).shape == (1, 6, VOCABULARY)
+        found = values(critic)
+    assert found.shape == (1, 6, 1), found.shape
+    found.sum().backward()
+    names = {name for name, parameter in critic.named_parameters() if parameter.grad is not None}
+    assert {"language_model.output_layer.weight", "language_model.output_layer.bias"} < names
+    assert any(name.startswith("model.visual") for name in names)
+    assert not any(name.startswith("output_layer") for name, _ in critic.named_parameters())
+
+
+def a_stage_without_a_head_is_left_alone() -> None:
+    args = vl_args()
+    with installed(args):
+        provider = module("backends.megatron_utils.model_provider")
+        with mock_patch.object(provider, "core_transformer_config_from_args", lambda _: transformer_config()):
+            model = provider.get_model_provider_func(args, "critic")(pre_process=True, post_process=False)
+    assert not [name for name, _ in model.named_parameters() if "output_layer" in name]
+
+
+def the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own() -> None:
+    slime = module("backends.megatron_utils.model")
+    args = vl_args()
+    with installed(args), tempfile.TemporaryDirectory() as folder:
+        for untied in (True, False):
+            args.untie_embeddings_and_output_weights = untied
+            reference, saved = os.path.join(folder, f"reference{untied}"), os.path.join(folder, f"critic{untied}")
+            actor = build(args, "actor")
+            save(actor, reference)
+            args.untie_embeddings_and_output_weights = True  # slime's setting for a critic
+            critic, later = build(args, "critic"), build(args, "critic")
+            assert needs_new_head(slime, args, critic, reference)
+            load(critic, reference)
+            with mock_patch.object(slime, "unwrap_model", lambda model: model):
+                slime._reinitialize_critic_output_layer(args, [critic])
+            head = critic.language_model.output_layer
+            assert 0 < float(head.weight.detach().std()) < 0.1 and not head.bias.detach().any()
+            torch.testing.assert_close(critic.language_model.decoder.state_dict(), actor.decoder.state_dict())
+
+            head.bias.data.fill_(7.0)
+            save(critic, saved)
+            assert not needs_new_head(slime, args, later, saved)
+            load(later, saved)
+            torch.testing.assert_close(values(later), values(critic))
+
+
+def needs_new_head(slime: Any, args: Namespace, model: Any, folder: str) -> bool:
+    args.load = folder
+    with (
+        mock_patch.object(slime, "unwrap_model", lambda model: model),
+        mock_patch.object(slime, "get_load_checkpoint_path_by_args", lambda _: folder),
+    ):
+        return slime._critic_output_layer_needs_reinit(args, [model], "critic")
+
+
+def save(model: Any, folder: str) -> None:
+    os.mkdir(folder)
+    dist_checkpointing.save(model.sharded_state_dict(), folder)
+
+
+def load(model: Any, folder: str) -> None:
+    # slime's patched Megatron, too, passes over what a checkpoint lacks.
+    lenient = StrictHandling.IGNORE_ALL
+    model.load_state_dict(dist_checkpointing.load(model.sharded_state_dict(), folder, strict=lenient), strict=False)
+
+
+CHECKS = (
+    one_value_per_token_reaches_the_head_and_the_image_model,
+    a_stage_without_a_head_is_left_alone,
+    the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own,
+)
+
+
+def main() -> None:
+    allow_absent_packages()
+    start()
+    module("backends.megatron_utils.actor")
+    torch.cuda.current_device, torch.cuda.synchronize = lambda: "cpu", lambda: None  # type: ignore[assignment]
+    outcome: dict[str, str | None] = {}
+    for run in CHECKS:
+        try:
+            run()
+            outcome[run.__name__] = None
+        except Exception:
+            outcome[run.__name__] = traceback.format_exc()
+    print("\n" + json.dumps(outcome))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
