@@ -29,28 +29,18 @@ def _still(schedule: Any) -> Any:
 def install_value_head() -> None:
     """Move the value head of a critic with a `language_model` into it: slime puts it on the model around it, unused."""
     provider = sys.modules.get("slime.backends.megatron_utils.model_provider")
-    if hasattr(provider, "_get_model_provider_func"):
-        replace(provider, "_get_model_provider_func", _moving_head)
+    if hasattr(provider, "freeze_model_params"):  # the last thing that is done to a model before DDP
+        replace(provider, "freeze_model_params", _moving_head)
 
 
-def _moving_head(get_provider: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(get_provider)
-    def found(args: Any, role: str = "actor") -> Callable[..., Any]:
-        provider = get_provider(args, role)
+def _moving_head(freeze: Callable[..., None]) -> Callable[..., None]:
+    def freeze_model_params(model: Any, args: Any) -> None:
+        if hasattr(model, "language_model") and "output_layer" in model._modules:
+            head = model.language_model.output_layer = model._modules.pop("output_layer")
+            model.__dict__["output_layer"] = head  # not a parameter here: slime compares its shape with the checkpoint's
+        freeze(model, args)
 
-        @functools.wraps(provider)
-        def built(*rest: Any, **named: Any) -> Any:
-            model = provider(*rest, **named)
-            if role == "critic" and hasattr(model, "language_model"):
-                head = model._modules.pop("output_layer", None)
-                if head is not None:
-                    model.language_model.output_layer = head
-                    model.__dict__["output_layer"] = head  # slime compares its shape with the checkpoint's
-            return model
-
-        return built
-
-    return found
+    return freeze_model_params
 
 
 def install_critic(framework: Framework, settings: AdvantageSettings) -> None:
