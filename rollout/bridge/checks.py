@@ -3,9 +3,7 @@
 The checks run in `python -m rollout.preflight` and when slime makes its data source.
 """
 
-import json
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from advantage.errors import FlagError
@@ -13,11 +11,10 @@ from advantage.flags import INSTALL
 from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
-from rollout.bridge.flags import RolloutFlags, sentences
+from rollout.bridge.flags import RolloutFlags, check_lengths, sentences
 from rollout.bridge.roles import check_roles, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
-from rollout.spec import CHARS_PER_TOKEN
 
 FIXED_TURN = "rollout.fixed_turn.generate_rollout"
 CONTINUOUS = "rollout.continuous.generate_rollout"
@@ -133,8 +130,7 @@ def process_count(args: Any, config: RolloutSettings) -> int:
 
 def _check_playing(args: Any, flags: RolloutFlags, config: RolloutSettings, hooks: Collection[str]) -> None:
     """Check what concerns every way to play, and refuse what `slime_flags.yaml` refuses beside these hooks."""
-    _check_context(args, flags)
-    _check_notes(flags, config)
+    check_lengths(args, flags, config)
     if config.on_update == "continue" and flags.rollout_function_path != CONTINUOUS:
         raise ConfigError(f"on_update: continue needs --rollout-function-path {CONTINUOUS}; give it, or use abort")
     if config.stagger_turns is not None and flags.rollout_function_path != FIXED_TURN:
@@ -240,58 +236,6 @@ def _check_critic(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
                 f"{_flag(name)} is {getattr(args, name)} but value_pretraining.batches is {batches}; they must be "
                 "equal, because value pretraining is a separate run, in which only the critic trains"
             )
-
-
-def _check_context(args: Any, flags: RolloutFlags) -> None:
-    context, served = flags.rollout_max_context_len, getattr(args, "sglang_context_length", None)
-    if context is None:
-        return
-    if context <= flags.rollout_max_response_len:
-        raise ConfigError(
-            f"--rollout-max-context-len {context} leaves no room for a prompt beside "
-            f"--rollout-max-response-len {flags.rollout_max_response_len}"
-        )
-    if served is not None and context > served:
-        raise ConfigError(
-            f"--rollout-max-context-len {context} is longer than the engine serves (--sglang-context-length {served}); "
-            "lower the first or raise the second"
-        )
-    path = Path(flags.hf_checkpoint or "") / "config.json"
-    if served is not None or not path.is_file():
-        return
-    model = json.loads(path.read_text(encoding="utf-8"))
-    longest = (model.get("text_config") or model).get("max_position_embeddings")
-    if isinstance(longest, int) and context > longest:
-        raise ConfigError(
-            f"--rollout-max-context-len {context} is longer than the model's max_position_embeddings {longest}, which "
-            "is all that the engine serves; lower it, or extend the model's rope and give --sglang-context-length"
-        )
-
-
-def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
-    """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
-    memory, response = config.memory, flags.rollout_max_response_len
-    if memory.kind == "notes" and memory.max_tokens > response:
-        raise ConfigError(
-            f"memory.max_tokens: {memory.max_tokens} is longer than any response may be (--rollout-max-response-len "
-            f"{response}): lower it or raise the flag"
-        )
-    if memory.kind != "inline_notes":
-        return
-    chars = memory.notes_chars
-    tokens = -(-chars // CHARS_PER_TOKEN)
-    advice = f"lower memory.notes_chars: {chars} (about {tokens} tokens)"
-    if tokens >= response:
-        raise ConfigError(
-            f"a response of --rollout-max-response-len {response} tokens has no room for an action after notes of full "
-            f"length: {advice} or raise the flag"
-        )
-    if not flags.fits(tokens + 1):
-        raise ConfigError(
-            f"a prompt has no room for an observation beside notes of full length: {advice} or raise "
-            f"--rollout-max-context-len {flags.rollout_max_context_len}, of which a response takes {response}, and "
-            f"--rollout-max-prompt-len {flags.rollout_max_prompt_len}"
-        )
 
 
 def _check_advantage(args: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -10,8 +11,9 @@ from typing import Any, Literal
 
 import yaml
 
-from rollout.bridge.settings import MemorySettings
+from rollout.bridge.settings import MemorySettings, RolloutSettings
 from rollout.errors import ConfigError
+from rollout.spec import CHARS_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,71 @@ class RolloutFlags:
         if not evaluation and params["top_p"] != 1.0:
             params["custom_params"] = {"return_top_p_token_ids": True}
         return params
+
+
+def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> None:
+    """Check how responses are sampled and whether they fit; raises ConfigError, which names the flag to change."""
+    if getattr(args, "rollout_max_response_len", 0) is None:
+        raise ConfigError("--rollout-max-response-len is missing: give the most tokens that a response may have")
+    if flags.rollout_temperature <= 0:
+        raise ConfigError(
+            f"--rollout-temperature {flags.rollout_temperature:g} must be above 0, because training divides by it; "
+            "--eval-temperature may be 0"
+        )
+    _check_context(args, flags)
+    _check_notes(flags, config)
+
+
+def _check_context(args: Any, flags: RolloutFlags) -> None:
+    context, served = flags.rollout_max_context_len, getattr(args, "sglang_context_length", None)
+    if context is None:
+        return
+    if context <= flags.rollout_max_response_len:
+        raise ConfigError(
+            f"--rollout-max-context-len {context} leaves no room for a prompt beside "
+            f"--rollout-max-response-len {flags.rollout_max_response_len}"
+        )
+    if served is not None and context > served:
+        raise ConfigError(
+            f"--rollout-max-context-len {context} is longer than the engine serves (--sglang-context-length {served}); "
+            "lower the first or raise the second"
+        )
+    path = Path(flags.hf_checkpoint or "") / "config.json"
+    if served is not None or not path.is_file():
+        return
+    model = json.loads(path.read_text(encoding="utf-8"))
+    longest = (model.get("text_config") or model).get("max_position_embeddings")
+    if isinstance(longest, int) and context > longest:
+        raise ConfigError(
+            f"--rollout-max-context-len {context} is longer than the model's max_position_embeddings {longest}, which "
+            "is all that the engine serves; lower it, or extend the model's rope and give --sglang-context-length"
+        )
+
+
+def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
+    """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
+    memory, response = config.memory, flags.rollout_max_response_len
+    if memory.kind == "notes" and memory.max_tokens > response:
+        raise ConfigError(
+            f"memory.max_tokens: {memory.max_tokens} is longer than any response may be (--rollout-max-response-len "
+            f"{response}): lower it or raise the flag"
+        )
+    if memory.kind != "inline_notes":
+        return
+    chars = memory.notes_chars
+    tokens = -(-chars // CHARS_PER_TOKEN)
+    advice = f"lower memory.notes_chars: {chars} (about {tokens} tokens)"
+    if tokens >= response:
+        raise ConfigError(
+            f"a response of --rollout-max-response-len {response} tokens has no room for an action after notes of full "
+            f"length: {advice} or raise the flag"
+        )
+    if not flags.fits(tokens + 1):
+        raise ConfigError(
+            f"a prompt has no room for an observation beside notes of full length: {advice} or raise "
+            f"--rollout-max-context-len {flags.rollout_max_context_len}, of which a response takes {response}, and "
+            f"--rollout-max-prompt-len {flags.rollout_max_prompt_len}"
+        )
 
 
 @cache

@@ -43,6 +43,8 @@ FIXED_TURN_FAULTS = [
     ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path rollout"),
     ({"data_source_path": None}, "--data-source-path rollout.data_source.EpisodeSource"),
     ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
+    ({"rollout_max_response_len": None}, "--rollout-max-response-len is missing"),
+    ({"rollout_temperature": 0.0}, "--rollout-temperature 0 must be above 0"),
     ({"rollout_max_context_len": 30}, "--rollout-max-context-len 30 leaves no room"),
     ({"memory": {"kind": "inline_notes"}}, "response-len 32 tokens .* memory.notes_chars: 400 .about 100 tokens"),
     (
