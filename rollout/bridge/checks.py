@@ -224,12 +224,13 @@ def _check_critic(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
             f"{warmup}; they must be equal, so that the actor is frozen exactly while batches are kept and drawn"
         )
     batches = config.value_pretraining.batches
+    if (warmup or batches) and getattr(args, "advantage_estimator", "ppo") != "ppo":
+        raise ConfigError(
+            f"{'value_pretraining' if batches else 'critic_warmup'} trains a critic, but --advantage-estimator "
+            f"{args.advantage_estimator} has none; leave the key out of the YAML"
+        )
     if not batches:
         return
-    if getattr(args, "advantage_estimator", "ppo") != "ppo":
-        raise ConfigError(
-            f"value_pretraining trains a critic, but --advantage-estimator {args.advantage_estimator} has none"
-        )
     for name in ("num_rollout", "num_critic_only_steps"):
         if getattr(args, name, batches) != batches:
             raise ConfigError(

@@ -35,11 +35,21 @@ HOOKS = {
     "sglang_context_length": None,
 }
 
+GROUP = {
+    "advantage_estimator": "grpo",
+    "custom_megatron_init_path": None,
+    "custom_advantage_function_path": "advantage.group.compute_advantages",
+}
+
 FIXED_TURN_FAULTS = [
     ({"global_batch_size": 7}, "not a multiple of --global-batch-size 7"),
     ({"global_batch_size": None}, "--global-batch-size None"),
     ({"turn_quota": "per_env", "n_env": 5}, "change n_env"),
     ({"critic_warmup": {"w_epoch": 3, "w_iter": 1}, "num_critic_only_steps": 2}, "--num-critic-only-steps is 2 .* 4;"),
+    (
+        {"critic_warmup": {"w_epoch": 2}, "num_critic_only_steps": 2, **GROUP},
+        "critic_warmup trains a critic, but --advantage-estimator grpo has none",
+    ),
     ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path rollout"),
     ({"data_source_path": None}, "--data-source-path rollout.data_source.EpisodeSource"),
     ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
