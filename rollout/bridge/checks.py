@@ -21,6 +21,7 @@ CONTINUOUS = "rollout.continuous.generate_rollout"
 BATCHES = (FIXED_TURN, CONTINUOUS)
 """Rollout functions that make batches of a fixed number of turns."""
 GENERATE = "rollout.generate.generate"
+GROUP = "advantage.group.compute_advantages"
 SOURCE = "rollout.data_source.EpisodeSource"
 ENGINES_PER_PROCESS = 4
 """Engines that one process feeds, with `rollout_processes: auto`."""
@@ -70,16 +71,14 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
     flags = RolloutFlags.read(args)
     _check_batch(flags, config)
-    _check_playing(args, flags, config, hooks_in_use(args) | {"batches", "plays"})
+    _check_playing(args, flags, config, hooks_in_use(args) | {"batches", "plays", "turns"})
     if (flags.over_sampling_batch_size or 0) > flags.rollout_batch_size:
         raise ConfigError(
             f"--over-sampling-batch-size {flags.over_sampling_batch_size} steers slime's own outer loop, which "
             "fixed-turn batches replace; leave it out"
         )
     if getattr(args, "rollout_global_dataset", True) is False and flags.save:
-        raise ConfigError(
-            "--disable-rollout-global-dataset keeps slime from saving the live episodes; leave it out to resume"
-        )
+        raise ConfigError("--disable-rollout-global-dataset keeps slime from saving live episodes; leave it out")
     if getattr(args, "debug_rollout_only", False):
         return
     _check_training(args, config)
@@ -97,7 +96,8 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
 
 def check_generate(args: Any, config: RolloutSettings) -> None:
     """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the flag to change."""
-    _check_playing(args, RolloutFlags.read(args), config, hooks_in_use(args))
+    several = config.history == "window" or config.bootstrap_on_time_limit
+    _check_playing(args, RolloutFlags.read(args), config, hooks_in_use(args) | ({"turns"} if several else set()))
     if config.critic_warmup.w_epoch:
         raise ConfigError(
             f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
@@ -110,10 +110,10 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
     _check_training(args, config)
     if not getattr(args, "prompt_data", None):
         _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
-    if config.history == "window" and _static_roles(args):
+    if several and _static_roles(args):
         raise ConfigError(
-            "history: window makes one sample per turn, so the number of samples varies: add --use-dynamic-batch-size "
-            "--max-tokens-per-gpu N, or use history: full"
+            "history: window and bootstrap_on_time_limit make several samples per episode, so their number varies: add "
+            "--use-dynamic-batch-size --max-tokens-per-gpu N, or use history: full without the other"
         )
     if installs_advantages(args):
         _check_patch(args)
@@ -162,29 +162,26 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
     """The actor's loss must be one that reads the advantages; the critic's is always slime's value loss."""
     loss = getattr(args, "loss_type", "policy_loss")
     if loss == "sft_loss":
-        raise ConfigError(
-            "--loss-type sft_loss would imitate every turn that was played, whatever the environment paid for it; "
-            "leave it out"
-        )
+        raise ConfigError("--loss-type sft_loss would imitate every turn, whatever it was paid; leave it out")
     if loss == "custom_loss" and not getattr(args, "custom_loss_function_path", None):
-        raise ConfigError(
-            "--loss-type custom_loss needs --custom-loss-function-path, which slime loads in the first step"
-        )
+        raise ConfigError("--loss-type custom_loss needs --custom-loss-function-path; give it")
     if loss == "custom_loss" and config.policy_loss != AdvantageSettings().policy_loss:
         raise ConfigError(
             f"policy_loss: {config.policy_loss} in the YAML would never be computed, because --loss-type custom_loss "
             "replaces the policy loss; leave one of them out"
         )
     if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "sglang":
-        raise ConfigError(
-            "--opd-type sglang takes the teacher's log-probs from a reward function, which turns do not have; use "
-            "--opd-type megatron"
-        )
+        raise ConfigError("--opd-type sglang needs a reward function, which turns do not have; use --opd-type megatron")
     if getattr(args, "fp16", False):
+        raise ConfigError("--fp16 makes every gradient NaN without a loss scale; leave it out, slime trains in bf16")
+    samples = getattr(args, "data_parallel_size", 1) * (getattr(args, "micro_batch_size", 1) or 1)
+    if (getattr(args, "global_batch_size", None) or 0) % samples:
         raise ConfigError(
-            "--fp16 without a working loss scale makes every gradient NaN: steps are skipped while the learning "
-            "rate's warm-up goes on; leave it out, slime trains in bf16"
+            f"--global-batch-size {args.global_batch_size} is not a multiple of {samples}, the data-parallel size of "
+            "the training GPUs x --micro-batch-size: change it or the number of GPUs (NUM_NODES, NUM_GPUS)"
         )
+    if getattr(args, "custom_advantage_function_path", None) == GROUP and getattr(args, "kl_coef", 0):
+        raise ConfigError(f"--kl-coef {args.kl_coef}: without a critic, charge KL with --use-kl-loss instead")
     check_roles(args)
 
 

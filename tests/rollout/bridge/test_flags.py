@@ -74,6 +74,9 @@ FIXED_TURN_FAULTS = [
     ({"custom_advantage_function_path": "my.function"}, "would replace it, drop one of them .in the actor"),
     ({"value_first_token_weight": 0}, "value_first_token_weight must be"),
     ({"fp16": True}, "--fp16"),
+    ({"data_parallel_size": 3, "micro_batch_size": 1}, "--global-batch-size 8 is not a multiple of 3, the data-par"),
+    ({"data_parallel_size": 4, "micro_batch_size": 4}, "--global-batch-size 8 is not a multiple of 16"),
+    ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: without a critic, charge KL with --use-kl-loss"),
     ({"mask_offpolicy_in_partial_rollout": True}, "--mask-offpolicy-in-partial-rollout steers"),
     ({"buffer_filter_path": "a.b"}, "--buffer-filter-path is not read, because only slime's own data source"),
     ({"rollout_sample_hook_path": ["a.b"]}, "--rollout-sample-hook-path steers"),
@@ -228,6 +231,13 @@ def test_debug_rollout_only_needs_no_training_flags(tmp_path: Path) -> None:
         ({"advantage_estimator": "gspo"}, "--advantage-estimator is gspo"),
         ({"memory": {"kind": "inline_notes"}}, "memory.notes_chars: 400"),
         ({"rollout_max_context_len": 30}, "--rollout-max-context-len"),
+        ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001"),
+        (
+            {"history": "full", "bootstrap_on_time_limit": True, "use_dynamic_batch_size": False},
+            "bootstrap_on_time_limit make several samples per episode",
+        ),
+        ({"history": "full", "bootstrap_on_time_limit": True, "log_passrate": True}, "--log-passrate expects"),
+        ({"load_debug_rollout_data_subsample": 0.5}, "--load-debug-rollout-data-subsample drops turns"),
     ],
 )
 def test_wrong_flags_for_whole_episodes_are_refused(tmp_path: Path, overrides: dict[str, Any], words: str) -> None:
@@ -250,6 +260,9 @@ def test_whole_episodes_may_use_slimes_own_batches_and_group_estimators(tmp_path
         "over_sampling_batch_size": 48,
         "partial_rollout": True,
         "history": "full",
+        "log_passrate": True,
+        "data_parallel_size": 4,
+        "micro_batch_size": 2,
     }
     EpisodeSource(rollout_args(tmp_path, **HOOKS | overrides))
 
