@@ -37,8 +37,12 @@ from slime_verlog import command
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
-SLIME_DISCOUNTS = {"gamma": "gamma_step and gamma_token", "lambd": "lambda_step and lambda_token"}
-"""slime's discounts by name, which nothing reads under the patch, and the YAML's keys in their place."""
+UNREAD_OVERRIDES = {
+    "gamma": "the discounts are gamma_step and gamma_token in the YAML",
+    "lambd": "the discounts are lambda_step and lambda_token in the YAML",
+    **dict.fromkeys(("global_batch_size", "max_tokens_per_gpu"), "slime splits batches by the command line's flag"),
+}
+"""Flags that have no effect in a role's overrides under the patch, and what has it in their place."""
 
 
 def parse_command_line() -> Any:
@@ -137,9 +141,8 @@ def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
     actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
     for role, overrides in (("actor", actor), ("critic", critic)):
         found += [
-            f"{args.megatron_config_path} sets {name} for the {role}, which nothing reads: the discounts are {keys} "
-            "in the YAML"
-            for name, keys in SLIME_DISCOUNTS.items()
+            f"{args.megatron_config_path} sets {name} for the {role}, which has no effect: {instead}"
+            for name, instead in UNREAD_OVERRIDES.items()
             if name in overrides
         ]
     found += [

@@ -44,7 +44,7 @@ def install_roles(framework: Framework) -> None:
                         f"{framework.name} trains {name} although it is to be frozen; leave critic_frozen out"
                     )
             if role == "critic":
-                check_head(framework.name, parameters)
+                check_head(parameters)
             return result
 
         return initialized
@@ -52,20 +52,14 @@ def install_roles(framework: Framework) -> None:
     replace(framework.actor, "initialize_model_and_optimizer", noting)
 
 
-def check_head(framework: str, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raise an error unless the output layer of a critic, on the stage that has it, gives one value and is trained."""
+def check_head(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise FlagError unless a critic's output layer, on the stage that has it, is a value head that is trained."""
     for name, weight in parameters.items():
-        if not name.endswith("output_layer.weight"):
-            continue
-        if len(weight) != 1:
-            raise UnsupportedFrameworkError(
-                f"{framework} built a critic whose {name} has {len(weight)} outputs instead of one value per token; "
-                "use a model whose output_layer is its own or its language_model's"
-            )
-        if not weight.requires_grad:
+        if name.endswith("output_layer.weight") and (len(weight) != 1 or not weight.requires_grad):
+            trained = "trained" if weight.requires_grad else f"frozen by {FROZEN} or only_train_params_name_list"
             raise FlagError(
-                f"the critic's value head {name} would stay random, because {FROZEN} or only_train_params_name_list "
-                "freezes it: give the critic another list under its overrides in --megatron-config-path"
+                f"the critic's value head {name} must have one output and be trained; it has {len(weight)} and is "
+                f"{trained}: give the critic its own list under its overrides in --megatron-config-path"
             )
 
 

@@ -28,7 +28,7 @@ def role_args(args: Any, role: str) -> Namespace:
 
 
 def check_roles(args: Any) -> None:
-    """Raise ConfigError if a critic's weights would not be kept apart; names the flag to change."""
+    """Raise ConfigError if a critic's weights would not be kept apart, or its layout differs; names what to change."""
     if getattr(args, "advantage_estimator", None) != "ppo" or not hasattr(args, "megatron_config_path"):
         return
     actor, critic = role_args(args, "actor"), role_args(args, "critic")
@@ -44,6 +44,11 @@ def check_roles(args: Any) -> None:
             "is written, so a run that dies between the actor's and the critic's save cannot be resumed; leave it out "
             "and set checkpoints_kept in the YAML"
         )
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        if getattr(actor, name, 1) != getattr(critic, name, 1):
+            raise ConfigError(
+                f"{args.megatron_config_path} sets {name} for one role; slime needs it to be the same for both"
+            )
     tied = not getattr(args, "untie_embeddings_and_output_weights", True)
     if tied and not args.megatron_config_path and getattr(args, "pipeline_model_parallel_size", 1) > 1:
         raise ConfigError(

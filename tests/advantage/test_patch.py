@@ -291,8 +291,13 @@ def test_a_framework_that_does_not_freeze_is_refused_and_so_is_a_pattern_without
     ("outputs", "trained", "error", "message"),
     [
         (1, True, None, ""),
-        (1, False, FlagError, "value head language_model.output_layer.weight would stay random.* overrides"),
-        (9, True, UnsupportedFrameworkError, "output_layer.weight has 9 outputs instead of one value"),
+        (
+            1,
+            False,
+            FlagError,
+            "head language_model.output_layer.weight .* has 1 and is frozen by freeze_params.* overrides",
+        ),
+        (9, True, FlagError, "output_layer.weight must have one output and be trained; it has 9 and is trained"),
     ],
 )
 def test_a_critic_without_a_head_that_learns_values_is_refused(

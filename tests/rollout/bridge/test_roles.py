@@ -86,6 +86,18 @@ def test_discounts_given_to_one_role_only_are_named(tmp_path: Path) -> None:
     assert flags_without_effect(make_args(tmp_path, {"lr": 1.0}, **install), ()) == []
 
 
+def test_sizes_of_one_role_that_slime_ignores_are_named_and_another_layout_is_refused(tmp_path: Path) -> None:
+    install = {"custom_megatron_init_path": "advantage.patch.install"}
+    overrides = {"save": str(tmp_path / "critic"), "global_batch_size": 64, "max_tokens_per_gpu": 512}
+    warned = flags_without_effect(make_args(tmp_path, overrides, **install), ())
+    assert [sentence.split()[2] for sentence in warned] == ["global_batch_size", "max_tokens_per_gpu"]
+    assert "for the critic, which has no effect: slime splits batches by the command line's" in warned[0]
+    layout = {"save": str(tmp_path / "critic"), "tensor_model_parallel_size": 2}
+    with pytest.raises(ConfigError, match="sets tensor_model_parallel_size for one role"):
+        check_roles(make_args(tmp_path, layout, tensor_model_parallel_size=4))
+    check_roles(make_args(tmp_path, layout, tensor_model_parallel_size=2))
+
+
 def write_checkpoint(folder: Path, shapes: dict[str, tuple[int, ...]]) -> str:
     """A checkpoint in the format that Megatron writes."""
     import torch
