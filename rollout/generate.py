@@ -27,10 +27,11 @@ async def generate(
     """Play the episode that `sample.metadata` names (`task`, `seed`) to its end.
 
     Returns one sample (`history: full`), or a list: one sample per turn (`history: window`), or the whole episode and
-    the state after it (`bootstrap_on_time_limit`). Every sample's reward is the episode's return. Its status is
-    COMPLETED, TRUNCATED after a limit, or FAILED with everything masked: the environment was lost or could not start,
-    for example because the metadata name no task and seed, or its first prompt does not fit. A single ABORTED sample
-    was stopped by slime's loop, and continues when slime hands it out again.
+    the state after it (`bootstrap_on_time_limit`). An evaluation returns the last sample alone, because slime takes the
+    mean over samples. Every sample's reward is the episode's return. Its status is COMPLETED, TRUNCATED after a limit,
+    or FAILED with everything masked: the environment was lost or could not start, for example because the metadata name
+    no task and seed, or its first prompt does not fit. A single ABORTED sample was stopped by slime's loop, and
+    continues when slime hands it out again.
 
     Raises:
         ConfigError: a setting or flag is invalid, or the checkpoint has no tokenizer.
@@ -59,7 +60,8 @@ async def generate(
         return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(ended)))
     segment = replace(ended, bootstrap=None) if evaluation else ended
     joined = settings.history == "full"
-    return _in_form(runtime, episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale))
+    samples = episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale)
+    return _in_form(runtime, samples[-1:] if evaluation else samples)
 
 
 async def _play(

@@ -217,6 +217,22 @@ async def test_evaluation_never_continues_a_training_episode(tmp_path: Path) -> 
             await close_runtimes()
 
 
+@pytest.mark.parametrize("history", ["window", "full"])
+async def test_an_evaluation_counts_each_episode_once_whatever_its_length(tmp_path: Path, history: str) -> None:
+    """slime extends its data by a returned list, and reports the mean over all samples."""
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        args = rollout_args(tmp_path, engine.port, env={"max_length": 30}, seed_start=7, history=history)
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        params = RolloutFlags.read(args).sampling_params(evaluation=True)
+        try:
+            found = await generate(args, sample, params, evaluation=True)
+        finally:
+            await close_runtimes()
+    (last,) = found if history == "window" else [found]
+    assert len(engine.requests) > 3 and row(last).terminated
+    assert last.metadata["episode_turns"] == len(engine.requests)
+
+
 async def test_parked_episodes_are_bounded_and_closed_with_their_runtime(tmp_path: Path) -> None:
     abort = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: abort) as engine:
