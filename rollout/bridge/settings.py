@@ -60,7 +60,7 @@ class EngineSettings(Settings):
     """Seconds to wait for one response."""
     max_retries: int = Field(default=6, ge=0)
     """How often a request is repeated after a refused or lost connection, a timeout, an HTTP error or a malformed
-    response."""
+    response. With `--use-fault-tolerance` the default is higher, so that slime can replace a dead engine first."""
     backoff_s: float = Field(default=0.5, gt=0)
     """Longest pause before the first repetition, in seconds; it doubles with each further one."""
     backoff_max_s: float = Field(default=20.0, gt=0)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from rollout.bridge.checks import installs_advantages, process_count
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK, Sample
 from rollout.bridge.sample import SampleWriter, is_traced
-from rollout.bridge.settings import RolloutSettings, load_settings
+from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Memory, build_memory
@@ -187,11 +188,20 @@ def build_runtime(args: Any) -> Runtime:
         samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
         encoder=encoder,
         make_encoder=make_encoder,
-        engine=EngineClient(url, settings.engine, max_connections=max(MIN_CONNECTIONS, settings.n_env)),
+        engine=EngineClient(url, _patient(settings.engine, args), max_connections=max(MIN_CONNECTIONS, settings.n_env)),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
         traced=is_traced(args),
     )
+
+
+def _patient(engine: EngineSettings, args: Any) -> EngineSettings:
+    """With `--use-fault-tolerance`, retry longer than slime may take to find a dead engine, unless the YAML says."""
+    if not getattr(args, "use_fault_tolerance", False) or "max_retries" in engine.model_fields_set:
+        return engine
+    waits = (getattr(args, f"rollout_health_check_{name}") for name in ("first_wait", "interval", "timeout"))
+    more = math.ceil(2 * sum(waits) / engine.backoff_max_s)  # these pauses are at least half of backoff_max_s
+    return engine.model_copy(update={"max_retries": engine.max_retries + more})
 
 
 def encoders_of(
