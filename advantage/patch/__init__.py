@@ -23,7 +23,7 @@ from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
 from advantage.patch.critic import install_critic, install_value_head, pretrain_critic
 from advantage.patch.roles import install_roles
-from advantage.patch.versions import Framework, find_framework, replace
+from advantage.patch.versions import Framework, find_framework, original, replace
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.images import expand
@@ -55,6 +55,10 @@ def install(args: Any) -> None:
         _install_training_steps(framework.model, settings)
     if settings.policy_loss == "dis":
         install_dis(framework.loss, replace)
+    policy_loss = original(getattr(framework.loss, "policy_loss_function", None))
+    if policy_loss and flags.eps_clip_c is not None and "eps_clip_c" not in policy_loss.__code__.co_names:
+        clip = {"eps_clip_c": flags.eps_clip_c}  # slime up to v0.3.1 and miles take the flag and leave it unread
+        replace(framework.loss, "compute_policy_loss", lambda old: functools.partial(old, **clip))
     install_roles(framework)
     install_value_head()
     if settings.on_update == "continue":

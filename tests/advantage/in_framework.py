@@ -173,6 +173,17 @@ def the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone() 
 
 
 @check
+def the_dual_clip_reaches_the_policy_loss() -> None:
+    from advantage.patch.versions import original
+
+    with installed(framework_args(eps_clip_c=3.0)):
+        compute, caller = loss_module().compute_policy_loss, loss_module().policy_loss_function
+        passes = "eps_clip_c" in original(caller).__code__.co_names
+        assert passes or compute.keywords == {"eps_clip_c": 3.0}
+        assert "eps_clip_c" in inspect.signature(original(compute)).parameters
+
+
+@check
 def installing_twice_is_installing_once() -> None:
     from advantage import patch
 

@@ -315,6 +315,19 @@ def test_a_critic_without_a_head_that_learns_values_is_refused(
         actor.initialize_model_and_optimizer(flags(), "critic")
 
 
+@pytest.mark.parametrize("given", [None, 3.0])
+def test_the_dual_clip_is_passed_on_where_the_framework_forgets_it(slime: Any, given: float | None) -> None:
+    loss = slime("""
+def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
+    return eps_clip_c, None
+def policy_loss_function(args, batch, logits, sum_of_sample_mean):
+    return compute_policy_loss(None, None, args.eps_clip, args.eps_clip_high)
+""")
+    args = flags(eps_clip=0.2, eps_clip_high=0.2, eps_clip_c=given)
+    patch.install(args)
+    assert loss.policy_loss_function(args, {}, None, None)[0] == given
+
+
 def test_dis_takes_the_place_of_the_frameworks_policy_loss(slime: Any) -> None:
     source = """
 def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
