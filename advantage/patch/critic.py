@@ -37,7 +37,7 @@ def _moving_head(freeze: Callable[..., None]) -> Callable[..., None]:
     def freeze_model_params(model: Any, args: Any) -> None:
         if hasattr(model, "language_model") and "output_layer" in model._modules:
             head = model.language_model.output_layer = model._modules.pop("output_layer")
-            model.__dict__["output_layer"] = head  # not a parameter here: slime compares its shape with the checkpoint's
+            model.__dict__["output_layer"] = head  # unregistered: slime compares its shape with the checkpoint's
         freeze(model, args)
 
     return freeze_model_params

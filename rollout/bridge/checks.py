@@ -99,10 +99,7 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
     several = config.history == "window" or config.bootstrap_on_time_limit
     _check_playing(args, RolloutFlags.read(args), config, hooks_in_use(args) | ({"turns"} if several else set()))
     if config.critic_warmup.w_epoch:
-        raise ConfigError(
-            f"critic_warmup keeps fixed-turn batches: give --rollout-function-path {FIXED_TURN}, or leave "
-            "critic_warmup out of the YAML"
-        )
+        raise ConfigError(f"critic_warmup needs --rollout-function-path {FIXED_TURN}; give it, or leave the key out")
     if config.value_pretraining.batches:
         raise ConfigError(f"value_pretraining collects fixed-turn batches: give --rollout-function-path {FIXED_TURN}")
     if getattr(args, "debug_rollout_only", False):

@@ -152,10 +152,8 @@ def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
     if getattr(args, "rollout_max_response_len", 0) is None:
         raise ConfigError("--rollout-max-response-len is missing: give the most tokens that a response may have")
     if flags.rollout_temperature <= 0:
-        raise ConfigError(
-            f"--rollout-temperature {flags.rollout_temperature:g} must be above 0, because training divides by it; "
-            "--eval-temperature may be 0"
-        )
+        given = f"{flags.rollout_temperature:g}"
+        raise ConfigError(f"--rollout-temperature {given} must be above 0, because training divides by it")
     _check_context(args, flags)
     _check_notes(flags, config)
 
