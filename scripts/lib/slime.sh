@@ -42,7 +42,7 @@ usage: bash scripts/$(basename "$0") [--dry-run | --flat] [--model NAME] [--disa
   -- FLAGS         further flags for slime's train.py; they override the script's
 environment variables, with their current values:
   NUM_GPUS=$NUM_GPUS, NUM_NODES=$NUM_NODES, TENSOR_PARALLEL=$TENSOR_PARALLEL    GPUs per node, nodes, GPUs that share a layer
-  ROLLOUT_GPUS=${ROLLOUT_GPUS:-half of them}    GPUs per node that serve, with --disaggregated
+  ROLLOUT_GPUS=${ROLLOUT_GPUS:-half of them}    GPUs per node that serve, with --disaggregated; of several nodes, half serve
   TRAIN_SCRIPT=$TRAIN_SCRIPT    or train_async.py, which needs --disaggregated (docs/asynchronous.md)
   SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH, MODELS=$MODELS, OUTPUT=$OUTPUT
   RAY_ADDRESS=$RAY_ADDRESS    the job server of the Ray cluster, as an HTTP address
@@ -233,21 +233,33 @@ divides() {
 
 cluster_arguments() {
   counts NUM_GPUS NUM_NODES TENSOR_PARALLEL ENGINE_GPUS
-  local actor_gpus=$NUM_GPUS serving=$((NUM_GPUS * NUM_NODES))
-  if [ $LAYOUT = disaggregated ]; then
+  local actor_nodes=$NUM_NODES actor_gpus=$NUM_GPUS serving=$((NUM_GPUS * NUM_NODES)) offset=0
+  if [ $LAYOUT = disaggregated ] && [ -z "${ROLLOUT_GPUS:-}" ] && [ "$NUM_NODES" -gt 1 ]; then
+    actor_nodes=$((NUM_NODES - NUM_NODES / 2))  # whole nodes, the last of which serve
+    serving=$((NUM_GPUS * (NUM_NODES / 2)))
+    LAYOUT_ARGS=(--rollout-num-gpus "$serving")
+  elif [ $LAYOUT = disaggregated ]; then
     ROLLOUT_GPUS=${ROLLOUT_GPUS:-$((NUM_GPUS / 2))}
     actor_gpus=$((NUM_GPUS - ROLLOUT_GPUS))
     counts ROLLOUT_GPUS
     [ "$actor_gpus" -gt 0 ] || die "ROLLOUT_GPUS=$ROLLOUT_GPUS leaves none of NUM_GPUS=$NUM_GPUS for training"
     serving=$((ROLLOUT_GPUS * NUM_NODES))
+    offset=$((actor_gpus * NUM_NODES % NUM_GPUS))  # where serving starts inside a node
     LAYOUT_ARGS=(--rollout-num-gpus "$serving")
   else
     LAYOUT_ARGS=(--colocate)
   fi
-  divides "TENSOR_PARALLEL=$TENSOR_PARALLEL" "$TENSOR_PARALLEL" $((actor_gpus * NUM_NODES)) "GPUs that train"
+  divides "TENSOR_PARALLEL=$TENSOR_PARALLEL" "$TENSOR_PARALLEL" $((actor_gpus * actor_nodes)) "GPUs that train"
   divides "ENGINE_GPUS=$ENGINE_GPUS" "$ENGINE_GPUS" "$serving" "GPUs that serve"
+  if [ "$serving" -gt $((NUM_GPUS - offset)) ]; then  # slime counts NUM_GPUS GPUs from the first engine as one host
+    [ "$offset" -eq 0 ] || die "with ROLLOUT_GPUS=$ROLLOUT_GPUS and NUM_NODES=$NUM_NODES, serving starts inside a node" \
+      "and goes on in the next, whose engines slime would look for on the first: leave ROLLOUT_GPUS out, or lower it" \
+      "until ROLLOUT_GPUS x NUM_NODES is at most NUM_GPUS=$NUM_GPUS or a multiple of it"
+    [ $((NUM_GPUS % ENGINE_GPUS)) -eq 0 ] || [ $((ENGINE_GPUS % NUM_GPUS)) -eq 0 ] ||
+      die "ENGINE_GPUS=$ENGINE_GPUS must divide NUM_GPUS=$NUM_GPUS or be a multiple of it; an engine would be on two nodes"
+  fi
   LAYOUT_ARGS+=(
-    --actor-num-nodes "$NUM_NODES"
+    --actor-num-nodes "$actor_nodes"
     --actor-num-gpus-per-node "$actor_gpus"
     --num-gpus-per-node "$NUM_GPUS"
   )

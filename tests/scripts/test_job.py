@@ -216,6 +216,11 @@ def test_thinking_is_off_for_every_hybrid_and_left_alone_elsewhere(
         ({"NUM_GPUS": "0"}, "NUM_GPUS=0 must be a whole number"),
         ({"TENSOR_PARALLEL": "3"}, "TENSOR_PARALLEL=3 does not divide the 4 GPUs that train"),
         ({"ENGINE_GPUS": "3"}, "ENGINE_GPUS=3 does not divide the 4 GPUs that serve"),
+        (
+            {"ROLLOUT_GPUS": "3", "NUM_NODES": "2", "DISAGGREGATED": "yes"},
+            "with ROLLOUT_GPUS=3 and NUM_NODES=2, serving starts inside a node and goes on in the next",
+        ),
+        ({"ENGINE_GPUS": "3", "NUM_NODES": "3"}, "ENGINE_GPUS=3 must divide NUM_GPUS=4 or be a multiple of it"),
         ({"ROLLOUT_GPUS": "4", "DISAGGREGATED": "yes"}, "leaves none of NUM_GPUS=4 for training"),
         ({"ROLLOUT_GPUS": "0", "DISAGGREGATED": "yes"}, "ROLLOUT_GPUS=0 must be a whole number"),
         ({"ROLLOUT_GPUS": "1", "ENGINE_GPUS": "2", "DISAGGREGATED": "yes"}, "does not divide the 1 GPUs that serve"),
@@ -231,6 +236,25 @@ def test_several_nodes_multiply_what_each_of_them_gives(command: Command) -> Non
     flags = by_flag(train_flags(command("run_babyai.sh", "--disaggregated", NUM_NODES="2", ROLLOUT_GPUS="1")))
     assert (flags["--actor-num-nodes"], flags["--actor-num-gpus-per-node"]) == (["2"], ["3"])
     assert (flags["--rollout-num-gpus"], flags["--num-gpus-per-node"]) == (["2"], ["4"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "expected"),
+    [
+        ("1", {}, ("1", "2", "2")),
+        ("2", {}, ("1", "4", "4")),
+        ("3", {}, ("2", "4", "4")),
+        ("5", {"ENGINE_GPUS": "8"}, ("3", "4", "8")),
+        ("2", {"ROLLOUT_GPUS": "2"}, ("2", "2", "4")),
+        ("4", {"ROLLOUT_GPUS": "3"}, ("4", "1", "12")),
+    ],
+)
+def test_serving_starts_with_a_node_or_ends_in_the_node_where_it_starts(
+    command: Command, nodes: str, given: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    flags = by_flag(train_flags(command("run_babyai.sh", "--disaggregated", NUM_NODES=nodes, **given)))
+    names = ("--actor-num-nodes", "--actor-num-gpus-per-node", "--rollout-num-gpus")
+    assert tuple(flags[name][0] for name in names) == expected
 
 
 @pytest.fixture
