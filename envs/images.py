@@ -14,12 +14,14 @@ from envs.errors import EnvironmentFault
 
 MAX_PIXELS = 4096 * 4096
 MAX_BYTES = 64 << 20
+MAX_RATIO = 200
+"""Of the longer side to the shorter one; Qwen's processors refuse more."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow knows many more, among them PostScript, which it would run."""
 
 
 class ImageError(EnvironmentFault):
-    """An image cannot be read or is too large."""
+    """An image cannot be read, has no pixels, or is too large or too thin."""
 
 
 def is_image(value: Any) -> bool:
@@ -37,7 +39,7 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
     Accepts what `is_image` accepts, the bytes of an image file, a path, a data URI, and `{"path": ...}`.
 
     Raises:
-        ImageError: it cannot be read or has more than `max_pixels` pixels.
+        ImageError: it cannot be read, or has no pixels, more than `max_pixels` pixels or more than 8 bits per color.
         MissingDependencyError: Pillow is not installed.
     """
     pillow = import_pillow()
@@ -45,10 +47,15 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
             image = _open(value, pillow)
+            size = f"a picture of {image.width} x {image.height}"
             if image.width * image.height > max_pixels:
-                raise ImageError(
-                    f"a picture of {image.width} x {image.height} has more than the {max_pixels} pixels allowed"
-                )
+                raise ImageError(f"{size} has more than the {max_pixels} pixels allowed")
+            if not all(image.size):
+                raise ImageError(f"{size} has no pixels")
+            if max(image.size) > MAX_RATIO * min(image.size):
+                raise ImageError(f"{size} is thinner than 1 : {MAX_RATIO}")
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"its mode {image.mode} has more than 8 bits per color, which would be cut to 0..255")
             image.load()
             return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
@@ -62,7 +69,10 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
 def _open(value: Any, pillow: Any) -> Any:
     if isinstance(value, pillow.Image):
         return value
-    if getattr(value, "ndim", None) in (2, 3):
+    if hasattr(value, "ndim"):
+        shape = tuple(value.shape)
+        if str(value.dtype) != "uint8" or shape[2:] not in ((), (3,), (4,)) or len(shape) < 2:
+            raise TypeError(f"expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4), got {value.dtype} of {shape}")
         return pillow.fromarray(value)
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path") or value.get("image") or value.get("url")

@@ -31,7 +31,7 @@ def shrunk(image: Image.Image, max_pixels: int, side: int) -> Image.Image:
 def read_image(image: Any) -> Image.Image:
     """Return an RGB image from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
 
-    Raises EncodingError if it is something else or damaged, or has more than `MAX_PIXELS` pixels.
+    Raises EncodingError if it is something else, damaged, too thin or without pixels, or has more than `MAX_PIXELS`.
     """
     if isinstance(image, str) and not image.startswith("data:"):
         raise EncodingError("a picture given as str cannot be read: text must be a data URI")

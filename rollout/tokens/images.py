@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import weakref
@@ -27,7 +28,7 @@ TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "toke
 """Keys of a processor's output that describe tokens rather than images."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class EncodedImage:
     """One image: its placeholder in the text, its expanded tokens, and its payloads for engine and training."""
 
@@ -67,6 +68,7 @@ class ImageEncoder:
         self.placeholder = text.template_text(placeholder)
         self._stable_sizes: dict[tuple[int, int], bool] = {}
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
+        self._by_pixels = weakref.WeakValueDictionary[tuple[Any, ...], EncodedImage]()
         token_id = getattr(processor, "image_token_id", None)
         if token_id is None:
             token_id = text.control.get(str(getattr(processor, "image_token", None)))
@@ -81,17 +83,18 @@ class ImageEncoder:
         kept = self._kept.get(id(image))
         if kept is not None and kept[0]() is image:
             return kept[1]
-        encoded = self._encode(shrunk(read_image(image), self._max_pixels, self._side))
+        opened = read_image(image)
+        # A worker sends an image that stays on show, such as a question's, anew with every reply.
+        pixels = opened.size, hashlib.blake2b(opened.tobytes(), digest_size=16).digest()
+        encoded = self._by_pixels.get(pixels) or self._encode(shrunk(opened, self._max_pixels, self._side))
+        self._by_pixels[pixels] = encoded
         if isinstance(image, import_pillow().Image):
             key = id(image)
             self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)
         return encoded
 
     def _encode(self, image: Image.Image) -> EncodedImage:
-        try:
-            out = self._processor(text=[self.placeholder_text], images=[image], return_tensors="pt")
-        except (ValueError, TypeError, RuntimeError, OSError) as error:
-            raise EncodingError(f"the processor rejects a picture of {size_of(image)}: {error}") from error
+        out = _processed(self._processor, image, text=[self.placeholder_text])
         ids = out["input_ids"][0].tolist()
         inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
         found, image_processor = ids.count(self.token_id), self._processor.image_processor
@@ -115,11 +118,14 @@ class ImageEncoder:
 
     def _leaves_unchanged(self, scaled: bytes, inputs: Mapping[str, torch.Tensor]) -> bool:
         """Whether the processor makes the same inputs of an image that it has scaled; tested once per size."""
-        image = read_image(scaled)
-        if image.size not in self._stable_sizes:
-            again = self._processor.image_processor(images=[image], return_tensors="pt")
-            self._stable_sizes[image.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
-        return self._stable_sizes[image.size]
+        try:
+            image = read_image(scaled)
+            if image.size not in self._stable_sizes:
+                again = _processed(self._processor.image_processor, image)
+                self._stable_sizes[image.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
+            return self._stable_sizes[image.size]
+        except EncodingError:  # scaling may have made it too thin
+            return False
 
     def _expanded(self, ids: list[int]) -> TemplateText:
         """The expanded placeholder; ordinary text at its ends is kept apart, since it may merge with its neighbours."""
@@ -128,6 +134,13 @@ class ImageEncoder:
             ids, at = ids[1:], [i - 1 for i in at[1:]]
         head, tail = self._text.decode(ids[: at[0]]), self._text.decode(ids[at[-1] + 1 :])
         return TemplateText(head, tuple(ids[at[0] : at[-1] + 1]), tail)
+
+
+def _processed(processor: Any, image: Image.Image, **more: Any) -> Any:
+    try:
+        return processor(images=[image], return_tensors="pt", **more)
+    except Exception as error:  # whatever a checkpoint's own code raises
+        raise EncodingError(f"the processor rejects a picture of {size_of(image)}: {error}") from error
 
 
 def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapping[str, torch.Tensor]:

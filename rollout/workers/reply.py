@@ -81,8 +81,7 @@ def check_observation(observation: Any) -> None:
     _check_text("observation['obs_str']", observation["obs_str"])
     multi_modal = observation.get("multi_modal_data") or {}
     if not isinstance(multi_modal, Mapping) or not all(
-        isinstance(images, list | tuple) and all(hasattr(image, "tobytes") for image in images)
-        for images in multi_modal.values()
+        isinstance(images, list | tuple) for images in multi_modal.values()
     ):
         raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(multi_modal)}")
 
@@ -103,13 +102,15 @@ def read_step(answer: Any) -> tuple[Any, bool, Any]:
     done = _plain(done)
     if not isinstance(done, bool | int) or done not in (0, 1):
         raise EnvironmentFault(f"done must be bool, got {reprlib.repr(done)}")
-    if isinstance(info, Mapping):
-        info = {name: _plain(value) for name, value in info.items()}
-    return observation, bool(done), info
+    return observation, bool(done), _plain(info, 2) if isinstance(info, Mapping) else info
 
 
-def _plain(value: Any) -> Any:
-    """Python's bool, number or string for a scalar of numpy or torch; other values unchanged."""
+def _plain(value: Any, inside: int = 0) -> Any:
+    """Python's bool, number or string for a scalar of numpy or torch; `inside` levels of mappings and lists too."""
+    if inside and isinstance(value, Mapping):
+        return {name: _plain(item, inside - 1) for name, item in value.items()}
+    if inside and isinstance(value, list | tuple):
+        return tuple(_plain(item, inside - 1) for item in value)
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
@@ -253,7 +254,7 @@ def _content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _is_part(part: Any) -> bool:
     is_image = isinstance(part, Mapping) and part.get("type") == "image" and part.get("image") is not None
-    return is_image or (isinstance(part, Mapping) and _is_text(part))
+    return is_image or (isinstance(part, Mapping) and part.get("type") == "text" and _is_text(part))
 
 
 def _is_text(part: Mapping[str, Any]) -> bool:

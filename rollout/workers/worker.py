@@ -12,12 +12,14 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, collect
 from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describe, place_of_method, text_of
 from envs.loading import checked_text, load_env_module, refuse_coroutine
+from rollout.errors import EncodingError
 from rollout.spec import EnvSpec, ObservationLimits
+from rollout.tokens.image_files import read_image
 from rollout.turn import EnvReply
 from rollout.workers.reply import HEADER, check_observation, check_reply, cut_messages, cut_observation, read_step
 
@@ -86,7 +88,7 @@ class EnvHost:
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))
         if env is not None:
-            env.close()
+            refuse_coroutine(env.close(), "close")
 
     def close_all(self) -> None:
         for key in list(self._envs):
@@ -125,9 +127,15 @@ def make_reply(
     """Collect what the environment shows now; raises EnvironmentFault if it breaks its contract."""
     check_observation(observation)
     message = env.format_observation(observation)
+    known: dict[int, Any] = {}
+    pictures = {
+        name: [_own_image(image, f"multi_modal_data[{name!r}][{i}]", known) for i, image in enumerate(images)]
+        for name, images in (observation.get("multi_modal_data") or {}).items()
+    }
+    own = {**observation, "text": dict(observation["text"])} | ({"multi_modal_data": pictures} if pictures else {})
     reply = EnvReply(
-        observation=observation,
-        messages=[message] if isinstance(message, Mapping) else list(message),
+        observation=cast(Observation, own),
+        messages=_copied([message] if isinstance(message, Mapping) else list(message), known),
         instruction_prompt=env.instruction_prompt,
         answer_format=env.answer_format,
         default_action=env.default_action,
@@ -142,6 +150,26 @@ def make_reply(
     )
     check_reply(reply)
     return reply
+
+
+def _copied(value: Any, known: dict[int, Any]) -> Any:
+    """Copy messages, their parts, or anything inside, because an environment may change them later."""
+    if isinstance(value, Mapping):
+        is_image = value.get("type") == "image" and value.get("image") is not None
+        own = {"image": _own_image(value["image"], "an image of a message", known)} if is_image else {}
+        return {key: own[key] if key in own else _copied(inner, known) for key, inner in value.items()}
+    return [_copied(inner, known) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _own_image(image: Any, place: str, known: dict[int, Any]) -> Any:
+    """An RGB PIL image that the environment does not hold, one for each image of the reply."""
+    try:
+        if id(image) not in known:
+            opened = read_image(image)
+            known[id(image)] = image, opened.copy() if opened is image else opened
+        return known[id(image)][1]
+    except EncodingError as error:
+        raise EnvironmentFault(f"{place}: {error}") from error
 
 
 def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -109,6 +110,7 @@ MISHAPS = {
     "hang": "did not end within 1 s",
     "huge picture": "3000 x 3000",
     "broken picture": "cannot be read",
+    "empty picture": "0 x 20 has no pixels",
     "many pictures": "at most 4",
     "long tuple": "not response",
     "nan": "finite",
@@ -217,7 +219,7 @@ def graded_by_words(answer: str, question: Any) -> tuple[float, str]:
 
 
 def bad_grader(answer: str, question: Any) -> Any:
-    return "very good" if answer == "5" else 1 / 0
+    return "very good" if answer == "5" else np.float32(0.5) if answer == "6" else 1 / 0
 
 
 def test_a_custom_grader_gives_score_and_feedback() -> None:
@@ -228,6 +230,7 @@ def test_a_custom_grader_gives_score_and_feedback() -> None:
     for answer, words in (("5", "not a number"), ("4", "ZeroDivisionError")):
         with pytest.raises(EnvironmentFault, match=words):
             started(grader=f"{__name__}:bad_grader").step(answer)
+    assert started(grader=f"{__name__}:bad_grader").step("6")[2]["reward"] == 0.5
 
 
 def test_a_final_answer_in_the_last_turn_is_paid_though_retries_are_left() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from envs.errors import EnvironmentFault
 from envs.tools import Tool, ToolEpisode, tool
@@ -74,6 +75,8 @@ def misbehave(how: str) -> Any:
             raise TimeoutError("the server is asleep")
         case "hang":
             release.wait(60)
+        case "empty picture":
+            return Image.new("RGB", (40, 40)).crop((10, 10, 10, 30))
         case "megabytes":
             return "x" * 5_000_000
         case "surrogate":

@@ -215,29 +215,6 @@ def test_a_picture_is_processed_once_while_it_lives(monkeypatch: pytest.MonkeyPa
     assert not encoder.images._kept
 
 
-@pytest.mark.parametrize(
-    ("image", "words"),
-    [
-        (b"not a picture", "bytes cannot be read"),
-        ("data:image/png;base64,@@@", "str cannot be read"),
-        (12, "int cannot be read"),
-        (np.zeros((4, 4, 3)), "ndarray cannot be read"),
-        (Image.new("RGB", (9000, 9000)), "9000 x 9000 has more than"),
-        (Image.new("RGB", (2000, 2)), "rejects a picture of 2000 x 2"),
-    ],
-)
-def test_an_unusable_picture_raises_an_encoding_error(image: Any, words: str) -> None:
-    with pytest.raises(EncodingError, match=words):
-        encoder_of().prompt([shown(image)])
-
-
-def test_a_truncated_picture_file_raises_an_encoding_error() -> None:
-    buffer = io.BytesIO()
-    picture(0).save(buffer, format="PNG")
-    with pytest.raises(EncodingError, match="cannot be read"):
-        encoder_of().prompt([shown(buffer.getvalue()[:200])])
-
-
 def test_arrays_bytes_and_data_uris_are_pictures_too() -> None:
     encoder, image = encoder_of(), picture(0)
     buffer = io.BytesIO()

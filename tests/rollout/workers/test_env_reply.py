@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from envs.base import make_observation
@@ -54,6 +55,15 @@ def test_an_info_that_breaks_the_contract_is_refused_by_name(changes: dict[str, 
         check_info({**INFO, **changes}, done=False)
 
 
+def test_scalars_of_numpy_in_an_info_become_pythons() -> None:
+    metrics, span = {"solved": np.bool_(True), "size": np.float32(0.5)}, [np.int64(1), np.int64(3)]
+    given = {**INFO, "reward": np.float32(1.0), "valid_action": np.bool_(True), "metrics": metrics, "action_span": span}
+    _, done, info = read_step((make_observation("s"), np.bool_(False), given))
+    check_info(info, done)
+    assert info["metrics"] == {"solved": True, "size": 0.5} and info["action_span"] == (1, 3)
+    assert [type(value) for value in (*info["metrics"].values(), *info["action_span"])] == [bool, float, int, int]
+
+
 @pytest.mark.parametrize("done", [5, -1, 0.0, "yes", None])
 def test_done_is_a_bool(done: Any) -> None:
     with pytest.raises(EnvironmentFault, match=f"done must be bool, got {done!r}"):
@@ -74,7 +84,7 @@ def test_a_step_without_an_info_mapping_is_refused(info: Any) -> None:
         ({"observation": {"obs_str": "a"}}, "observation has no key 'text'; its keys are obs_str"),
         ({"observation": {"obs_str": "a", "text": "a"}}, r"observation\['text'\] must hold two strings"),
         ({"observation": {**REPLY.observation, "obs_str": 3}}, r"observation\['obs_str'\] must be a string, got 3"),
-        ({"observation": {**REPLY.observation, "multi_modal_data": {"image": ["a"]}}}, "lists of pictures"),
+        ({"observation": {**REPLY.observation, "multi_modal_data": {"image": "a"}}}, "lists of pictures"),
         ({"instruction_prompt": None}, "instruction_prompt must be a string"),
         ({"messages": []}, "messages must be mappings with a role"),
         ({"facts": "red"}, r"facts\(\) must return a list of texts, none blank, got 'red'"),
@@ -87,6 +97,7 @@ def test_a_step_without_an_info_mapping_is_refused(info: Any) -> None:
             r"content must be a text .* got \['a'\]",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content must be a text or"),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "content must be a text or"),
         (
             {"messages": [{"role": "user", "content": [{"image_url": {"url": "a"}}]}]},
             "content must be a text or",
