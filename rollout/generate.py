@@ -45,7 +45,8 @@ async def generate(
     parked = runtime.parked.take(sample)
     turns = parked.turns if parked else []
     stale = len(turns) if flags.mask_offpolicy_in_partial_rollout else 0
-    place = Place(lambda: open_episode(runtime, spec), parked.episode if parked else None)
+    longest = sampling_params.get("max_new_tokens") if evaluation else None
+    place = Place(lambda: open_episode(runtime, spec, longest), parked.episode if parked else None)
     try:
         ended = await _play(runtime, place, turns, sampling_params, evaluation)
         if ended is None:

@@ -233,6 +233,21 @@ async def test_an_evaluation_counts_each_episode_once_whatever_its_length(tmp_pa
     assert last.metadata["episode_turns"] == len(engine.requests)
 
 
+async def test_an_evaluation_budgets_with_its_own_response_length(tmp_path: Path) -> None:
+    """Room is left for its longer responses, or the engine would get more than its context."""
+    more = {"rollout_max_response_len": 32, "rollout_max_context_len": 1024, "eval_max_response_len": 400}
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        args = rollout_args(tmp_path, engine.port, history="full", env={"max_length": 30}, **more)
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            params = RolloutFlags.read(args).sampling_params(evaluation=True)
+            await generate(args, sample, params, evaluation=True)
+        finally:
+            await close_runtimes()
+    sizes = [(len(r["input_ids"]), r["sampling_params"]["max_new_tokens"]) for r in engine.requests]
+    assert sizes and all(prompt + longest <= 1024 for prompt, longest in sizes), sizes
+
+
 async def test_parked_episodes_are_bounded_and_closed_with_their_runtime(tmp_path: Path) -> None:
     abort = {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: abort) as engine:
