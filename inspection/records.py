@@ -26,7 +26,7 @@ _OPENINGS = (
     re.compile(r"<start_of_turn>(?P<role>\w+)\n"),  # Gemma
     re.compile(r"<\|(?P<role>system|user|assistant|observation|tool)\|>\n?"),  # GLM, Phi
 )
-_CLOSINGS = re.compile(r"(<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|<\|end\|>|<\|endoftext\|>)\s*$")
+CLOSINGS = re.compile(r"(<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|<\|end\|>|<\|endoftext\|>)\s*$")
 _ROLES = {"model": "assistant", "observation": "tool"}
 
 
@@ -102,7 +102,7 @@ def split_template(text: str) -> list[dict[str, str]]:
     ends = [match.start() for match in found[1:]] + [len(text)]
     messages = []
     for match, end in zip(found, ends, strict=True):
-        content = _CLOSINGS.sub("", text[match.end() : end])
+        content = CLOSINGS.sub("", text[match.end() : end])
         role = match["role"].lower()
         messages.append({"role": _ROLES.get(role, role), "content": content.strip("\n")})
     if messages[-1]["role"] == "assistant" and messages[-1]["content"].strip() in ("", "<think>"):

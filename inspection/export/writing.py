@@ -246,7 +246,7 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
         trained = [len(turn["prompt"]) for turn in chain if turn.get("valid") is not False or not valid_only]
         if trained:
             shown = [messages[index] for index in chain[-1]["prompt"]]
-            if any(not isinstance(message["content"], str) for message in shown):
+            if chain[-1].get("has_images") or any(not isinstance(message["content"], str) for message in shown):
                 where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
                 raise ConfigError(f"{where} has pictures, and jsonl and parquet are for text; use --format atif")
             row = []

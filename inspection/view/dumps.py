@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row
+from inspection.records import CLOSINGS
 from inspection.view.sources import rollout_of
 from rollout.turn import FinishReason, SampleKind, StopReason
 from slime_verlog import ConfigError
@@ -26,6 +27,7 @@ class Decoder:
 
     def __init__(self, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer
+        self._special = {i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
 
     @classmethod
     def find(cls, folder: str | None, dumps: Iterable[Path]) -> Decoder:
@@ -42,16 +44,19 @@ class Decoder:
             raise ConfigError(f"no tokenizer can be loaded from {chosen!r}: {str(error).splitlines()[0]}") from error
 
     def prompt(self, ids: Sequence[int], given: Any = None) -> Any:
-        """The prompt as text with its control tokens; without a tokenizer, `given` (slime's own prompt) or a note."""
+        """The prompt as text with its control tokens, an image's as one; without a tokenizer, `given` or a note."""
         if self.tokenizer is not None:
-            return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+            shown = [i for before, i in itertools.pairwise([None, *ids]) if i != before or i not in self._special]
+            return self.tokenizer.decode(shown, skip_special_tokens=False)
         return given or f"A prompt of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
 
-    def response(self, ids: Sequence[int]) -> str:
-        """Return the response's text, without the token that ends it."""
+    def response(self, ids: Sequence[int], given: str | None = None) -> str:
+        """Return the response's text, without the token that ends it; without a tokenizer, from `given`, or a note."""
         if self.tokenizer is not None:
-            return self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return f"An answer of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
+            end = next((at for at in range(len(ids), 0, -1) if ids[at - 1] not in self._special), 0)
+            return self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False)
+        note = f"An answer of {len(ids)} tokens. To read it, give --tokenizer with the model's folder."
+        return CLOSINGS.sub("", given) if given else note
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return one text per token. A character that spans several tokens is put at the last of them."""
@@ -166,6 +171,7 @@ def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, An
         "reward": values.get("rewards"),
         "index": values.get("sample_index", number),
         "metadata": metadata,
+        "multimodal_train_inputs": values.get("multimodal_train_inputs"),
         "trained": values,
     }
     return sample, row
@@ -185,7 +191,8 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
         turns.append(
             {
                 "prompt": decoder.prompt(tokens[: first + start], sample.get("prompt") if not start else None),
-                "response": text or decoder.response(ids),
+                "response": decoder.response(ids, text),
+                "has_images": sample.get("multimodal_train_inputs") is not None,
                 "executed_action": facts.get("executed_action"),
                 "valid": facts.get("valid_action"),
                 "notes": facts.get("notes"),

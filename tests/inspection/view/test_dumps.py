@@ -42,7 +42,7 @@ def test_the_turns_of_an_episode_are_put_together_across_batches(dumps: Path) ->
     ]
     turn = episodes[1]["story"][2]
     assert "You are at 2." in turn["prompt"] and turn["response"] == "THINK: é 2\nACTION: go"
-    assert "".join(turn["tokens"]["text"]) == turn["response"]
+    assert "".join(turn["tokens"]["text"]) == turn["response"] + "<|im_end|>"
     assert episodes[1]["valid_action_ratio"] == pytest.approx(2 / 3)
 
 
