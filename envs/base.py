@@ -110,10 +110,7 @@ class BaseInteractionEnv(abc.ABC):
 
     def format_observation(self, observation: Observation) -> dict[str, Any] | list[dict[str, Any]]:
         """Turn an observation into one or several chat messages; images come first, as in slime's examples."""
-        images = (observation.get("multi_modal_data") or {}).get("image") or []
-        text = observation["obs_str"]
-        parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
-        return {"role": "user", "content": parts if images else text}
+        return {"role": "user", "content": content_of(observation, observation["obs_str"])}
 
     def facts(self) -> Sequence[str]:
         """Return short texts that a good memory holds now, to measure the notes that the model writes; never shown."""
@@ -130,6 +127,17 @@ def interleave(pieces: Sequence[str], images: Sequence[Any]) -> list[dict[str, A
         parts += [{"type": "text", "text": piece}] if piece else []
         parts += [{"type": "image", "image": image}] if image is not None else []
     return parts
+
+
+def content_of(observation: Observation, text: str, *, current: bool = True) -> str | list[dict[str, Any]]:
+    """Return an observation's images with `text` as a message's content; if `current`, short-term ones and text too."""
+    multi_modal = observation.get("multi_modal_data") or {}
+    own, only_now = multi_modal.get("image") or [], (multi_modal.get("current_image") or []) if current else []
+    if only_now and observation["text"]["short_term_context"].count(PICTURE_PLACE) == len(only_now):
+        # The short-term text comes first, so the first marks in the text belong to it.
+        return interleave([""] * len(own), own) + interleave(text.split(PICTURE_PLACE, len(only_now)), only_now)
+    images = [{"type": "image", "image": image} for image in (*only_now, *own)]
+    return [*images, {"type": "text", "text": text}] if images else text
 
 
 def text_of(message: Mapping[str, Any]) -> str:

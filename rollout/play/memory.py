@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from envs.base import PICTURE_PLACE, Observation, interleave, text_of
+from envs.base import Observation, content_of, text_of
 from envs.errors import describe
 from envs.loading import load_attribute
 from rollout.bridge.settings import MemorySettings
@@ -168,13 +168,7 @@ def current_message(current: Observation, answer_format: str) -> Message:
     parts = ["Current Observation:", text["short_term_context"], text["long_term_context"]]
     content = "\n".join(part for part in parts if part)
     content = f"{content}\n\n{answer_format}" if answer_format else content
-    only_now = (current.get("multi_modal_data") or {}).get("current_image") or []
-    if not only_now or text["short_term_context"].count(PICTURE_PLACE) != len(only_now):
-        return _user(content, current, only_now)
-    # The short-term text comes first, so the first marks in the content belong to it.
-    pieces = content.split(PICTURE_PLACE, len(only_now))
-    own = (current.get("multi_modal_data") or {}).get("image") or []
-    return {"role": "user", "content": [*interleave([""] * len(own), own), *interleave(pieces, only_now)]}
+    return {"role": "user", "content": content_of(current, content)}
 
 
 def asks_for_notes(messages: Sequence[Message]) -> bool:
@@ -327,13 +321,6 @@ def _show(past: Sequence[Exchange], actions_only: bool = False) -> list[Message]
     for exchange in past:
         content = "Observation:\n" + exchange.observation["text"]["long_term_context"]
         response = exchange.executed_action if actions_only else "Previous plan:\n" + exchange.reasoning()
-        shown += [_user(content, exchange.observation), {"role": "assistant", "content": response}]
+        content = content_of(exchange.observation, content, current=False)
+        shown += [{"role": "user", "content": content}, {"role": "assistant", "content": response}]
     return shown
-
-
-def _user(content: str, observation: Observation, only_now: Sequence[Any] = ()) -> Message:
-    images = [*only_now, *((observation.get("multi_modal_data") or {}).get("image") or [])]
-    if not images:
-        return {"role": "user", "content": content}
-    parts = [{"type": "image", "image": image} for image in images]
-    return {"role": "user", "content": [*parts, {"type": "text", "text": content}]}

@@ -108,6 +108,20 @@ def test_any_other_image_is_a_fault_that_names_its_place(image: Any, words: str)
         host_of(env).step(0, "left")
 
 
+def test_the_default_messages_show_short_term_images_too_at_their_marks_or_first() -> None:
+    own, now = picture(0), picture(1)
+    env = Shows(own)
+    env.observation["multi_modal_data"]["current_image"] = [now]
+    reply = make_reply(env, env.observation)
+    images = reply.observation["multi_modal_data"]
+    shown = [part.get("image", part.get("text")) for part in reply.messages[0]["content"]]
+    assert shown == [images["current_image"][0], images["image"][0], "s"]
+    env.observation |= make_observation("long", "map: \ufffc here")
+    reply = make_reply(env, env.observation)
+    shown = [part.get("image", part.get("text")) for part in reply.messages[0]["content"]]
+    assert shown == [own, "map: ", now, " here\nlong"]
+
+
 def test_an_async_close_is_refused() -> None:
     class Closes(Shows):
         async def close(self) -> None: ...
