@@ -194,10 +194,14 @@ class ChatTemplate:
         return around is not None and around.replace(LEFT, PADDED[0] + PADDED[2]) == shown
 
     def image_text(self) -> str | None:
-        """What the template writes for one image in a user message; None if it does not show images."""
-        text = self._shown("user", [{"type": "text", "text": LEFT}, {"type": "image"}, {"type": "text", "text": RIGHT}])
-        begin, end = _once(text or "", LEFT) + 1, _once(text or "", RIGHT)
-        return text[begin:end] if text and 0 < begin < end else None
+        """What the template writes for an image in a user message, the same for each; None if it shows no images."""
+        left, image, right = {"type": "text", "text": LEFT}, {"type": "image"}, {"type": "text", "text": RIGHT}
+        text = self._shown("user", [left, image, right, image, left]) or ""
+        first, _, rest = text.partition(LEFT)[2].partition(RIGHT)
+        if first and first != (second := rest.partition(LEFT)[0]):
+            differ = f"the chat template writes {first!r} for the first picture and {second!r} for the second"
+            raise EncodingError(f"{differ}; leave out what numbers them in chat_template_kwargs (add_vision_id)")
+        return first or None
 
     def generation_lead(self) -> str:
         """What the generation header adds to the header of an earlier response, such as an empty think block."""

@@ -4,6 +4,7 @@ Only the template writes control tokens.
 """
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -165,14 +166,19 @@ class DeltaEncoder:
                 yield from self.one_shot.references(kept)
 
     def without_placeholders(self, generation: Generation) -> Generation:
-        """Replace each image placeholder that the model wrote, which the forward pass cannot take, by a question mark.
+        """Replace each image placeholder that the model wrote by a question mark; if spelled, its first token.
 
-        An altered response is not trained on, and its record of which tokens top-p kept is dropped.
+        The forward pass cannot take the token, and SGLang, which reads a prompt with images as text, takes both for an
+        image. An altered response is not trained on, and its record of which tokens top-p kept is dropped.
         """
-        if not set(self.placeholder_ids).intersection(generation.token_ids):
+        token_ids = list(generation.token_ids)
+        names = "|".join(re.escape(self.decode([token])) for token in self.placeholder_ids)
+        found = re.finditer(names, self.decode(token_ids)) if names else ()
+        places = [place for match in found if (place := self.token_span(token_ids, match.span()))]
+        if not places:
             return generation
-        harmless = self.text.encode("?")[-1]
-        token_ids = [harmless if token in self.placeholder_ids else token for token in generation.token_ids]
+        for start, _ in places:
+            token_ids[start] = self.text.encode("?")[-1]
         kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}
         return replace(
             generation, token_ids=TokenPrefix(token_ids), text=self.decode(token_ids), meta_info=kept, trained=False

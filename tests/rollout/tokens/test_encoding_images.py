@@ -17,7 +17,7 @@ from PIL import Image
 from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.images import load_processor
-from rollout.turn import Prompt
+from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.tokenizers import real_tokenizer
 from tests.fixtures.vision import picture, processor, tiny_vlm
@@ -158,6 +158,32 @@ def test_a_placeholder_that_the_model_wrote_is_refused_with_the_remedy() -> None
     encoder = encoder_of()
     with pytest.raises(EncodingError, match="logit_bias"):
         encoder.append(encoder.prompt([shown(picture(0))]), [encoder.images.token_id], [shown()])
+
+
+def test_a_placeholder_that_the_model_spelled_is_masked_and_its_text_altered() -> None:
+    """SGLang reads a prompt with images as text, and finds more placeholders than images."""
+    encoder = encoder_of()
+    ids = [*encoder.text.encode("I see <|image_pad|> and <|image_pad|>"), encoder.end_of_turn_ids[0]]
+    assert encoder.images.token_id not in ids
+    altered = encoder.without_placeholders(Generation(ids, [-0.5] * len(ids), "", FinishReason.STOP))
+    assert len(altered.token_ids) == len(ids) and not altered.trained and "<|image_pad|>" not in altered.text
+    assert encoder.answer_text(altered.token_ids).startswith("I see ?")
+    prompt, _ = encoder.append(encoder.prompt([shown(picture(0))]), altered.token_ids, [shown(picture(1))])
+    assert encoder.decode(prompt.engine_ids).count("<|image_pad|>") == len(prompt.image_data) == 2
+    harmless = Generation(ids[:2], [-0.5] * 2, "", FinishReason.STOP)
+    assert encoder.without_placeholders(harmless) is harmless
+
+
+def test_a_template_that_numbers_images_is_refused() -> None:
+    own = processor()
+    counted = CHAT_TEMPLATE.replace("{%- macro render", "{%- set ic = namespace(n=0) -%}{%- macro render").replace(
+        "<|vision_start|>",
+        "{%- set ic.n = ic.n + 1 -%}{% if add_vision_id %}Picture {{ ic.n }}: {% endif %}<|vision_start|>",
+    )
+    numbered = type(own)(image_processor=own.image_processor, tokenizer=chatml_tokenizer(), chat_template=counted)
+    assert DeltaEncoder(chatml_tokenizer(), numbered).images is not None
+    with pytest.raises(EncodingError, match=r"'Picture 1: .*'Picture 2: .*leave out .* \(add_vision_id\)"):
+        DeltaEncoder(chatml_tokenizer(), numbered, chat_template_kwargs={"add_vision_id": True})
 
 
 def test_logits_of_a_vlm_are_those_of_one_shot_processing() -> None:
