@@ -168,11 +168,11 @@ def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable
     """Return a check that a task's first prompt fits into the context and `memory.budget`; None without notes."""
     if config.memory.kind not in ("inline_notes", "notes"):
         return None
-    encoder = encoders_of(flags.hf_checkpoint, config)()
+    make_encoder = encoders_of(flags.hf_checkpoint, config)
 
     def look(episode: EpisodeSpec, reply: EnvReply) -> None:
         if not reply.whole_prompts:  # otherwise the memory does not apply
-            prompt = encoder.prompt(Conversation(build_memory(config.memory)).show(reply))
+            prompt = make_encoder(tools=reply.tools).prompt(Conversation(build_memory(config.memory)).show(reply))
             flags.check_first_prompt(episode.name, len(prompt.token_ids), config.memory)
 
     return look

@@ -41,13 +41,11 @@ def run(options: argparse.Namespace) -> int:
     target.check_numbers(options, {"seed": 0, "max_turns": 1})
     chosen = target.read_target(options.target, options.task, options.set)
     seed = chosen.settings.seed_start if options.seed is None else options.seed
-    encoders, count = None, None
+    encoders = None
     if options.tokenizer:
         from rollout.play.runtime import encoders_of
 
         encoders = encoders_of(options.tokenizer, chosen.settings)
-        tokenizer = encoders().tokenizer
-        count = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
     reports = []
     bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
     for task in bar:
@@ -57,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         if failed:
             report = TaskReport(task.name, seed, [Finding("images", Status.ERROR, f"not built: {', '.join(failed)}")])
         else:
-            report = asyncio.run(check_task(chosen, task, seed, options.max_turns, count))
+            report = asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))
         reports.append(report)
         if not options.json:
             with bar.external_write_mode():

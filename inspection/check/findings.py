@@ -1,22 +1,22 @@
 """Plays an episode with a scripted player and judges what it saw: one finding per question that an author would ask."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from envs.base import StepInfo, text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.play.memory import Conversation, Message, build_memory, write_facts
-from rollout.spec import EpisodeSpec
+from rollout.spec import CHARS_PER_TOKEN, EpisodeSpec
 from rollout.turn import EnvReply
 from rollout.workers.trial import Trial
 from rollout.workers.trial_worker import Abilities
 
 LONG_OBSERVATION = 4000
 """Tokens above which an observation is called long."""
-CHARS_PER_TOKEN = 4
-"""An estimate for English text, used without a tokenizer."""
 SLOW_STEP_S, SLOW_RESET_S = 0.5, 10.0
 """Seconds above which steps and resets are called slow."""
 MIN_LEFT = 0.1
@@ -25,8 +25,8 @@ GROWTH, GROWTH_TURNS = 2.0, 16
 """A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
 FREE_TEXTS = ("", "Hello! What should I do?", "THINK: I do not know.\nACTION:")
 """Responses without an action, as untrained models write them."""
-CountTokens = Callable[[str], int] | None
-"""Counts the tokens of a text; None without a tokenizer."""
+Encoders = Callable[..., Any] | None
+"""Makes an encoder from `tools`; None without a tokenizer."""
 
 
 class Status(StrEnum):
@@ -130,7 +130,7 @@ async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthro
 
 
 def judge(
-    plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings, count_tokens: CountTokens
+    plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings, encoders: Encoders
 ) -> Iterator[Finding]:
     """Yield the findings about the episodes of one task."""
     replies = [reply for play in plays for reply in play.replies]
@@ -142,8 +142,9 @@ def judge(
     yield from _discount(plays, settings)
     yield _validity(plays, abilities)
     yield _growth(plays, settings)
-    yield from _budget(plays[0], settings, count_tokens)
-    yield _size(replies, count_tokens)
+    encoder = encoders(tools=plays[0].replies[0].tools) if encoders else None
+    yield from _budget(plays[0], settings, encoder)
+    yield _size(replies, encoder)
     yield _speed("reset", [reply.seconds for reply in replies if reply.info is None], SLOW_RESET_S)
     yield _speed("step", [reply.seconds for reply in replies if reply.info is not None], SLOW_STEP_S)
 
@@ -225,25 +226,27 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
     return Finding("prompt", Status.OK, detail)
 
 
-def _budget(play: Playthrough, settings: RolloutSettings, count_tokens: CountTokens) -> Iterator[Finding]:
+def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Iterator[Finding]:
     """Yield an error if the first prompt is above `memory.budget`; a warning if its tokens are only estimated."""
-    text, most = "\n".join(map(text_of, play.first_prompt)), settings.memory.budget
-    tokens = count_tokens(text) if count_tokens else len(text) // CHARS_PER_TOKEN
-    if settings.memory.kind == "notes" and tokens > most and not play.replies[0].whole_prompts:
-        about, status = ("", Status.ERROR) if count_tokens else ("about ", Status.WARNING)
+    if settings.memory.kind != "notes" or play.replies[0].whole_prompts:
+        return
+    most, shown = settings.memory.budget, [*map(text_of, play.first_prompt), *map(json.dumps, play.replies[0].tools)]
+    tokens = len(encoder.prompt(play.first_prompt).token_ids) if encoder else len("\n".join(shown)) // CHARS_PER_TOKEN
+    if tokens > most:
+        about, status = ("", Status.ERROR) if encoder else ("about ", Status.WARNING)
         yield Finding(
             "memory", status, f"memory.budget: {most} is below the first prompt, {about}{tokens} tokens: raise it"
         )
 
 
-def _size(replies: Sequence[EnvReply], count_tokens: CountTokens) -> Finding:
+def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:
     # The observation's texts, or the messages that show it if they are longer.
     texts = [(reply.observation["text"], "\n".join(map(text_of, reply.messages))) for reply in replies]
     observations = [max(f"{t['short_term_context']}\n{t['long_term_context']}", shown, key=len) for t, shown in texts]
     longest = max(observations, key=len)
-    tokens = count_tokens(longest) if count_tokens else len(longest) // CHARS_PER_TOKEN
+    tokens = len(encoder.text.encode(longest)) if encoder else len(longest) // CHARS_PER_TOKEN
     mean = sum(map(len, observations)) / len(observations)
-    about = f"{tokens:,} tokens" if count_tokens else f"about {tokens:,} tokens"
+    about = f"{tokens:,} tokens" if encoder else f"about {tokens:,} tokens"
     detail = f"{mean:,.0f} characters on average, at most {len(longest):,} ({about})"
     images = max(sum(map(len, (reply.observation.get("multi_modal_data") or {}).values())) for reply in replies)
     if images:

@@ -9,7 +9,7 @@ from typing import Any
 
 from envs.mixture import TaskSpec
 from inspection.check.findings import (
-    CountTokens,
+    Encoders,
     Finding,
     Playthrough,
     Status,
@@ -46,7 +46,7 @@ class TaskReport:
         return sum(finding.status == status for finding in self.findings)
 
 
-async def check_task(target: Target, task: TaskSpec, seed: int, most: int, count_tokens: CountTokens) -> TaskReport:
+async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encoders: Encoders) -> TaskReport:
     """Play the expert, if there is one, and the random player; judge, and replay in another process.
 
     A fault of the environment is a finding. Raises ConfigError or MissingDependencyError if it cannot be tried.
@@ -67,7 +67,7 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, count
                 report.findings.append(await answer_freely(trial, episode))
             await trial.close(episode)
             _, left = await start_again(trial, episode)
-        report.findings += judge(plays, abilities, target.settings, count_tokens)
+        report.findings += judge(plays, abilities, target.settings, encoders)
         status = Status.WARNING if left else Status.OK
         report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
         async with _trial(target, episode) as other:
@@ -176,13 +176,8 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
 
 def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return role and text of each message; images appear as their size."""
-
-    def text(part: Mapping[str, Any]) -> str:
-        if part["type"] != "image":
-            return part["text"]
-        size = getattr(part["image"], "size", None)
-        return f"[picture {size[0]} x {size[1]}]\n" if isinstance(size, tuple) else "[picture]\n"
-
+    size = lambda image: f"[picture {image.width} x {image.height}]\n"
+    text = lambda part: size(part["image"]) if part["type"] == "image" else part["text"]
     contents = [(message["role"], message["content"]) for message in messages]
     return [(role, parts if isinstance(parts, str) else "".join(map(text, parts))) for role, parts in contents]
 

@@ -10,6 +10,11 @@ import yaml
 
 from inspection.command import main
 from inspection.target import default_task
+from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.settings import RolloutSettings
+from rollout.preflight import first_prompt_check
+from rollout.tasks import try_each_task
+from slime_verlog import ConfigError, read_settings
 from tests.cases import some
 from tests.fixtures.broken_envs import BROKEN
 from tests.fixtures.chatml import chatml_tokenizer
@@ -210,6 +215,23 @@ def test_a_budget_below_the_first_prompt_is_an_error_with_a_tokenizer_and_a_warn
     )
     assert check(write(tmp_path, memory={"kind": "notes"}), *words) == 0
     assert "memory.budget" not in capsys.readouterr().out
+
+
+def test_the_tools_of_a_first_prompt_count_towards_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chatml_tokenizer().save_pretrained(tmp_path / "model")
+    tool = {"type": "function", "function": {"name": "look", "description": "Look around. " * 200, "parameters": {}}}
+    code = GAME.replace("max_steps = 20", f"max_steps = 20; tools = [{tool!r}]")
+    write(tmp_path, code, memory={"kind": "notes", "budget": 300})
+    assert check(tmp_path / "stairs.yaml", "--no-prompt", "--tokenizer", tmp_path / "model") == 1
+    assert re.search(r"budget: 300 is below the first prompt, \d{3,} tokens", capsys.readouterr().out)
+    assert check(tmp_path / "stairs.yaml", "--no-prompt") == 0
+    assert re.search(r"is below the first prompt, about \d+ tokens", capsys.readouterr().out)
+    flags = RolloutFlags(hf_checkpoint=str(tmp_path / "model"), rollout_max_response_len=32)
+    settings = read_settings(RolloutSettings, yaml.safe_load((tmp_path / "stairs.yaml").read_text()))
+    with pytest.raises(ConfigError, match="above memory.budget: 300"):
+        try_each_task(settings, first_prompt_check(settings, flags))
 
 
 def test_an_environment_alone_is_checked_with_its_default_task(
