@@ -118,8 +118,8 @@ class Transcript:
         return {"shared": shared, "prompt": ids[shared:].tolist(), "response": answer.tolist()}
 
     def _message(self, message: Mapping[str, Any], images: Any) -> int:
-        content = message["content"]
-        if not isinstance(content, str):
+        content = message.get("content")  # none beside an agent's calls
+        if isinstance(content, list):
             content = [self._part(part, images) for part in content]
         plain = {**message, "content": content}
         key = json.dumps(plain, sort_keys=True, default=str)

@@ -277,7 +277,7 @@ class ToolEnv(BaseInteractionEnv):
         except ToolError as error:
             raise EnvironmentFault(f"env.grader {self.settings.grader} raised {error}") from error
         score, words = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
-        score = score.item() if getattr(score, "shape", None) == () else score  # NumPy's scalars
+        score = getattr(score, "tolist", lambda: score)()  # of NumPy's scalars
         if not isinstance(score, int | float) or not math.isfinite(score):
             name = self.settings.grader
             raise EnvironmentFault(f"env.grader {name} returned {short(value)}, not a number or (number, text)")

@@ -205,5 +205,5 @@ async def _play(
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the images in the messages, in order, as `data:` URIs."""
-    contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     return [data_uri(read_image(part["image"])) for parts in contents for part in parts if part["type"] == "image"]

@@ -83,11 +83,10 @@ class ImageEncoder:
         kept = self._kept.get(id(image))
         if kept is not None and kept[0]() is image:
             return kept[1]
-        opened = read_image(image)
+        scaled = shrunk(read_image(image), self._max_pixels, self._side)
         # A worker sends an image that stays on show, such as a question's, anew with every reply.
-        pixels = opened.size, hashlib.blake2b(opened.tobytes(), digest_size=16).digest()
-        encoded = self._by_pixels.get(pixels) or self._encode(shrunk(opened, self._max_pixels, self._side))
-        self._by_pixels[pixels] = encoded
+        pixels = scaled.size, hashlib.blake2b(scaled.tobytes(), digest_size=16).digest()
+        encoded = self._by_pixels[pixels] = self._by_pixels.get(pixels) or self._encode(scaled)
         if isinstance(image, import_pillow().Image):
             key = id(image)
             self._kept[key] = (weakref.ref(image, lambda _: self._kept.pop(key, None)), encoded)

@@ -80,9 +80,7 @@ def check_observation(observation: Any) -> None:
         _check_text(f"observation['text']['{part}']", text.get(part))
     _check_text("observation['obs_str']", observation["obs_str"])
     multi_modal = observation.get("multi_modal_data") or {}
-    if not isinstance(multi_modal, Mapping) or not all(
-        isinstance(images, list | tuple) for images in multi_modal.values()
-    ):
+    if not isinstance(multi_modal, Mapping) or not all(isinstance(i, list | tuple) for i in multi_modal.values()):
         raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(multi_modal)}")
 
 

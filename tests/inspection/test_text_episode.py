@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from inspection.evaluate.playing import play_text_episode, scripted
+from inspection.evaluate.playing import UNMOVED, images_of, play_text_episode, scripted
 from inspection.export.writing import rows_of, trajectory_of, write_parquet
 from inspection.records import append_episode, read_episodes
 from inspection.report.reading import read_run
 from inspection.view.page import Packer
 from rollout.bridge.settings import load_settings
 from rollout.tasks import make_episode, read_tasks
+from rollout.transcript import Transcript
 from rollout.workers.pool import EnvPool
 from slime_verlog import ConfigError
 
@@ -147,3 +148,10 @@ def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: 
     packer = Packer()
     packer.add(episode)
     assert packer.rows[0]["turns"] == 12 and packer.rows[0]["valid"] == 1
+
+
+def test_an_agents_message_without_content_is_recorded() -> None:
+    calls = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant", "tool_calls": []}]
+    transcript = Transcript()
+    transcript.add(calls, images_of(calls), "left", {**UNMOVED, "progression": 0.0})
+    assert transcript.messages == calls[:1]
