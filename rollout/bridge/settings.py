@@ -106,8 +106,8 @@ class RolloutSettings(AdvantageSettings):
     chat_template_kwargs: Mapping[str, Any] = {}
     """Passed to the chat template, for example {enable_thinking: false}."""
     max_image_pixels: int = Field(default=2_097_152, ge=1)
-    """Larger images are scaled down to this size. The default is slightly over 1920 x 1080. With Qwen3-VL it gives at
-    most 2,048 tokens, one per 32 x 32 pixels."""
+    """Larger images are scaled down to this size. The default is slightly over 1920 x 1080. With Qwen3-VL it gives
+    about 2,048 tokens, one per 32 x 32 pixels."""
     max_observation_chars: int = Field(default=65_536, ge=1)
     """Characters per observation; a longer one is cut in the middle, with a note and a count. A first observation of a
     task that is longer stops the run before it starts."""
