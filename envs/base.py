@@ -30,7 +30,7 @@ class Observation(TypedDict):
     """BALROG's two parts: `long_term_context` stays in the history, `short_term_context` is shown only while the
     observation is the current one."""
     multi_modal_data: NotRequired[dict[str, list[Any]]]
-    """PIL images, if there are any: `image` lists those that stay in the history, `current_image` those shown only
+    """PIL images or uint8 arrays: `image` lists those that stay in the history, `current_image` those shown only
     while the observation is the current one. If the short-term text contains one `PICTURE_PLACE` per entry of
     `current_image`, the images go there, otherwise before the text."""
 

@@ -171,12 +171,12 @@ class DeltaEncoder:
         The forward pass cannot take the token, and SGLang, which reads a prompt with images as text, takes both for an
         image. An altered response is not trained on, and its record of which tokens top-p kept is dropped.
         """
-        token_ids = list(generation.token_ids)
         names = "|".join(re.escape(self.decode([token])) for token in self.placeholder_ids)
-        found = re.finditer(names, self.decode(token_ids)) if names else ()
-        places = [place for match in found if (place := self.token_span(token_ids, match.span()))]
+        found = re.finditer(names, self.decode(generation.token_ids)) if names else ()
+        places = [place for match in found if (place := self.token_span(generation.token_ids, match.span()))]
         if not places:
             return generation
+        token_ids = list(generation.token_ids)
         for start, _ in places:
             token_ids[start] = self.text.encode("?")[-1]
         kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}

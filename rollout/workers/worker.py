@@ -152,13 +152,13 @@ def make_reply(
     return reply
 
 
-def _copied(value: Any, known: dict[int, Any]) -> Any:
-    """Copy messages, their parts, or anything inside, because an environment may change them later."""
+def _copied(value: Any, known: dict[int, Any], level: int = 0) -> Any:
+    """Copy messages (level 0), parts of their content (1) or what is inside: an environment may change them later."""
     if isinstance(value, Mapping):
-        is_image = value.get("type") == "image" and value.get("image") is not None
-        own = {"image": _own_image(value["image"], "an image of a message", known)} if is_image else {}
-        return {key: own[key] if key in own else _copied(inner, known) for key, inner in value.items()}
-    return [_copied(inner, known) for inner in value] if isinstance(value, list | tuple) else value
+        if level == 1 and value.get("type") == "image" and value.get("image") is not None:
+            return {**value, "image": _own_image(value["image"], "an image of a message", known)}
+        return {k: _copied(v, known, 1 if (level, k) == (0, "content") else 2) for k, v in value.items()}
+    return [_copied(inner, known, level) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _own_image(image: Any, place: str, known: dict[int, Any]) -> Any:
