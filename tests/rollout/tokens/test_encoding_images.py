@@ -168,7 +168,7 @@ def test_a_placeholder_that_the_model_spelled_is_masked_and_its_text_altered() -
     altered = encoder.without_placeholders(Generation(ids, [-0.5] * len(ids), "", FinishReason.STOP))
     assert len(altered.token_ids) == len(ids) and not altered.trained and "<|image_pad|>" not in altered.text
     assert encoder.answer_text(altered.token_ids).startswith("I see ?")
-    prompt, _ = encoder.append(encoder.prompt([shown(picture(0))]), altered.token_ids, [shown(picture(1))])
+    prompt = encoder.append(encoder.prompt([shown(picture(0))]), altered.token_ids, [shown(picture(1))])
     assert encoder.decode(prompt.engine_ids).count("<|image_pad|>") == len(prompt.image_data) == 2
     harmless = Generation(ids[:2], [-0.5] * 2, "", FinishReason.STOP)
     assert encoder.without_placeholders(harmless) is harmless
