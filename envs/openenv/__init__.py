@@ -6,9 +6,9 @@ server.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,8 +43,6 @@ UNLIMITED_STEPS = 1000
 """Turns of an episode with `max_steps: null`."""
 _WHAT = "tools"
 """What a server with tools must not change; `first_seen` keeps it."""
-_GRACE_S = 5.0
-"""Seconds by which a tool's time-out exceeds the session's."""
 _UNUSED = ("actions", "default_action", "vlm", "binary_reward", "show_time_left")
 """Settings that do not apply to a server with tools."""
 
@@ -180,11 +178,8 @@ class OpenEnvTools(ToolEnv):
             session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
             session.close()
         label = f"the OpenEnv server {settings.urls[0]}"
-        specs = [
-            ToolSpec(read_schema(tool, label), functools.partial(self._call, tool["name"]), source=label)
-            for tool in known
-        ]
-        call_s = settings.step_timeout_s + _GRACE_S  # the session's own time-out comes first, since it is a fault
+        specs = [ToolSpec(read_schema(tool, label), partial(self._call, tool["name"]), source=label) for tool in known]
+        call_s = settings.step_timeout_s + 5.0  # the session's own time-out comes first, since it is a fault
         tool_settings = ToolSettings(
             instruction=settings.instruction,
             prompt_template=settings.prompt_template,
@@ -244,8 +239,7 @@ class OpenEnvTools(ToolEnv):
         observation, reward = outcome.observation, outcome.reward
         error, result = observation.get("error"), observation.get("result")
         if error:
-            words = error.get("message") if isinstance(error, Mapping) else error
-            return _failed(str(words), reward)
+            return _failed(str(error.get("message") if isinstance(error, Mapping) else error), reward)
         if isinstance(result, Mapping) and isinstance(result.get("content"), list):
             try:
                 return replace(tool_result(result), reward=reward)

@@ -82,8 +82,7 @@ def _call(function: Callable[[str], Any], path: str, text: str) -> Mapping[str, 
 
 def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
     """Read the text as a value of the field's type; refuse it if it is not one."""
-    choices = schema.get("enum")
-    if choices:
+    if choices := schema.get("enum"):
         found = [choice for choice in choices if str(choice).lower() == text.strip().lower()]
         if not found:
             raise RejectedError(f"{name} must be one of {', '.join(map(str, choices))}")
@@ -181,9 +180,8 @@ def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:
         try:
             return template.render(observation).strip(), ""
         except Exception as error:  # a template can raise anything
-            raise EnvironmentFault(
-                f"env.observation cannot be rendered: {error}; the observation has the keys {', '.join(observation)}"
-            ) from error
+            why = f"{error}; the observation has the keys {', '.join(observation)}"
+            raise EnvironmentFault(f"env.observation cannot be rendered: {why}") from error
 
     return render
 

@@ -18,20 +18,8 @@ from urllib.parse import urlsplit
 
 from envs.errors import EnvironmentFault
 from envs.loading import import_extra
-from envs.openenv.protocol import (
-    CAPACITY_REACHED,
-    EXECUTION_ERROR,
-    SCHEMA_PATH,
-    VALIDATION_ERROR,
-    ErrorReply,
-    MalformedFrameError,
-    Outcome,
-    Request,
-    read_frame,
-    read_outcome,
-    server_address,
-    write_frame,
-)
+from envs.openenv import protocol
+from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, Request, read_outcome
 from envs.openenv.settings import OpenEnvSettings
 
 MAX_FRAME_BYTES = 64 << 20
@@ -42,7 +30,6 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 """Pauses between two attempts to get a session from servers that are full."""
 CLOSE_S = 1.0
 """Seconds that a server has to agree to a closed session."""
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _jitter = random.Random()
 T = TypeVar("T")
 
@@ -68,7 +55,7 @@ class Session:
         seconds = settings.connect_timeout_s
         try:
             connecting = connect(
-                server_address(url)[1],
+                protocol.server_address(url)[1],
                 additional_headers=settings.headers,
                 compression=None,
                 proxy=None if is_local(url) else True,
@@ -95,23 +82,23 @@ class Session:
     def first(self, kind: Request, data: Mapping[str, Any]) -> Outcome:
         """Send a request that is not an action of the model. Raises as `reset`."""
         try:
-            return self._ask(kind, write_frame(kind, data))
+            return self._ask(kind, protocol.write_frame(kind, data))
         except ErrorReply as error:
-            if error.code == CAPACITY_REACHED:
+            if error.code == protocol.CAPACITY_REACHED:
                 self.close()
                 raise ServerFullError(error.message) from error
             self._lose(f"answered {kind} with {error}")
 
     def step(self, action: Mapping[str, Any]) -> Outcome:
         """Execute an action; raises RejectedError if the server refuses it, and the episode goes on."""
-        frame = write_frame("step", action)
+        frame = protocol.write_frame("step", action)
         if len(frame) > MAX_REQUEST_BYTES:
             raise RejectedError("the answer is too long")
         try:
             return self._ask("step", frame)
         except ErrorReply as error:
-            excused = error.code == EXECUTION_ERROR and self._settings.execution_error == "invalid"
-            if excused or error.code == VALIDATION_ERROR:
+            excused = error.code == protocol.EXECUTION_ERROR and self._settings.execution_error == "invalid"
+            if excused or error.code == protocol.VALIDATION_ERROR:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
 
@@ -119,18 +106,18 @@ class Session:
         """Whether the server gave this connection a session; asks for the state, which changes nothing."""
         try:
             with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
-                self._socket.send(write_frame("state"))
-            kind, data = read_frame(self._socket.recv(timeout=self._settings.step_timeout_s))
+                self._socket.send(protocol.write_frame("state"))
+            kind, data = protocol.read_frame(self._socket.recv(timeout=self._settings.step_timeout_s))
         except (TimeoutError, MalformedFrameError, _closed_error()) as error:
             self._lose(f"did not answer a request for its state ({error})")
-        return not (kind == "error" and data.get("code") == CAPACITY_REACHED)
+        return not (kind == "error" and data.get("code") == protocol.CAPACITY_REACHED)
 
     def close(self) -> None:
         """End the session, so that its place on the server is free; may be called twice."""
         socket, self._socket = self._socket, None
         if socket is not None:
             with contextlib.suppress(OSError, _closed_error()):
-                socket.send(write_frame("close"))
+                socket.send(protocol.write_frame("close"))
             socket.close()
 
     def _ask(self, kind: Request, frame: str) -> Outcome:
@@ -200,7 +187,7 @@ def spread(urls: tuple[str, ...], seed: int) -> tuple[str, ...]:
 
 def is_local(url: str) -> bool:
     """Return whether the server runs on this machine, where proxies must not be used."""
-    return urlsplit(url).hostname in _LOCAL
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _closed_error() -> type[Exception]:
@@ -250,9 +237,8 @@ def first_seen(what: str, settings: OpenEnvSettings) -> Any:
 def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) -> None:
     """Compare with what the servers said first; raises EnvironmentFault if it differs."""
     if _first.setdefault((what, settings.urls), value) != value:
-        raise EnvironmentFault(
-            f"the {what} of {url} are not those that this run began with; if this is meant, restart the run"
-        )
+        changed = f"the {what} of {url} are not those that this run began with"
+        raise EnvironmentFault(f"{changed}; if this is meant, restart the run")
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -268,7 +254,7 @@ def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
     handlers = [urllib.request.ProxyHandler({})] if is_local(url) else []
-    request = urllib.request.Request(server_address(url)[0] + SCHEMA_PATH, headers=settings.headers)
+    request = urllib.request.Request(protocol.server_address(url)[0] + protocol.SCHEMA_PATH, headers=settings.headers)
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=settings.connect_timeout_s) as reply:
             found = json.loads(reply.read(MAX_FRAME_BYTES))
@@ -277,14 +263,14 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
             raise TypeError("its action schema is not a mapping")
         return {"action": action, "observation": observation}
     except urllib.error.HTTPError as error:
-        cause, found = error, f"its {SCHEMA_PATH} answers HTTP {error.code}"
+        cause, found = error, f"its {protocol.SCHEMA_PATH} answers HTTP {error.code}"
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise EnvironmentFault(f"no server answers at {url} ({reason}); start it, or correct env.url") from error
     except http.client.HTTPException as error:
         cause, found = error, "it does not speak HTTP"
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        cause, found = error, f"its {SCHEMA_PATH} has no schemas ({error})"
+        cause, found = error, f"its {protocol.SCHEMA_PATH} has no schemas ({error})"
     raise EnvironmentFault(f"{url} is not an OpenEnv server: {found}; correct env.url") from cause
 
 
@@ -294,8 +280,7 @@ def count_sessions(settings: OpenEnvSettings, most: int) -> int:
     with contextlib.ExitStack() as opened:
         for url in settings.urls:
             while count < most:
-                session = opened.enter_context(contextlib.closing(Session(url, settings)))
-                if not session.is_admitted():
+                if not opened.enter_context(contextlib.closing(Session(url, settings))).is_admitted():
                     break
                 count += 1
     return count

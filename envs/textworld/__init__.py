@@ -16,16 +16,7 @@ from pydantic import model_validator
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import import_extra
 from envs.text_game import CommandGame, Frame, GameSettings, list_commands
-from envs.textworld.games import (
-    THEMES,
-    GameCache,
-    GameRecipe,
-    build_game,
-    default_root,
-    find_game,
-    find_theme,
-    make_recipe,
-)
+from envs.textworld import games
 from slime_verlog import Field
 
 _SEED_BLOCK = 1_000_000_000
@@ -103,12 +94,12 @@ class TextWorld(CommandGame):
         super().__init__(settings)
         self.task, self.seed = task, seed
         try:
-            self.theme = find_theme(task)
+            self.theme = games.find_theme(task)
         except ConfigError:
             if settings.games_path is None:
                 raise
             self.theme = "custom"  # with games_path the task may have any name
-        self.max_steps = settings.max_steps or THEMES[self.theme].max_steps
+        self.max_steps = settings.max_steps or games.THEMES[self.theme].max_steps
         self._recipe = _read_recipe(self.theme, seed, settings)
         self._engine = import_extra("envs.textworld.player", "TextWorld", "text-games")
         self._player: Any = None
@@ -146,8 +137,7 @@ class TextWorld(CommandGame):
     def _frame(self, reward: float) -> Frame:
         moment, share = self._now, self._now.score / self._player.max_score
         ended = moment.won or moment.lost
-        shown = moment.commands if self.settings.admissible_commands and not ended else ()
-        self.actions = shown
+        shown = self.actions = moment.commands if self.settings.admissible_commands and not ended else ()
         return Frame(
             long_term=moment.text,
             short_term=list_commands(shown) if shown else "",
@@ -181,11 +171,10 @@ class TextWorld(CommandGame):
         if self._advised.plan:
             return self._advised.plan
         known = self._player.walkthrough
-        on_the_way = tuple(self._history) == known[: len(self._history)]
-        return known[len(self._history) :] if on_the_way else ()
+        return known[len(self._history) :] if tuple(self._history) == known[: len(self._history)] else ()
 
     def prompt_variables(self) -> dict[str, Any]:
-        theme = THEMES[self.theme]
+        theme = games.THEMES[self.theme]
         return {**super().prompt_variables(), "commands": dict(theme.commands), "tips": list(theme.tips)}
 
     def close(self) -> None:
@@ -201,12 +190,11 @@ class TextWorld(CommandGame):
 
     def _game_file(self) -> Path:
         if self.settings.games_path is not None:
-            return find_game(Path(self.settings.games_path), self.task, self.seed)
-        root = Path(self.settings.cache_dir).expanduser() if self.settings.cache_dir else default_root()
-        cache = GameCache(root, self.settings.cache_gb)
-        return cache.fetch(
-            self._recipe.key(self._engine.textworld.__version__), lambda folder: build_game(self._recipe, folder)
-        )
+            return games.find_game(Path(self.settings.games_path), self.task, self.seed)
+        root = Path(self.settings.cache_dir).expanduser() if self.settings.cache_dir else games.default_root()
+        cache = games.GameCache(root, self.settings.cache_gb)
+        key = self._recipe.key(self._engine.textworld.__version__)
+        return cache.fetch(key, lambda folder: games.build_game(self._recipe, folder))
 
 
 SETTINGS = TextWorldSettings
@@ -216,15 +204,15 @@ expert_action = TextWorld.advice
 explain_action = TextWorld.explain
 
 
-def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> GameRecipe:
-    given = {name: getattr(settings, name) for other in THEMES.values() for name in other.parameters}
+def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> games.GameRecipe:
+    given = {name: getattr(settings, name) for other in games.THEMES.values() for name in other.parameters}
     if settings.games_path is not None:
         useless = [name for name, value in given.items() if value is not None]
         if useless:
             raise ConfigError(f"env.{useless[0]} shapes generated games; remove it to play env.games_path")
     if settings.games is not None:
         seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
-    return make_recipe(theme, seed, "detailed" if settings.goal == "detailed" else "brief", given)
+    return games.make_recipe(theme, seed, "detailed" if settings.goal == "detailed" else "brief", given)
 
 
 def explain_plan(observation: str, plan: Sequence[str]) -> str:

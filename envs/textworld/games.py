@@ -186,8 +186,7 @@ class GameCache:
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         # 256 lock files serve all games. The system releases the lock of a process that dies.
-        shard = hashlib.blake2b(key.encode(), digest_size=1).hexdigest()
-        with open(self.root / ".locks" / shard, "w") as file:
+        with open(self.root / ".locks" / hashlib.blake2b(key.encode(), digest_size=1).hexdigest(), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -214,12 +213,8 @@ def default_root() -> Path:
 
 def build_game(recipe: GameRecipe, folder: Path) -> None:
     """Build into `folder`, in another process, from the recipe alone; raises ConfigError for impossible ones."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in [str(Path(__file__).parents[2]), *sys.path] if path),
-        "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-    }
+    path = os.pathsep.join(path for path in [str(Path(__file__).parents[2]), *sys.path] if path)
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "envs.textworld.build", str(folder)]
     try:
         done = subprocess.run(
