@@ -18,22 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs import base
 from envs.agent.parts import Message
 from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
 from envs.agent.request import Response, read_response, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
-from envs.base import (
-    BaseInteractionEnv,
-    Observation,
-    StepInfo,
-    describe_task,
-    make_observation,
-    read_env_settings,
-    text_of,
-    timed,
-)
+from envs.base import BaseInteractionEnv, Observation, StepInfo
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
@@ -139,9 +131,8 @@ class AgentEnv(BaseInteractionEnv):
             end = episode.session.end if following is None else None
             if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
                 # It ended before it received the response, so its client's time limit is to blame.
-                raise EnvironmentFault(
-                    f"while it waited for the model, the agent {end.words}; give its client a longer time limit"
-                )
+                what = f"while it waited for the model, the agent {end.words}"
+                raise EnvironmentFault(f"{what}; give its client a longer time limit")
         except EnvironmentFault:
             self.close()
             raise
@@ -162,7 +153,7 @@ class AgentEnv(BaseInteractionEnv):
             if end is not None or self.settings.grade_at_limit:
                 ended = episode.session.end  # by now it has, also if a limit ended the episode
                 self.run = replace(self.run, output=ended.output if ended else "")
-                with timed("judge"):
+                with base.timed("judge"):
                     score = self._bounded("grader", self._grade, self.run)
                 if not isinstance(score, int | float) or not math.isfinite(score):
                     name = self.settings.grader
@@ -203,7 +194,7 @@ class AgentEnv(BaseInteractionEnv):
     def _show(self, waiting: Waiting | None) -> Observation:
         self._messages = with_images(waiting.request.messages) if waiting is not None else []
         self.tools = waiting.request.tools if waiting is not None else self.tools
-        return make_observation(text_of(self._messages[-1]) if self._messages else "")
+        return base.make_observation(base.text_of(self._messages[-1]) if self._messages else "")
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
         """Return the messages of the request that waits; none after the episode's end."""
@@ -277,5 +268,5 @@ def _check_sandbox(python: Path) -> None:
 
 def build_env(sample: Any, args: Any) -> AgentEnv:
     """Return the environment of one episode; `task` and `seed` reach the program and the grader."""
-    task, seed = describe_task(sample)
-    return AgentEnv(task, seed, read_env_settings(AgentSettings, args))
+    task, seed = base.describe_task(sample)
+    return AgentEnv(task, seed, base.read_env_settings(AgentSettings, args))

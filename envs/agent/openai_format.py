@@ -91,10 +91,8 @@ def refusal(error: RequestError) -> dict[str, Any]:
 def _calls(response: Response, number: int) -> list[Message]:
     """Write the calls, with their arguments as a text of JSON."""
     calls = assistant_message(response, number).get("tool_calls", ())
-    texts = (json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls)
-    return [
-        {**call, "function": {**call["function"], "arguments": text}} for call, text in zip(calls, texts, strict=True)
-    ]
+    written = lambda function: {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    return [{**call, "function": written(call["function"])} for call in calls]
 
 
 def _head(kind: str, request: Request, number: int) -> dict[str, Any]:

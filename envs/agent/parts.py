@@ -56,9 +56,7 @@ def content(value: Any, what: str) -> str | list[Message]:
     if isinstance(value, str):
         return text(value, what)
     parts = [_part(part) for part in objects(value, what)]
-    if any(part["type"] == "image" for part in parts):
-        return parts
-    return "".join(part["text"] for part in parts)
+    return parts if any(part["type"] == "image" for part in parts) else "".join(part["text"] for part in parts)
 
 
 def _part(part: Mapping[str, Any]) -> Message:

@@ -195,9 +195,8 @@ class Session:
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             if self.counts["refused"] >= MAX_REFUSED:
-                raise EnvironmentFault(
-                    f"the agent sent {MAX_REFUSED} requests that were refused, the last one because {self.refusal}"
-                )
+                flood = f"the agent sent {MAX_REFUSED} requests that were refused"
+                raise EnvironmentFault(f"{flood}, the last one because {self.refusal}")
             if self.end is not None:
                 return None
             if self._queue:
