@@ -26,17 +26,7 @@ import aiohttp
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, read_env_settings, text_of, timed
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
-from envs.judge.rubric import (
-    Criterion,
-    JudgedSettings,
-    JudgeSettings,
-    Rubric,
-    Verdict,
-    broken,
-    quoted,
-    read_rubric,
-    read_verdict,
-)
+from envs.judge.rubric import JudgedSettings, JudgeSettings, Rubric, Verdict, broken, quoted, read_rubric, read_verdict
 from envs.loading import load_env_module
 from envs.tools.execution import background_loop
 from envs.tools.results import clip, encodable
@@ -263,24 +253,16 @@ class JudgedEnv(BaseInteractionEnv):
         inner, done, info = self.inner.step(response_text)
         observation: Observation = {**inner}
         self._copy_description()
-        limit = self.settings.text_chars
-        self._turns.append(
-            {
-                "shown": clip(self._shown, limit),
-                "answer": clip(response_text, limit),
-                "executed": clip(info["executed_action"], limit),
-                "outcome": clip(observation["obs_str"], limit),
-            }
-        )
+        turn = {"shown": self._shown, "answer": response_text, "executed": info["executed_action"]}
+        turn["outcome"] = observation["obs_str"]
+        self._turns.append({part: clip(text, self.settings.text_chars) for part, text in turn.items()})
         self._shown = observation["obs_str"]
         reward, metrics, self._feedback = info["reward"] * self.settings.env_weight, dict(info.get("metrics") or {}), ""
-        if done or self.settings.when == "every":
-            verdict = self._verdict(done)
-            if verdict is not None:
-                reward += self.settings.weight * verdict.score
-                metrics |= {"judge/score": verdict.score}
-                metrics |= {f"judge/{name}": score for name, score in verdict.scores.items()}
-                self._feedback = encodable(verdict.feedback) if self.settings.feedback and not done else ""
+        if (done or self.settings.when == "every") and (verdict := self._verdict(done)) is not None:
+            reward += self.settings.weight * verdict.score
+            metrics |= {"judge/score": verdict.score}
+            metrics |= {f"judge/{name}": score for name, score in verdict.scores.items()}
+            self._feedback = encodable(verdict.feedback) if self.settings.feedback and not done else ""
         metrics |= {"judge/failures": float(self._failures), "judge/retries": float(self.client.retried)}
         if self._feedback:
             said, text = self._said(), observation["text"]
@@ -333,17 +315,3 @@ def build_env(sample: Any, args: Any) -> JudgedEnv:
     inner_args = SimpleNamespace(env=dict(settings.options), max_turns=getattr(args, "max_turns", None))
     task = str((getattr(sample, "metadata", None) or {}).get("task", ""))
     return JudgedEnv(load_env_module(settings.inner).build_env(sample, inner_args), settings.judge, task)
-
-
-__all__ = [
-    "SETTINGS",
-    "Criterion",
-    "JudgeSettings",
-    "JudgedEnv",
-    "JudgedSettings",
-    "Rubric",
-    "Verdict",
-    "build_env",
-    "read_rubric",
-    "read_verdict",
-]

@@ -36,9 +36,8 @@ class Criterion(Settings):
     @model_validator(mode="after")
     def _name_is_a_key(self) -> Self:
         if not self.name.isidentifier() or self.name == FEEDBACK:
-            raise ConfigError(
-                f"rubric.criteria: a name has letters, digits and _ and is not {FEEDBACK}, got {self.name!r}"
-            )
+            rule = f"a name has letters, digits and _ and is not {FEEDBACK}"
+            raise ConfigError(f"rubric.criteria: {rule}, got {self.name!r}")
         return self
 
 

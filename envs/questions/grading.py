@@ -35,9 +35,8 @@ def load_grader(name: str) -> Grade:
     """Return `exact`, `math` or the function at an import path; raises ConfigError for another value."""
     if name in GRADERS:
         if name == "math" and importlib.util.find_spec("math_verify") is None:
-            raise MissingDependencyError(
-                "env.grader math needs math-verify; install it with: pip install 'math-verify[antlr4_13_2]'"
-            )
+            how = "install it with: pip install 'math-verify[antlr4_13_2]'"
+            raise MissingDependencyError(f"env.grader math needs math-verify; {how}")
         return GRADERS[name]
     if "." not in name and ":" not in name:
         raise ConfigError(f"env.grader must be {', '.join(GRADERS)} or the import path of a function, got {name!r}")

@@ -76,8 +76,7 @@ def read_result(text: str) -> Result:
 def _unwrapped(wrapped: re.Match[str]) -> str:
     """Return a unit or a degree sign without its `\\text{}`; other text is unchanged."""
     words = wrapped[1].strip()
-    is_unit = words in ("o", "degree", "degrees") or bool(_parsed_unit(f"1 {words}"))
-    return f" {words} " if is_unit else wrapped[0]
+    return f" {words} " if words in ("o", "degree", "degrees") or _parsed_unit(f"1 {words}") else wrapped[0]
 
 
 def _with_roots(text: str) -> str:
