@@ -103,9 +103,7 @@ class ALFWorld(PlannedGame, CommandGame):
         return f"move {put.group(1)} to {put.group(2)}" if put else command
 
     def try_command(self, command: str) -> Frame | None:
-        if command not in self._now.commands:
-            return None
-        return self._send(command)
+        return self._send(command) if command in self._now.commands else None
 
     def _send(self, command: str) -> Frame:
         self._steps, self._now = self._steps + 1, self._player.send(command)

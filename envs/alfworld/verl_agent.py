@@ -34,9 +34,8 @@ def load_templates(checkout: Path) -> dict[str, str]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError) as error:
-        raise ConfigError(
-            f"env.verl_agent: {path} cannot be read ({error}); set it to the folder of a checkout of verl-agent"
-        ) from error
+        advice = "set it to the folder of a checkout of verl-agent"
+        raise ConfigError(f"env.verl_agent: {path} cannot be read ({error}); {advice}") from error
     found = {
         node.targets[0].id: node.value.value
         for node in tree.body

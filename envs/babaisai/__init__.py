@@ -160,8 +160,7 @@ class BabaIsAI(PlannedGame):
         return speaker is not None
 
     def _frame(self, text: str, **outcome: Any) -> Frame:
-        image = draw_world(self.world) if self.settings.vlm else None
-        return Frame(long_term=text, image=image, **outcome)
+        return Frame(long_term=text, image=draw_world(self.world) if self.settings.vlm else None, **outcome)
 
 
 SETTINGS = BabaIsAISettings
@@ -238,8 +237,7 @@ def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:
         paths, goal = _walk(world, start)
         if goal is not None:
             return plan + goal
-        floor = _without(world, start)
-        key = (tuple(floor.cells), min(paths))
+        key = (tuple(_without(world, start).cells), min(paths))
         if key in seen:
             continue
         seen.add(key)

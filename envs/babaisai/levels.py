@@ -131,8 +131,7 @@ class _Builder:
         self.world.put(piece, *self.draw_empty(area))
 
     def displace(self, source: Position, target: Position) -> None:
-        piece = self.world.lift(*source)
-        self.world.put(piece, *target)
+        self.world.put(self.world.lift(*source), *target)
 
     def pick(self, positions: list[Position]) -> Position:
         return positions[self.rng.choice(len(positions))]

@@ -84,8 +84,7 @@ class Rules:
 @lru_cache(maxsize=4096)
 def make_rules(listed: tuple[tuple[str, str], ...], swaps: tuple[tuple[str, str], ...] = ()) -> Rules:
     """Build `Rules` from the rules read; equal input returns the same object."""
-    named = {prop: frozenset(noun for noun, p in listed if p == prop) for prop in PROPERTIES}
-    return Rules(listed, swaps, **named)
+    return Rules(listed, swaps, **{prop: frozenset(noun for noun, p in listed if p == prop) for prop in PROPERTIES})
 
 
 def read_rules(cells: Sequence[Cell], width: int) -> Rules:

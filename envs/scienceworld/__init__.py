@@ -250,17 +250,15 @@ class ScienceWorld(CommandGame):
 
     def _frame(self, text: str, reward: float = 0.0, over: bool = False) -> Frame:
         world = self._playing()
-        surroundings = "" if text == (look := world.look()) else look
-        shown = [surroundings, world.inventory()]
+        shown = ["" if text == (look := world.look()) else look, world.inventory()]
         if self.settings.admissible_commands and not over:
             shown.append(list_commands(world.commands()))
-        late = len(self._history) >= self.max_steps and not over
         return Frame(
             long_term=text,
             short_term="\n\n".join(filter(None, shown)),
             reward=reward,
             terminated=over,
-            truncated=late,
+            truncated=len(self._history) >= self.max_steps and not over,
             progression=min(max(self._score, 0.0), 1.0),
             metrics={"score": self._score, "failed": float(self._score < 0)},
         )
