@@ -122,8 +122,7 @@ class Decoder:
     def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
         """Compute new tokens of several rows, each from its own start; returns the last logits [rows, vocab]."""
         logits = torch.empty(len(rows), self.vocab_size, device=self.device)
-        longest = max(len(t) for t in tokens)
-        for offset in range(0, longest, PREFILL_CHUNK):
+        for offset in range(0, max(map(len, tokens)), PREFILL_CHUNK):
             live = [i for i, t in enumerate(tokens) if len(t) > offset]
             parts = [tokens[i][offset : offset + PREFILL_CHUNK] for i in live]
             logits[live] = self._forward([rows[i] for i in live], [starts[i] + offset for i in live], parts)
@@ -139,8 +138,7 @@ class Decoder:
         # Attend over all rows up to the highest in one strided view: idle rows cost less than a gather would.
         mask = torch.full((used, 1, 1, keys), -torch.inf, device=self.device)
         mask[:, 0, 0, 0] = 0.0
-        visible = torch.arange(keys, device=self.device) <= position[:, None]
-        mask[row, 0, 0] = torch.where(visible, 0.0, -torch.inf)
+        mask[row, 0, 0] = torch.where(torch.arange(keys, device=self.device) <= position[:, None], 0.0, -torch.inf)
         x, rotation = self.embed[torch.from_numpy(tokens).to(self.device)], (self._cos[position], self._sin[position])
         for index, layer in enumerate(self.layers):
             q = self._project(x, layer, index, row, position, rotation)
@@ -179,8 +177,7 @@ class Decoder:
             attended = F.scaled_dot_product_attention(query, k, v, attn_mask=mask)
             attended = attended.view(len(rows), self.kv_heads, ratio, width, self.head_dim)[group_t, :, :, column_t]
             x = self._finish(x, attended.reshape(len(x), -1), layer)
-        ends = torch.from_numpy(np.cumsum(lengths) - 1).to(self.device)
-        return self._logits(x[ends])
+        return self._logits(x[torch.from_numpy(np.cumsum(lengths) - 1).to(self.device)])
 
     def _project(
         self,

@@ -138,8 +138,7 @@ class VisionEngine(Engine):
         except ImageError as error:
             raise ConfigError(f"image_data: {error}") from error
         inputs = self.processor.image_processor(images=images, return_tensors="pt")
-        merged = self.processor.image_processor.merge_size**2
-        counts = iter((inputs[GRIDS].prod(-1) // merged).tolist())
+        counts = iter((inputs[GRIDS].prod(-1) // self.processor.image_processor.merge_size**2).tolist())
         if ids.count(self.image_token) != len(images):
             raise ConfigError(f"input_ids has {ids.count(self.image_token)} placeholders for {len(images)} images")
         prompt = ImagePrompt()

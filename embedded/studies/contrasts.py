@@ -76,8 +76,7 @@ def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
     end = min((run.total("turns") for run in done), default=0.0)
     found: dict[str, dict[int, float]] = {variant: {} for variant in study.variants}
     for run in done:
-        mean = run.mean_result("turns", end)
-        if mean is not None:
+        if (mean := run.mean_result("turns", end)) is not None:
             found[run.variant][run.seed] = study.score(mean)
     return found
 
@@ -129,8 +128,7 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
         numbers = ["-"] * 5
         if len(values) > 1:
             low, high = interval(values)
-            spread = f"{np.std(values, ddof=1):.3f}"
-            numbers[:3] = [f"{np.mean(values):.3f}", spread, f"{low:.3f} to {high:.3f}"]
+            numbers[:3] = [f"{np.mean(values):.3f}", f"{np.std(values, ddof=1):.3f}", f"{low:.3f} to {high:.3f}"]
         if found.p is not None:
             numbers[3:] = [f"{found.p:.4f}", f"{found.adjusted:.4f}"]
         rows[found.name] = [str(len(values)), *numbers, found.verdict]

@@ -17,7 +17,6 @@ from slime_verlog import ConfigError
 MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
 """Names of what held-out episodes are compared by."""
 REPETITIONS = 2000  # bootstrap samples per interval
-_TASK_WIN_RATE = re.compile("eval/(.+)/success")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Run:
         """Return the last evaluation's win rate in each held-out task, if there are several."""
         results = [row for row in self.rows if self.key in row]
         last = results[-1] if len(results) > 1 else {}
-        return {found[1]: value for key, value in last.items() if (found := _TASK_WIN_RATE.fullmatch(key))}
+        return {found[1]: value for key, value in last.items() if (found := re.fullmatch("eval/(.+)/success", key))}
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:
@@ -111,8 +110,7 @@ def _positions(rows: Sequence[Row], over: str) -> list[float]:
     """Tell how far the run was at each row: in turns, wall seconds, or CPU seconds of trainer and engine (`cpu`)."""
     if over != "cpu":
         return [row.get(over, 0.0) for row in rows]
-    spent = [row.get("perf/trainer_cpu_s", 0.0) + row.get("perf/engine_cpu_s", 0.0) for row in rows]
-    return np.cumsum(spent).tolist()
+    return np.cumsum([row.get("perf/trainer_cpu_s", 0.0) + row.get("perf/engine_cpu_s", 0.0) for row in rows]).tolist()
 
 
 def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:

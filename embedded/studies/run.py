@@ -37,19 +37,9 @@ from tqdm import tqdm
 from embedded.arguments import cores
 from embedded.run.folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
 from embedded.run.record import MetricsLog, Row, read_rows
+from embedded.studies import study
 from embedded.studies.results import MEASURES
-from embedded.studies.study import (
-    DONE,
-    ROWS,
-    SAVE_INTERVAL,
-    Plan,
-    left_to_do,
-    load_study,
-    make_plan,
-    overview,
-    plan_warnings,
-    study_names,
-)
+from embedded.studies.study import DONE, ROWS, SAVE_INTERVAL, Plan, make_plan
 from slime_verlog import INTERRUPTED, ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
 
 PATIENCE_S = 15.0
@@ -80,8 +70,7 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     saved = saved_updates(folder)
     rewind(folder / ROWS, saved)
     policy = _policy(path, seed, plan.out / POLICIES, settings)
-    lengths = read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint=""))
-    shared = {**lengths, "hf_checkpoint": str(policy)}
+    shared = {**read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint="")), "hf_checkpoint": str(policy)}
     turns = pretrain_critic(pretraining, shared) if pretraining else 0.0
     paths = {"save": str(checkpoints), "load": str(checkpoints) if saved >= 0 else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
@@ -153,7 +142,7 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     """
     from embedded.studies.report import write_report
 
-    left, failures = left_to_do(plan), []
+    left, failures = study.left_to_do(plan), []
     began, numbers = time.monotonic(), itertools.count(1)
 
     def say_when_done() -> None:
@@ -257,7 +246,7 @@ def _interrupt(*_: object) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = f"one of {', '.join(study_names())}, or a file"
+    known = f"one of {', '.join(study.study_names())}, or a file"
     parser.add_argument("study", nargs="?", metavar="NAME|FILE.yaml", help=known)
     parser.add_argument("--list", action="store_true", help="print the studies and their questions")
     parser.add_argument("--dry-run", action="store_true", help="check the variants and print the runs")
@@ -282,34 +271,34 @@ def main(argv: list[str] | None = None) -> None:
 
     given = _parser().parse_args(argv)
     if given.list:
-        print("\n".join(f"{name:<20}{load_study(name).question}" for name in study_names()))
+        print("\n".join(f"{name:<20}{study.load_study(name).question}" for name in study.study_names()))
         return
     if given.study is None:
         raise ConfigError("name a study, or give its YAML file; --list prints the studies")
     if given.jobs is not None and given.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {given.jobs}")
     names = ("seeds", "config", "updates", "eval_episodes", "eval_interval")
-    study = load_study(given.study, {key: value for key in names if (value := getattr(given, key)) is not None})
-    if study.compares_time and (given.jobs or 1) > 1:
-        raise ConfigError(f"{study.name} compares wall times, which runs side by side would change; use --jobs 1")
-    plan = make_plan(study, given.out, given.variants, keep_policies=given.keep_policies)
+    chosen = study.load_study(given.study, {key: value for key in names if (value := getattr(given, key)) is not None})
+    if chosen.compares_time and (given.jobs or 1) > 1:
+        raise ConfigError(f"{chosen.name} compares wall times, which runs side by side would change; use --jobs 1")
+    plan = make_plan(chosen, given.out, given.variants, keep_policies=given.keep_policies)
     for name in ("megatron", "matplotlib"):
         if find_spec(name) is None:
             how = "install it with: pip install 'slime-verlog[embedded]'"
             raise MissingDependencyError(f"a study needs the package {name}; {how}")
     if given.dry_run:
-        print(overview(plan))
+        print(study.overview(plan))
         return
-    for sentence in plan_warnings(plan):
+    for sentence in study.plan_warnings(plan):
         print(sentence, flush=True)
     from embedded.launch import set_up_process
 
     set_up_process()
     try:
-        print(run_study(plan, 1 if study.compares_time else given.jobs))
+        print(run_study(plan, 1 if chosen.compares_time else given.jobs))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command resumes") from None
-    if faults_of(read_runs(plan.folder, study)):
+    if faults_of(read_runs(plan.folder, chosen)):
         raise SystemExit(1)
 
 

@@ -87,8 +87,7 @@ def demonstrate(
         expert = getattr(load_env_module(spec.env.env_path), "expert_action", None)
         if expert is None and needs_expert:
             raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
-        thinker = reason or _find_thinker(spec.env.env_path, rng)
-        player = _player(expert, random_share, rng, thinker, expert_answers)
+        player = _player(expert, random_share, rng, reason or _find_thinker(spec.env.env_path, rng), expert_answers)
         try:
             turns += _play(config, spec, player, most_turns, is_random=expert is None)
         except SlimeVerlogError:

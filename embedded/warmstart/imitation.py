@@ -15,17 +15,9 @@ from tqdm import tqdm
 from embedded.arguments import EmbeddedFlags, OptimizerFlags
 from embedded.engine.decoder import load_hf_model, write_policy
 from embedded.run.folder import write_text
+from embedded.trainer import megatron
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
-from embedded.trainer.megatron import (
-    GPTModel,
-    build_model,
-    build_optimizer,
-    initialize,
-    megatron_to_hf,
-    precision,
-    predict,
-)
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
 from embedded.warmstart.policy import PolicySize, build_policy, fixed_phrases, save_policy, train_tokenizer
 from rollout.bridge.flags import RolloutFlags
@@ -96,8 +88,7 @@ class Imitation:
     def lengths(self, flags: EmbeddedFlags) -> dict[str, int]:
         """Return the flags that limit lengths, larger where demonstrations come near them."""
         answer = max(flags.rollout_max_response_len, _round_up(1.5 * self.longest_answer, 8))
-        needed = _round_up(1.25 * self.longest_prompt + answer, 64)
-        context = max(flags.rollout_max_context_len or 0, needed)
+        context = max(flags.rollout_max_context_len or 0, _round_up(1.25 * self.longest_prompt + answer, 64))
         return {"rollout_max_response_len": answer, "rollout_max_context_len": context}
 
 
@@ -122,7 +113,7 @@ def make_policy(
     phrases = fixed_phrases(turn.messages for turn in turns)
     new = settings.model is None
     tokenizer = train_tokenizer(texts, phrases, 1024) if new else AutoTokenizer.from_pretrained(settings.model)
-    data = encode(tokenizer, turns, config, initialize())
+    data = encode(tokenizer, turns, config, megatron.initialize())
     responses = data["response_lengths"]
     prompts = [total - response for total, response in zip(data["total_lengths"], responses, strict=True)]
     for turn, tokens in zip(turns, prompts, strict=True):
@@ -132,11 +123,11 @@ def make_policy(
     size = settings.size.model_copy(update={"context": context})
     model = build_policy(tokenizer, size, seed) if given is None else given
     save_policy(model, tokenizer, folder)
-    actor = build_model(folder, initialize(), bf16=settings.bf16)
+    actor = megatron.build_model(folder, megatron.initialize(), bf16=settings.bf16)
     # Too many turns are thinned out evenly.
     step = max(1, math.ceil(sum(data["total_lengths"]) / settings.epoch_tokens))
     loss = imitate(actor, {key: values[::step] for key, values in data.items()}, settings, seed)
-    write_policy(folder, megatron_to_hf(actor.state_dict(), model.config), Path(folder))
+    write_policy(folder, megatron.megatron_to_hf(actor.state_dict(), model.config), Path(folder))
     imitation = Imitation(loss, max(prompts), max(responses), **statistics_of(turns))
     write_text(Path(folder) / IMITATION_FILE, json.dumps(vars(imitation)) + "\n")
     return imitation
@@ -178,22 +169,21 @@ def encode(tokenizer: Any, turns: Sequence[Demonstration], keys: RolloutSettings
     """Encode prompts exactly as the rollout does, and end each response with the end-of-turn token."""
     kwargs, inference = keys.chat_template_kwargs, keys.use_inference_chat_template
     encoder = DeltaEncoder(tokenizer, chat_template_kwargs=kwargs, use_inference_chat_template=inference)
-    end = encoder.end_of_turn_ids[0]
     tokens, lengths = [], []
     for turn in turns:
-        response = [*tokenizer.encode(turn.response, add_special_tokens=False), end]
+        response = [*tokenizer.encode(turn.response, add_special_tokens=False), encoder.end_of_turn_ids[0]]
         tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *response], device=device))
         lengths.append(len(response))
     return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}
 
 
-def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
+def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
     """Maximize the likelihood of the responses; returns the last epoch's mean loss per token, in nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
     per_epoch = math.ceil(len(order) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
     total, mean = epochs * per_epoch, math.nan
-    optimizer = build_optimizer(model, OPTIMIZER, settings.lr, total)
+    optimizer = megatron.build_optimizer(model, OPTIMIZER, settings.lr, total)
     with tqdm(total=total, desc="warm start", unit="step", leave=False, disable=None) as progress:
         for _ in range(epochs):
             rng.shuffle(order)
@@ -203,10 +193,10 @@ def imitate(model: GPTModel, data: RolloutData, settings: WarmStart, seed: int) 
                 tokens, loss_of_step = sum(data["response_lengths"][i] for i in samples), 0.0
                 optimizer.zero_grad()
                 for batch in micro_batches(data, samples, settings.max_tokens):
-                    with precision(model):
+                    with megatron.precision(model):
                         # The logits get no name: they are large, and would live until the next batch.
                         logp, _ = log_probs_and_entropy(
-                            predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0
+                            megatron.predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0
                         )
                         loss = -logp.sum() / tokens
                         loss.backward()

@@ -117,9 +117,8 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
     because AutoTokenizer loads that class for every Qwen2-shaped model, whatever the tokenizer file says.
     """
     core = Qwen2Tokenizer().backend_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)) if p]
     # Merges are trained on the rest of the text. Longer phrases are cut out first.
     fixed = re.compile("|".join(map(re.escape, sorted(plain, key=len, reverse=True))))
@@ -149,8 +148,7 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
     prefix = _common_prefix(texts)
     if any(len(text) > len(prefix) for text in texts):
         prefix = prefix[: prefix.rfind("\n") + 1 or max(prefix.rfind(" "), 0)]
-    rest = [text[len(prefix) :][::-1] for text in texts]
-    suffix = _common_prefix(rest)
+    suffix = _common_prefix([text[len(prefix) :][::-1] for text in texts])
     # The suffix starts at a line break, so that the words before it are tokenized as everywhere else.
     suffix = suffix[: suffix.rfind("\n") + 1][::-1]
     return prefix, suffix
