@@ -97,8 +97,7 @@ class Instruction:
             found = json.loads(self.arguments) if self.arguments.startswith("[") else None
         except ValueError:
             return None
-        is_list = isinstance(found, list) and all(isinstance(word, str) for word in found)
-        return found if is_list else None
+        return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
 
     def words(self, variables: Mapping[str, str]) -> list[str]:
         """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine for open quotes."""

@@ -39,13 +39,8 @@ _SETTINGS = ("conftest.py", "pyproject.toml", "tox.ini", "setup.cfg", "pytest.in
 _SETTINGS += ("pytest.toml", ".pytest.toml")
 _SEARCHED = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PERL5LIB", "PERL5OPT", "RUBYLIB", "PYTHONHOME", "NODE_OPTIONS")
 """Variables with folders from which every program loads code first."""
-_GIT = {
-    "core.fsmonitor": "false",
-    "core.hooksPath": "/dev/null",
-    "core.pager": "cat",
-    "core.sshCommand": "false",
-    "diff.external": "",
-}
+_GIT = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "core.pager": "cat", "core.sshCommand": "false"}
+_GIT |= {"diff.external": ""}
 _MAX_REPORTED = 1 << 16
 """What a pipe holds."""
 
@@ -122,11 +117,8 @@ class Machine:
         sandbox = self._sandbox((*places, VERDICT, VERIFIER_HOME), variables, self.task.verifier_s)
         fixed = [] if self.task.root is not None else [str(folder) for folder in python_folders(self.task.python)]
         given = self._protect(dict(sandbox.variables), places, fixed)
-        return replace(
-            sandbox,
-            variables=tuple(given.items()),
-            readable=(*sandbox.readable, (self.judge, JUDGE), (self.tests, TESTS)),
-        )
+        readable = (*sandbox.readable, (self.judge, JUDGE), (self.tests, TESTS))
+        return replace(sandbox, variables=tuple(given.items()), readable=readable)
 
     def _protect(self, given: Mapping[str, str], places: Sequence[str], fixed: Sequence[str]) -> dict[str, str]:
         """Make the folder /judge; return the variables of the tests' sandbox, from those that the task asks for.
@@ -171,8 +163,7 @@ class Machine:
         return found
 
     def _sandbox(self, places: Iterable[str], variables: Mapping[str, str], seconds: float) -> Sandbox:
-        task = self.task
-        settings = self.settings
+        task, settings = self.task, self.settings
         limits = Limits(
             seconds, task.memory_mb, settings.address_mb, settings.processes, settings.file_mb, task.tree_mb
         )
@@ -198,9 +189,8 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
         # On this machine, a link of the image may lead out of it.
         for path in (*task.places, "/etc/passwd"):
             if not is_direct(task.root, path):
-                raise ConfigError(
-                    f"{task.name}: {path} in the image {task.root} is a link or lies behind one; replace the link"
-                )
+                where = f"{path} in the image {task.root}"
+                raise ConfigError(f"{task.name}: {where} is a link or lies behind one; replace the link")
     context = task.folder / "environment"
     try:
         workspace = Workspace(lambda tree: lay_out(tree, task.places, task.image, context, task.root))

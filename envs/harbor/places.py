@@ -107,8 +107,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
     if root is not None:
         own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
         paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
-    outer = [p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)]
-    return tuple(sorted(outer))
+    return tuple(sorted(p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)))
 
 
 def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None) -> None:

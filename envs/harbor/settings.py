@@ -89,16 +89,13 @@ class HarborSettings(ShellSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if any(
-            not place.startswith("/") or ".." in place.split("/") or not place.strip("/") for place in self.writable
-        ):
+        if any(not path.startswith("/") or ".." in path.split("/") or not path.strip("/") for path in self.writable):
             raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
         for source in self.base_sources.values():
             for name in re.findall(r"\{[^{}]*\}", source):
                 if name != "{image}":
-                    raise ConfigError(
-                        f"env.base_sources: {source} has an unknown placeholder {name}; only {{image}} is replaced"
-                    )
+                    unknown = f"{source} has an unknown placeholder {name}"
+                    raise ConfigError(f"env.base_sources: {unknown}; only {{image}} is replaced")
         if self.test_command is not None and not self.test_command.strip():
             raise ConfigError("env.test_command is empty; remove it, or give the command that judges")
         return self

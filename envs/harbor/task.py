@@ -75,8 +75,7 @@ class Table:
                 raise table.wrong(key, value, "text")
             for match in _VARIABLE.finditer(value):
                 if match[1] not in given and match[2] is None:
-                    why = f"needs the variable {match[1]}"
-                    raise table.refusal(key, value, why, "set it below env.variables")
+                    raise table.refusal(key, value, f"needs the variable {match[1]}", "set it below env.variables")
             found[key] = _VARIABLE.sub(lambda match: given.get(match[1], match[2] or ""), value)
         return found
 

@@ -177,9 +177,8 @@ def _blob(layout: Path, descriptor: dict[str, Any]) -> dict[str, Any]:
 
 def _fetch(source: str, program: str, *arguments: str) -> None:
     if shutil.which(program) is None:
-        raise MissingDependencyError(
-            f"images are built with {program}, which is not on PATH; install it with: apt-get install -y {program}"
-        )
+        missing = f"images are built with {program}, which is not on PATH"
+        raise MissingDependencyError(f"{missing}; install it with: apt-get install -y {program}")
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]

@@ -17,18 +17,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import (
-    IGNORED,
-    Copy,
-    Instruction,
-    UnsupportedLine,
-    fill_in,
-    read_arguments,
-    read_copy,
-    read_dockerfile,
-    run_command,
-    with_setting,
-)
+from envs.harbor import dockerfile
+from envs.harbor.dockerfile import IGNORED, Copy, Instruction, UnsupportedLine, fill_in
 from envs.harbor.images.bases import UNFINISHED, Tree, apply_changes, fetch_base, inside, make_folder, put, unfinished
 from envs.harbor.images.ignored import seen_context
 from envs.harbor.places import copy_sources, find_dockerignore, home_of, no_source
@@ -58,8 +48,7 @@ def run_in_image(
     given = {"APT_CONFIG": _APT, **variables}
     mounted = ["sh", "-c", f'{shlex.join(mount)} && exec "$@"', "sh", *_image_layer(tree, folder, given)]
     limited = ["prlimit", f"--nproc={limits.processes}", f"--fsize={limits.file_mb << 20}", "--core=0", "--"]
-    command = [*_machine_layer(tree, work), *as_root, *limited, *mounted, *argv]
-    return supervise(command, limits, work / "upper")
+    return supervise([*_machine_layer(tree, work), *as_root, *limited, *mounted, *argv], limits, work / "upper")
 
 
 def _machine_layer(tree: Path, work: Path) -> list[str]:
@@ -93,8 +82,6 @@ def _image_layer(tree: Path, folder: str, variables: Mapping[str, str]) -> list[
 
 _PROXIES = ("ftp_proxy", "http_proxy", "https_proxy", "no_proxy", "all_proxy")
 """Build arguments that every RUN gets undeclared, as with docker."""
-_PROCESSES = 1024
-"""Processes and threads that a RUN may have at once."""
 
 Change = Callable[[Path, Path], None]
 """Changes a tree (first argument) with the help of a folder on the same disk."""
@@ -133,7 +120,7 @@ class _Builder:
     def __init__(self, recipe: Recipe, context: Path, settings: HarborSettings, say: Callable[[str], object]) -> None:
         self.recipe, self.context, self.settings, self.say = recipe, context, settings, say
         self.store, self.stop_at = settings.image_store(), time.monotonic() + settings.build_timeout_s
-        self.stages, self.arguments = read_dockerfile(recipe.text, settings.build_args)
+        self.stages, self.arguments = dockerfile.read_dockerfile(recipe.text, settings.build_args)
         self.done: dict[int, Tree] = {}
 
     def build(self) -> Tree:
@@ -162,14 +149,13 @@ class _Builder:
 
     def _number(self, name: str, before: int) -> int | None:
         """The earlier stage of this name or number."""
-        named = (n for n in reversed(range(before)) if name.lower() in (self.stages[n].name, str(n)))
-        return next(named, None)
+        return next((n for n in reversed(range(before)) if name.lower() in (self.stages[n].name, str(n))), None)
 
     def _execute(self, step: Instruction, now: _Progress, number: int) -> None:
         image = now.tree.image
         variables = {**now.arguments, **image.variables}
         if step.name == "ARG":
-            now.arguments |= read_arguments(step, variables, self.arguments, self.settings.build_args)
+            now.arguments |= dockerfile.read_arguments(step, variables, self.arguments, self.settings.build_args)
         elif step.name == "SHELL":
             now.tree = replace(now.tree, shell=tuple(step.words({})))
         elif step.name in ("COPY", "ADD"):
@@ -178,7 +164,7 @@ class _Builder:
             now.pending.append(self._run(step, now.tree, variables))
             self._keep(now)
         elif step.name not in IGNORED:
-            image = with_setting(step, image, variables)
+            image = dockerfile.with_setting(step, image, variables)
             now.tree = replace(now.tree, image=image)
             if step.name == "WORKDIR":
                 now.pending.append((image.folder, lambda tree, _: make_folder(inside(tree, image.folder))))
@@ -200,7 +186,7 @@ class _Builder:
 
     def _run(self, step: Instruction, base: Tree, variables: Mapping[str, str]) -> tuple[str, Change]:
         """A RUN as a change."""
-        settings, folder, command = self.settings, base.image.folder, run_command(step, base.shell)
+        settings, folder, command = self.settings, base.image.folder, dockerfile.run_command(step, base.shell)
         proxies = {k: v for k, v in settings.build_args.items() if k.lower() in _PROXIES}
         given = {"HOME": home_of(base.image.user, Path("/")), **proxies, **variables}
 
@@ -214,7 +200,7 @@ class _Builder:
             limits = Limits(
                 seconds=max(self.stop_at - began, 0.0),
                 memory_mb=settings.memory_mb,
-                processes=_PROCESSES,
+                processes=1024,  # and threads, at once
                 file_mb=settings.build_mb,
                 tree_mb=settings.build_mb,
                 output_mb=1024,
@@ -234,7 +220,7 @@ class _Builder:
 
     def _copy(self, step: Instruction, folder: str, variables: Mapping[str, str], number: int) -> tuple[str, Change]:
         """A COPY or ADD as a change."""
-        flags, copy = dict(step.flags), read_copy(step, folder, variables)
+        flags, copy = dict(step.flags), dockerfile.read_copy(step, folder, variables)
         texts = [(doc.mark, doc.text if doc.is_quoted else fill_in(doc.text, variables)) for doc in step.heredocs]
         named = [path for path in copy.sources if not path.startswith("<<")]
         source = flags.get("from")
