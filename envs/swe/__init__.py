@@ -118,10 +118,8 @@ class SWEEnv(ShellEnv[SWESettings]):
             variables=(("PYTHONPATH", ":".join(source_roots(self._workspace.tree))),),
             fixed_addresses=True,
         )
-        bench = Workbench(
-            self._workspace, sandbox, settings.output_chars, settings.test_timeout_s, self.judge.test_args
-        )
-        return bench, "The repository"
+        limits = settings.output_chars, settings.test_timeout_s
+        return Workbench(self._workspace, sandbox, *limits, self.judge.test_args), "The repository"
 
     def seconds_left(self) -> float:
         return max(self.settings.command_timeout_s, self.settings.test_timeout_s)

@@ -117,8 +117,7 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
         response = parse_response(response_text, self.settings.max_calls, self.offered)
         calls = response.calls if response.valid else (self._default_call(),)
         began = time.monotonic()
-        bench = replace(self._bench, deadline=began + self.seconds_left())
-        text, failures, submitted = execute_all(bench, calls)
+        text, failures, submitted = execute_all(replace(self._bench, deadline=began + self.seconds_left()), calls)
         self.used_s += time.monotonic() - began
         at_limit = not submitted and (self.steps >= self.max_steps or self.seconds_left() <= 0)
         judgement = Judgement()

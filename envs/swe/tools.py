@@ -231,8 +231,7 @@ def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
             break
         shown.append(line)
     last = first + len(shown) - 1
-    rest = "" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})"
-    return "\n".join(shown) + rest
+    return "\n".join(shown) + ("" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})")
 
 
 def _search(bench: Workbench, pattern: str, path: str) -> str:

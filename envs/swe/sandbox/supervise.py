@@ -185,10 +185,8 @@ class _Run:
 
     def _over_use(self, now: float) -> str:
         if now >= self.files_check_at:
-            limits = self.limits
-            self.held_memory, on_disk = held_files(
-                self.process.pid, self.tree, limits.tmp_mb << 20, limits.file_mb << 20
-            )
+            tmp, file = self.limits.tmp_mb << 20, self.limits.file_mb << 20
+            self.held_memory, on_disk = held_files(self.process.pid, self.tree, tmp, file)
             too_big = tree_bytes(self.tree) + on_disk > self.tree_limit
             # Large trees take long to add up; a twentieth of the time is what the watch may cost.
             self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))

@@ -16,18 +16,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from envs.errors import ConfigError
-from envs.swe.verdict import trees
+from envs.swe.verdict import evaluate, trees
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.evaluate import (
-    Expected,
-    Plan,
-    ProbeReport,
-    ProbeRun,
-    TestRun,
-    TestSettings,
-    run_probes,
-    run_tests,
-)
+from envs.swe.verdict.evaluate import Expected, Plan, ProbeReport, ProbeRun, TestRun, TestSettings, run_tests
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
@@ -74,8 +65,7 @@ def why_not_green(instance: Instance, run: TestRun) -> str:
 
 
 def _some(names: Collection[str]) -> str:
-    first = list(names)[:3]
-    return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(list(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 class _Calibration:
@@ -118,9 +108,7 @@ class _Calibration:
             why = f"its probes ask for {total} bits in all, and {MIN_BITS} are needed: answers can be guessed"
             raise ConfigError(f"{name}: {why}")
         own, drawn = {one.key for one in expected}, list[Expected]()
-        readable = [
-            test for test in self.instance.fail_to_pass if trees.is_readable(test, self.instance, self.pristine)
-        ]
+        readable = [t for t in self.instance.fail_to_pass if trees.is_readable(t, self.instance, self.pristine)]
         for draw in range(1, DRAWS + 1) if readable and self.instance.draw_arguments else ():
             drawn += self._drawn(readable, draw, own)
         hard_coded = [test for test in readable if test not in {one.test for one in drawn}]
@@ -132,7 +120,7 @@ class _Calibration:
         trees.build_tree(tree, self.pristine, self.instance.test_patch)
 
     def _play(self, build: trees.Build, tests: Iterable[str], **options: Any) -> ProbeRun:
-        run = run_probes(build, self.instance, self.bare, self.settings, tests, **options)
+        run = evaluate.run_probes(build, self.instance, self.bare, self.settings, tests, **options)
         if run.reason and build is self.reference:
             raise ConfigError(f"{self.instance.instance_id}: its probes do not run: {run.reason}")
         return run
@@ -184,8 +172,7 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
         if probe.operator in TRUTHS:
             yield Expected(test, number, probe.operator, "", (None,) * len(reports))
         elif probe.operator != "none" and all("expected" in one for one in reports):
-            values = tuple(one["expected"] for one in reports)
-            yield Expected(test, number, probe.operator, probe.exception, values)
+            yield Expected(test, number, probe.operator, probe.exception, tuple(one["expected"] for one in reports))
 
 
 def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeReport]) -> Expected | None:

@@ -217,8 +217,7 @@ def _pair(left: ast.expr, operator: str, right: ast.expr, origins: Origins) -> I
     singleton = isinstance(expected, ast.Constant) and any(expected.value is one for one in _SINGLETONS)
     if operator in ("is", "is not") and not singleton:
         # Identity cannot be told from outside.
-        test = ast.Compare(observed, [ast.Is()], [expected])
-        yield Claim("truthy" if operator == "is" else "falsy", test)
+        yield Claim("truthy" if operator == "is" else "falsy", ast.Compare(observed, [ast.Is()], [expected]))
     else:
         yield Claim(operator, observed, expected)
 

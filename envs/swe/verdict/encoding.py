@@ -105,6 +105,4 @@ def _loose(encoded):
         return ["list", [_loose(part) for part in encoded[1]]]
     if kind == "dict":
         return ["dict", [[_loose(key), _loose(value)] for key, value in encoded[1]]]
-    if kind == "approx":
-        return _loose(encoded[1])
-    return encoded
+    return _loose(encoded[1]) if kind == "approx" else encoded

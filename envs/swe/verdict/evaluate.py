@@ -242,8 +242,7 @@ def run_probes(
             "leaks": {str(number): list(values) for number, values in (leaks or {}).items()},
         }
         # Other seeds each time: what a set prints must not matter.
-        seed = random.SystemRandom().randrange(1, 1000)
-        outcome = run_pytest(tree, files_of(tree, places), job, settings, seed)
+        outcome = run_pytest(tree, files_of(tree, places), job, settings, random.SystemRandom().randrange(1, 1000))
     if outcome.stopped:
         return ProbeRun(files.probes, reason=f"the tests were stopped by their {outcome.stopped} limit")
     reports: dict[tuple[str, int], list[ProbeReport]] = {}

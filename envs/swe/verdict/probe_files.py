@@ -69,8 +69,7 @@ def probe_files(
     literals of the tests are drawn anew; `with_expected` gives the reference's version.
     """
     paths = [p for p in sorted(tree.rglob("*.py")) if p.is_file() and is_test(p.relative_to(tree).as_posix())]
-    sources = tuple((p.relative_to(tree).as_posix(), p.read_bytes()) for p in paths)
-    return _make(sources, packages, draw, with_expected)
+    return _make(tuple((p.relative_to(tree).as_posix(), p.read_bytes()) for p in paths), packages, draw, with_expected)
 
 
 @functools.lru_cache(maxsize=64)

@@ -170,9 +170,8 @@ def _plain_files(tree: Path) -> Iterator[tuple[str, os.stat_result]]:
 @functools.lru_cache(maxsize=256)
 def patched_files(patch: str) -> frozenset[str]:
     """Paths that a unified diff touches."""
-    return frozenset(
-        name.split("\t")[0].strip() for name in re.findall(r"^(?:\+\+\+ b|--- a)/(.*)$", patch, flags=re.MULTILINE)
-    )
+    names = re.findall(r"^(?:\+\+\+ b|--- a)/(.*)$", patch, flags=re.MULTILINE)
+    return frozenset(name.split("\t")[0].strip() for name in names)
 
 
 def is_readable(test: str, instance: Instance, pristine: Path) -> bool:
