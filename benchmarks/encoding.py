@@ -46,8 +46,7 @@ class Conversation:
     def messages(self, turn: int) -> list[dict[str, Any]]:
         """Build the conversation up to the observation of this turn."""
         response = {"role": "assistant", "content": RESPONSE}
-        past = [message for user in self.users[:turn] for message in (user, response)]
-        return [SYSTEM, *past, self.users[turn]]
+        return [SYSTEM, *(message for user in self.users[:turn] for message in (user, response)), self.users[turn]]
 
 
 def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None, repeats: int = 9) -> float:

@@ -121,8 +121,7 @@ class Server:
         self.recorded.setdefault(seed, (prompt, length))  # an aborted request comes again
         self._answers[work] = asyncio.get_running_loop().create_future()
         min(self.engines, key=lambda engine: engine.load).submit(work, self.now)
-        finish = await self._answers[work]
-        return web.json_response(self._answer(work, seed, finish))
+        return web.json_response(self._answer(work, seed, await self._answers[work]))
 
     def _answer(self, work: Request, seed: int, finish: str) -> dict[str, Any]:
         rng = random.Random(seed)
@@ -210,8 +209,7 @@ class Server:
     async def keep_time(self) -> None:
         """Advance the clock until the host ends, and finish what is due."""
         while True:
-            own = [host.advance(self.now) for host in self.hosts]
-            if awake := [moment for moment in own if moment is not None]:
+            if awake := [moment for host in self.hosts if (moment := host.advance(self.now)) is not None]:
                 self.now = max(self.now, min(awake))
             if self._next_event() < math.inf and await self._hosts_wait():
                 self.now = max(self.now, self._next_event())

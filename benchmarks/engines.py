@@ -194,8 +194,7 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=float, default=150.0, help="mean tokens of a response")
     options = parser.parse_args()
     AutoTokenizer.from_pretrained(options.tokenizer).save_pretrained(options.folder)
-    ends = list(range(0, QWEN2_5_7B["vocab_size"], round(options.answer_tokens)))
-    content = {**QWEN2_5_7B, "eos_token_id": ends}
+    content = {**QWEN2_5_7B, "eos_token_id": list(range(0, QWEN2_5_7B["vocab_size"], round(options.answer_tokens)))}
     (options.folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
 
 

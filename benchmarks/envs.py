@@ -125,8 +125,7 @@ def balrog_speed(names: tuple[str, str], seconds: float) -> float | None:
     if not (python := os.environ.get("BALROG_PYTHON")):
         return None
     command = [python, str(Path(__file__).with_name("balrog_speed.py")), *names, str(seconds)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout)
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def main() -> None:

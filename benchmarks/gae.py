@@ -68,8 +68,7 @@ def as_rollout_data(work: Work) -> dict[str, Any]:
     lengths, following = work["turn_lengths"].tolist(), work["next_turn"].tolist()
     rewards = work["turn_rewards"].double().tolist()
     samples: list[tuple[TurnRow, dict[str, Tensor]]] = []
-    columns = [work[name].split(lengths) for name in PER_TOKEN]
-    for t, rows in enumerate(zip(*columns, strict=True)):
+    for t, rows in enumerate(zip(*(work[name].split(lengths) for name in PER_TOKEN), strict=True)):
         place = t // TURNS_PER_EPISODE, t % TURNS_PER_EPISODE
         row = TurnRow(*place, turns=(TurnSpan(0, lengths[t], rewards[t]),))
         samples.append((row, dict(zip(PER_TOKEN, rows, strict=True))))

@@ -210,8 +210,7 @@ class Trainer:
     async def overlapping(self) -> None:
         """Follow train.py with a rollout that plays on while training runs."""
         for k in range(self.case.warm + self.case.batches + 1):
-            samples = await self.rollout(k)
-            await self._count(k, samples)
+            await self._count(k, await self.rollout(k))
             await asyncio.to_thread(self.engines.sleep, self.train_s)
             await asyncio.to_thread(self.engines.update, self.case.on_update)
 
@@ -219,8 +218,7 @@ class Trainer:
         """Follow train_async.py: batch k + 1 is asked for before batch k is trained on."""
         following = asyncio.create_task(self.rollout(0))
         for k in range(self.case.warm + self.case.batches + 1):
-            samples = await following
-            await self._count(k, samples)
+            await self._count(k, await following)
             if k == self.case.warm + self.case.batches:
                 return
             following = asyncio.create_task(self.rollout(k + 1))

@@ -110,8 +110,7 @@ def schema(environments: Mapping[str, type[Settings]]) -> str:
     options_of = lambda model: {"properties": {"env": {"$ref": reference_of(model)}}}
     rules = [{"if": if_named(name), "then": options_of(model)} for name, model in environments.items()]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "slime-verlog configuration"}
-    whole = {**head, **root, "allOf": rules, "$defs": definitions}
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({**head, **root, "allOf": rules, "$defs": definitions}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _tidy(node: Any) -> Any:
