@@ -71,10 +71,10 @@ def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume
     Raises ConfigError as `check_folder` and `claim`, and if another process runs in it.
     """
     check_folder(folder, if_held)
+    folder.mkdir(parents=True, exist_ok=True)
     if if_held == "overwrite":
         with _locked(folder) if (folder / SETTINGS).exists() else nullcontext():
             delete(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     claim(folder, settings)
     with _locked(folder):
         yield

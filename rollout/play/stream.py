@@ -184,7 +184,6 @@ class Stream:
 
     async def _issue(self, slot: Slot) -> bool:
         """Wait until the slot may issue a turn; the stream's end is the only reason not to."""
-        self._no_longer_playing(slot)
         if not self._stopped:
             began = time.monotonic()
             await self._gate.until(self._may_issue)

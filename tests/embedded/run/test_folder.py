@@ -10,6 +10,11 @@ from embedded.run.folder import FILES, check_folder, claimed, delete
 from slime_verlog import ConfigError
 
 
+def test_overwrite_needs_nothing_to_overwrite(tmp_path: Path) -> None:
+    with claimed(tmp_path / "new" / "run", {}, "overwrite"):
+        assert [path.name for path in (tmp_path / "new" / "run").iterdir()] == ["settings.json"]
+
+
 @pytest.mark.parametrize("deleted", range(len(FILES)))
 def test_what_a_killed_overwrite_leaves_can_be_deleted_and_not_continued(tmp_path: Path, deleted: int) -> None:
     for name in FILES:
