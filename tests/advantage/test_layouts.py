@@ -56,18 +56,21 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
+def check_ranks(outcomes: list[dict[Any, Any]], key: Any) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome[key] is None, f"rank {rank}: {outcome[key]}"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_random_sharding_gives_the_single_process_result(outcomes: list[dict[str, Any]], layout: str) -> None:
-    for rank, outcome in enumerate(outcomes):
-        assert outcome[layout] is None, f"rank {rank}: {outcome[layout]}"
+    check_ranks(outcomes, layout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_broken_table_on_one_rank_stops_all_ranks_instead_of_hanging(
     outcomes: list[dict[str, Any]], layout: str
 ) -> None:
-    for rank, outcome in enumerate(outcomes):
-        assert outcome[layout, "broken"] is None, f"rank {rank}: {outcome[layout, 'broken']}"
+    check_ranks(outcomes, (layout, "broken"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -75,16 +78,14 @@ def test_a_broken_table_on_one_rank_stops_all_ranks_instead_of_hanging(
 def test_any_error_on_any_one_rank_stops_every_rank_of_its_stage(
     outcomes: list[dict[str, Any]], layout: str, where: str
 ) -> None:
-    for rank, outcome in enumerate(outcomes):
-        assert outcome[layout, where] is None, f"rank {rank}: {outcome[layout, where]}"
+    check_ranks(outcomes, (layout, where))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_value_pretraining_measures_the_same_and_an_error_stops_every_rank_of_the_stage(
     outcomes: list[dict[str, Any]], layout: str
 ) -> None:
-    for rank, outcome in enumerate(outcomes):
-        assert outcome[layout, "measured"] is None, f"rank {rank}: {outcome[layout, 'measured']}"
+    check_ranks(outcomes, (layout, "measured"))
 
 
 def test_the_traffic_does_not_grow_with_the_tokens(outcomes: list[dict[str, Any]]) -> None:
