@@ -61,9 +61,7 @@ def new_faults(runtimes: Iterable[Runtime]) -> dict[str, float]:
     """Return failures and retries since the last call, by name, including those of evaluations."""
     found: Counter[str] = Counter()
     for runtime in runtimes:
-        now = runtime.fault_counts()
-        found += now - runtime.logged
-        runtime.logged = now
+        found += runtime.new_faults()
     return {name: float(found[name]) for name in sorted({*FAULTS, *found})}
 
 

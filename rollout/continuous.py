@@ -36,9 +36,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     runtime = await get_runtime(args)
     turns = runtime.flags.turns_per_batch
     if runtime.stream is None:
-        faults = runtime.fault_counts()  # before the slots are restored, as in fixed-turn batches
         await open_slots(runtime, source)
-        runtime.stream = Stream(runtime, source.slots, turns, source.clock, faults)
+        runtime.stream = Stream(runtime, source.slots, turns, source.clock)
     stream = runtime.stream
     played = min(stream.pending, turns)
     bar = {"desc": f"rollout {rollout_id}", "unit": "turn", "leave": False, "mininterval": BAR_S}
@@ -50,13 +49,15 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         stream.on_turn = lambda: None
     if runtime.flags.colocate or runtime.flags.offload_rollout:  # the engine gives its GPUs to the trainer
         await stream.pause()
-    faults, load, stood_s = stream.since_last_batch()
+    load, stood_s = stream.since_last_batch()
     warn_of_bottleneck(runtime, load, stood_s)
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=False)
     answers = (turn.generation for segment in batch.segments for turn in segment.turns)
     age = source.clock.token_staleness(answers, rollout_id)
     tasks = len(source.tasks)
-    batch.metrics = await asyncio.to_thread(batch_metrics, batch.segments, faults, load, batch.staleness, tasks)
+    batch.metrics = await asyncio.to_thread(
+        batch_metrics, batch.segments, runtime.new_faults(), load, batch.staleness, tasks
+    )
     batch.metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(batch.masked)}
     batch.metrics["rollout/slots_at_limit"] = stood_s / (load.engine.seconds or 1.0)
     batch.metrics |= {"rollout/stale_wait_s": batch.waited_s, **({} if age is None else {"turn/token_staleness": age})}

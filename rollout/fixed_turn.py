@@ -102,7 +102,6 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     Raises as `generate_rollout`, but never CheckpointError.
     """
     runtime = await get_runtime(args)
-    faults = runtime.fault_counts()  # before the slots are restored, so that episodes lost at a resume are counted
     await open_slots(runtime, source)
     slots, turns = source.slots, runtime.flags.turns_per_batch
     # With more slots than turns, only the first ones play; the next batch begins where this one stops.
@@ -118,11 +117,11 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     batch.segments = [segment for slot in slots for segment in by_slot[slot.number]]
     count = count_turns(batch.segments)
     assert count == turns, f"the batch has {count} turns instead of {turns}"
-    faults, load = runtime.fault_counts() - faults, measured()
+    load = measured()
     warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=True)
     batch.metrics = await asyncio.to_thread(
-        batch_metrics, batch.segments, faults, load, batch.staleness, len(source.tasks)
+        batch_metrics, batch.segments, runtime.new_faults(), load, batch.staleness, len(source.tasks)
     )
     return batch
 

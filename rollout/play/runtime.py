@@ -118,8 +118,8 @@ class Runtime:
     counters: Counter[str] = field(default_factory=Counter)
     parked: ParkedEpisodes = field(default_factory=ParkedEpisodes)
     """Aborted episodes of slime's outer loop; empty under the fixed-turn rollout."""
-    logged: Counter[str] = field(default_factory=Counter)
-    """`fault_counts()` when the log hook last read them."""
+    _reported: Counter[str] = field(default_factory=Counter)
+    """`fault_counts()` at the last `new_faults()`."""
     stream: Stream | None = None
     """The stream of continuous batches; None under other rollouts."""
     players: Players | None = None
@@ -131,6 +131,12 @@ class Runtime:
         """All faults and retries so far, by name."""
         found = self._own_faults()
         return found if self.players is None else found + self.players.faults
+
+    def new_faults(self) -> Counter[str]:
+        """Faults and retries since the last call, also those between batches, by name."""
+        now = self.fault_counts()
+        found, self._reported = now - self._reported, now
+        return found
 
     def _own_faults(self) -> Counter[str]:
         found = Counter(self.counters)

@@ -50,10 +50,8 @@ _due = attrgetter("due")
 class Stream:
     """Plays all slots in the background and cuts batches of `size` turns."""
 
-    def __init__(
-        self, runtime: Runtime, slots: Sequence[Slot], size: int, clock: WeightClock, faults: Counter[str]
-    ) -> None:
-        """Open the stream, which plays from the first `next_batch`; its first batch counts faults since `faults`."""
+    def __init__(self, runtime: Runtime, slots: Sequence[Slot], size: int, clock: WeightClock) -> None:
+        """Open the stream, which plays from the first `next_batch`."""
         self.ledger: Counter[str] = Counter()
         """Turns so far: `issued`, `finished`, `handed_out`."""
         self.on_turn: Callable[[], Any] = lambda: None
@@ -75,7 +73,7 @@ class Stream:
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
-        self._faults, self._load = faults, measure(runtime)
+        self._load = measure(runtime)
         self._probe = Prompt([min(runtime.encoder.end_of_turn_ids)])
         self._gate, self._news = _Signal(), _Signal()
         self._tasks = [asyncio.create_task(self._play(slot)) for slot in slots]
@@ -123,11 +121,10 @@ class Stream:
         self._set_limit()
         return self._states()
 
-    def since_last_batch(self) -> tuple[Counter[str], BatchLoad, float]:
-        """Faults, load, and the slots' seconds at the limit of `max_staleness`, since the last call."""
-        faults = self._runtime.fault_counts()
-        found = faults - self._faults, self._load(), self._stood_s
-        self._faults, self._load, self._stood_s = faults, measure(self._runtime), 0.0
+    def since_last_batch(self) -> tuple[BatchLoad, float]:
+        """Load, and the slots' seconds at the limit of `max_staleness`, since the last call."""
+        found = self._load(), self._stood_s
+        self._load, self._stood_s = measure(self._runtime), 0.0
         return found
 
     async def pause(self) -> None:

@@ -148,12 +148,11 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
         encoder=SimpleNamespace(end_of_turn_ids=[1]),
         engine=SimpleNamespace(generate=world.generate),
         counters=world.counters,
-        fault_counts=Counter,
         usage=lambda: [UNUSED],
     )
     slots: Any = [Slot(k, k, plan.slots, world.episode) for k in range(plan.slots)]
     clock = WeightClock(plan.interval, plan.frozen)
-    stream = Stream(runtime, slots, plan.size, clock, Counter())
+    stream = Stream(runtime, slots, plan.size, clock)
     cuts = []
 
     async def collect(rollout_id: int) -> None:

@@ -49,13 +49,15 @@ class Run:
         return await get_runtime(self.args)
 
     async def kill(self, number: int) -> None:
-        """End a player's process, as the kernel's out-of-memory killer does; waits until it runs."""
+        """End a player's process, once it runs, as the out-of-memory killer does; returns when its end is noticed."""
         players = (await self.runtime()).players
         assert isinstance(players, PlayerProcesses)
         place = players._places[number]
-        while place.player is None or place.player.launched is None:
+        while (player := place.player) is None or (process := player.launched) is None:
             await asyncio.sleep(0.005)
-        place.player.launched.end()
+        process.end()
+        while not player.lost:
+            await asyncio.sleep(0.005)
 
 
 def content(outputs: list[Any]) -> list[bytes]:
@@ -68,11 +70,8 @@ def turns_of(outputs: list[Any]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("keys", [{"history": "window"}, {"history": "full"}, NOTES], ids=["window", "full", "notes"])
-async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    runs: list[list[Any]] = []
-    config = tmp_path / "config.yaml"
+async def test_batches_whose_players_are_killed_are_those_of_one_process(tmp_path: Path, keys: dict[str, Any]) -> None:
+    runs, config = list[list[Any]](), tmp_path / "config.yaml"
     for processes in (1, 2):
         async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
             config.write_text(f"rollout_interaction_env_path: {COUNTING}\n")
@@ -86,13 +85,16 @@ async def test_a_batch_whose_players_are_killed_is_the_batch_of_one_process(
 
             engine.delay = killing
             try:
-                runs.append([await run.batch(k) for k in range(3)])
+                outputs = [await run.batch(0), await run.batch(1)]
+                if processes > 1:
+                    await run.kill(1)  # between two batches; counted in the second
+                runs.append([*outputs, await run.batch(2)])
             finally:
                 await close_runtimes()
     alone, killed = runs
     assert content(alone) == content(killed)
     assert all(("summary/turns" in output.metrics) == (keys is NOTES) for output in killed)
-    assert sum(output.metrics["rollout/faults/player_died"] for output in killed) == 2
+    assert sum(output.metrics["rollout/faults/player_died"] for output in killed) == 3
     assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in killed)
 
 
