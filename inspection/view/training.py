@@ -124,16 +124,17 @@ def _json_rows(path: Path, problems: list[str]) -> Rows:
 def _tensorboard_rows(files: Iterable[Path], problems: list[str]) -> Rows:
     """slime's metrics. Several training steps belong to an update; the last one counts."""
     try:
-        found = [event for file in files for event in _events(file)]
+        found = sorted(event for file in files for event in _events(file))
     except ImportError:
         problems.append("The metrics are TensorBoard's; to read them, install it: pip install tensorboard.")
         return {}
-    updates = 1 + max((step for tag, step, _ in found if tag.startswith(("rollout/", "turn/"))), default=0)
-    steps = 1 + max((step for tag, step, _ in found if tag.startswith("train/")), default=0)
     rows: Rows = {}
-    for tag, step, value in found:
+    rollout = 0
+    for _, tag, step, value in found:
+        if tag.startswith(("rollout/", "turn/")):
+            rollout = step
         is_first = tag.startswith("eval/") and step == 0
-        update = step * updates // steps + 1 if tag.startswith("train/") else step + (not is_first)
+        update = _trained(step, rollout) + 1 if tag.startswith("train/") else step + (not is_first)
         rows.setdefault(update, {})[_FROM_SLIME.get(tag, tag)] = value
     for row in rows.values():
         if "actor/ppo_kl" in row:
@@ -141,13 +142,21 @@ def _tensorboard_rows(files: Iterable[Path], problems: list[str]) -> Rows:
     return rows
 
 
-def _events(file: Path) -> Iterator[tuple[str, int, float]]:
+def _trained(step: int, rollout: int) -> int:
+    """The rollout of a training step: the last logged one, or in asynchronous training one before it.
+
+    slime numbers the n steps of rollout r from r * n on, and n differs between rollouts, as in the critic's warm-up.
+    """
+    return next(r for r in range(rollout, -1, -1) if not r or (step >= r and step // (step // r) == r))
+
+
+def _events(file: Path) -> Iterator[tuple[float, str, int, float]]:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     for event in LegacyEventFileLoader(str(file)).Load():
         for value in event.summary.value:
             if value.HasField("simple_value"):
-                yield value.tag, int(event.step), float(value.simple_value)
+                yield event.wall_time, value.tag, int(event.step), float(value.simple_value)
 
 
 def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:

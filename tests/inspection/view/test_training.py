@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,28 +103,32 @@ def test_a_long_run_keeps_every_evaluation_and_at_most_some_rows(tmp_path: Path)
     assert 777 in columns["update"] and len(columns["update"]) <= 401
 
 
-def test_a_run_of_slime_is_read_from_its_events(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="slime's metrics are TensorBoard's")
+def write_events(folder: Path, steps: Sequence[int], *, ahead: int) -> None:
+    """TensorBoard's events of a slime run whose rollout r is trained in `steps[r]` steps.
+
+    Rollout r + `ahead` is logged before rollout r is trained.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
-    for kind in ("rollout", "actor"):
-        with SummaryWriter(str(tmp_path / "tensorboard" / kind)) as board:
-            for rollout in range(3):
-                if kind == "rollout":
-                    board.add_scalar("turn/reward", rollout, rollout)
-                    board.add_scalar("eval/goto/success", rollout / 4, rollout)
-                for step in (2 * rollout, 2 * rollout + 1) if kind == "actor" else ():
-                    board.add_scalar("train/ppo_kl", step / 10, step)
+    with SummaryWriter(str(folder / "rollout")) as board, SummaryWriter(str(folder / "actor")) as actor:
+        for rollout, number in enumerate(steps):
+            board.add_scalar("turn/reward", rollout, rollout, walltime=10 * (rollout - ahead))
+            board.add_scalar("eval/goto/success", rollout / 4, rollout, walltime=10 * (rollout - ahead))
+            for step in range(rollout * number, rollout * number + number):
+                actor.add_scalar("train/ppo_kl", step / 10, step, walltime=10 * rollout + 5)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_of_slime_is_read_from_its_events(tmp_path: Path, ahead: int) -> None:
+    pytest.importorskip("tensorboard", reason="slime's metrics are TensorBoard's")
+    write_events(tmp_path / "tensorboard", [1, 1, 1, 1, 1, 1, 4, 4, 1], ahead=ahead)  # with two draws of a warm-up
     (tmp_path / "config.yaml").write_text("n_env: 7\n")
     found = training(tmp_path)
-    assert found["columns"]["update"] == [0, 1, 2, 3]
-    assert found["columns"]["turn/reward"][1:] == [0, 1, 2] and found["columns"]["eval/goto/success"] == [
-        0,
-        None,
-        0.25,
-        0.5,
-    ]
-    assert found["columns"]["actor/ppo_kl"][1:] == [0.1, 0.3, 0.5] and found["settings"]["n_env"][0] == 7
+    columns = found["columns"]
+    assert columns["update"] == list(range(10)) and columns["turn/reward"][1:] == list(range(9))
+    assert columns["eval/goto/success"] == [0, None, *(k / 4 for k in range(1, 9))]
+    assert columns["actor/ppo_kl"][1:] == [0, 0.1, 0.2, 0.3, 0.4, 0.5, 2.7, 3.1, 0.8]
+    assert found["settings"]["n_env"][0] == 7
 
 
 def test_a_folder_of_runs_is_expanded_and_told_apart(tmp_path: Path) -> None:
