@@ -49,7 +49,7 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     won = "seeds that {} won more often:" if repeated else "only {} won"
     caption = (
         f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
-        "resampled on its own; * marks an interval without 0."
+        "resampled on its own, and in `all` the settings of a seed together; * marks an interval without 0."
     )
     if alone := len(first) + len(second) - 2 * len(common):
         caption += f" {alone} episodes that only one of the two played are left out."
@@ -113,10 +113,19 @@ def _table(pairs: Mapping[Key, Pair]) -> str:
     for (setting, task), group in groups.items():
         rows += _rows(setting, task, [group])
     if len(groups) > 1:
-        rows += _rows("all", "all", list(groups.values()))
+        rows += _rows("all", "all", _seeds_by_task(pairs))
     if len({setting for setting, _ in groups}) == 1:
         rows = [row[1:] for row in rows]
     return "\n".join(align(rows))
+
+
+def _seeds_by_task(pairs: Mapping[Key, Pair]) -> list[list[Pair]]:
+    """One pair per seed and task: the settings of a seed play the same episode, and are not independent."""
+    settings: dict[str, dict[int, list[Pair]]] = {}
+    for (_, task, seed), pair in pairs.items():
+        settings.setdefault(task, {}).setdefault(seed, []).append(pair)
+    mean_of = lambda found: tuple(map(_mean_of, zip(*found, strict=True)))
+    return [list(map(mean_of, seeds.values())) for seeds in settings.values()]
 
 
 def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[list[str]]:

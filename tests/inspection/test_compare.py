@@ -54,6 +54,17 @@ def test_pairs_are_compared_per_task_and_together(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == text, "the bootstrap has a fixed seed"
 
 
+def test_the_settings_of_a_seed_are_one_pair_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for setting in ("n=1", "n=2", "n=4"):
+        write(tmp_path / "a", [False] * 10 + [True] * 5, setting=setting)
+        write(tmp_path / "b", [True] * 15, setting=setting)
+    compare(tmp_path / "a", tmp_path / "b")
+    lines = capsys.readouterr().out.splitlines()
+    [of_one] = [row for row in lines if row.startswith("n=1")]
+    [of_all] = [row for row in lines if row.startswith("all")]
+    assert of_all.split()[2:] == of_one.split()[2:], "three copies of the same pairs tell no more than one"
+
+
 def test_a_damaged_record_is_refused_as_by_the_report(tmp_path: Path) -> None:
     write(tmp_path / "a", [True] * 2)
     write(tmp_path / "b", [True])
