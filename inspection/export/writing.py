@@ -25,7 +25,7 @@ from slime_verlog import ConfigError, MissingDependencyError
 
 SCHEMA_VERSION = "ATIF-v1.6"
 NOTES = "With a memory window, a prompt shows only some earlier steps; prompt_token_ids (if recorded) are what was sent"
-_ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "setting", "stop", "metrics")
+_ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "repeat", "setting", "stop", "metrics")
 _STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason", "notes", "summary")
 _AGENT_KEYS = ("name", "reasoning_content", "tool_calls")
 """Keys of an agent program's messages; calls have arguments of any type, so no columns of parquet."""
@@ -40,8 +40,9 @@ def trajectory_of(episode: Mapping[str, Any], save_image: SaveImage) -> dict[str
     messages, turns = split_prompts(episode)
     images = episode.get("pictures") or {}
 
-    def read(content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    def read(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         """Return a message's content as ATIF holds it: text, or a list of text and image parts."""
+        content = message.get("content") or ""
         return content if isinstance(content, str) else [_part(part, images, save_image) for part in content]
 
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(messages, turns, read), 1)]
@@ -51,7 +52,7 @@ def trajectory_of(episode: Mapping[str, Any], save_image: SaveImage) -> dict[str
         for key in ("prompt_tokens", "completion_tokens")
         if len(measured) == len(turns) and all(key in metrics for metrics in measured)
     }
-    identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "options")]
+    identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "repeat", "options")]
     text = json.dumps([identity, [turn["response"] for turn in episode["story"]]], default=str)
     agent: dict[str, Any] = {"name": "slime-verlog", "version": VERSION}
     if episode.get("player"):
@@ -79,16 +80,17 @@ def _steps(
         prompt = [messages[index] for index in turn["prompt"]]
         if prompt and prompt[0]["role"] == "system" and prompt[0]["content"] != instruction:
             instruction = prompt[0]["content"]
-            steps.append({"source": "system", "message": read(instruction)})
+            steps.append({"source": "system", "message": read(prompt[0])})
         # What the prompt shows for the first time: the messages after the last response.
         responses = [place for place, message in enumerate(prompt) if message["role"] == "assistant"]
         start = responses[-1] + 1 if responses and number else 0
-        new = [read(message["content"]) for message in prompt[start:] if message["role"] != "system"]
+        new = [message for message in prompt[start:] if message["role"] != "system"]
         if number == 0:
-            steps += [{"source": "user", "message": message} for message in new]
+            source = lambda message: "agent" if message["role"] == "assistant" else "user"
+            steps += [{"source": source(message), "message": read(message)} for message in new]
         elif new:
             last = next(step for step in reversed(steps) if step["source"] == "agent")
-            last["observation"] = {"results": [{"content": message} for message in new]}
+            last["observation"] = {"results": [{"content": read(message)} for message in new]}
         step = {"source": "agent", "message": turn["response"], "extra": _given(turn, _STEP_KEYS)}
         metrics = _metrics(turn, next(ids))
         steps.append(step | ({"metrics": metrics} if metrics else {}))
@@ -246,7 +248,7 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
         trained = [len(turn["prompt"]) for turn in chain if turn.get("valid") is not False or not valid_only]
         if trained:
             shown = [messages[index] for index in chain[-1]["prompt"]]
-            if chain[-1].get("has_images") or any(not isinstance(message["content"], str) for message in shown):
+            if chain[-1].get("has_images") or any(isinstance(message.get("content"), list) for message in shown):
                 where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
                 raise ConfigError(f"{where} has pictures, and jsonl and parquet are for text; use --format atif")
             row = []

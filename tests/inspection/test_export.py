@@ -279,6 +279,23 @@ def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(t
     assert rows(lines) == [first, second]
 
 
+def test_repeats_examples_and_calls_without_content_are_exported(tmp_path: Path) -> None:
+    """Each repeat of a seed is its own session; an answer in the first prompt is the agent's, and needs no content."""
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    shown: list[dict[str, Any]] = [{"role": "user", "content": "Find the key."}]
+    shown += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "A key."}]
+    played = invented_episode(5, turns=1, messages=shown)
+    played["story"][0]["prompt"] = [0, 1, 2]
+    write_run(tmp_path / "run", [played, {**played, "repeat": 1}])
+    assert export(tmp_path / "run", "--format", "atif", "--out", tmp_path / "a.jsonl") is None
+    first, second = rows(tmp_path / "a.jsonl")
+    check_atif(first)
+    assert [step["source"] for step in first["steps"]] == ["user", "agent", "user", "agent"]
+    assert first["session_id"] != second["session_id"] and second["extra"]["repeat"] == 1
+    assert export(tmp_path / "run", "--format", "jsonl", "--out", tmp_path / "b.jsonl") is None
+    assert rows(tmp_path / "b.jsonl")[0]["messages"][1]["tool_calls"] == [call]
+
+
 def test_token_ids_of_records_and_of_dumps_are_those_that_were_sent(tmp_path: Path) -> None:
     story = Transcript()
     sent = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 9], [8])]
