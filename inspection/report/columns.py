@@ -19,7 +19,7 @@ from inspection.report.numbers import BY_KEY, MEASURES, QUESTIONS, Measure, Valu
 from inspection.report.reading import Episode, Played, read_run
 
 _JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
-_NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses")
+_NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses", "valid_drop")
 """Numbers of episodes, which are not judged with a single one."""
 _FEW_EPISODES = 20
 _UPDATE = re.compile(r"(?<![a-z.])(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[^a-z=\d]*(\d+)", re.I)

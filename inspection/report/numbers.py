@@ -183,14 +183,12 @@ def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
     gap = Value(None, "fewer than 20 turns per task")
     if lowest is not None and ratio is not None:
         gap = Value(ratio - ratios[lowest], f"{lowest}: {ratios[lowest]:.1%}")
-    places = [(turn.valid, 3 * k // len(e.turns)) for e in played.episodes for k, turn in enumerate(e.turns)]
-    first, last = ([valid for valid, third in places if third == wanted] for wanted in (0, 2))
     drop = Value(None, "episodes have fewer than three turns")
-    if first and last:
-        early, late = statistics.fmean(first), statistics.fmean(last)
-        drop = Value(early - late, error=(early * (1 - early) / len(first) + late * (1 - late) / len(last)) ** 0.5)
+    if long := [e for e in played.episodes if len(e.turns) >= 3]:
+        (early, of_early), (late, of_late) = (_valid_share(long, third) for third in (0, 2))
+        drop = Value(early - late, error=_error([a - b for a, b in zip(of_early, of_late, strict=True)]))
     return {
-        "valid_actions": Value(ratio, error=_ratio_error(played.episodes)),
+        "valid_actions": Value(ratio, error=_error(_valid_share(played.episodes)[1]) if played.turns else None),
         "valid_task_gap": gap,
         "valid_drop": drop,
         "no_action_line": _share(rejections.causes.get(NO_LINE, 0), len(played.turns)),
@@ -256,13 +254,22 @@ def _mean(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> Value:
     return Value(statistics.fmean(values), error=error)
 
 
-def _ratio_error(episodes: Sequence[Episode]) -> float | None:
-    """Standard error of valid turns / turns, with the repeats of a seed as the unit (linearised ratio estimator)."""
-    units = [(sum(e.valid for e in group), sum(len(e.turns) for e in group)) for group in _groups(episodes)]
-    (valid, turns), n = map(sum, zip(*units, strict=True)), len(units)
-    if n < 2 or not turns:
-        return None
-    return (sum((v - valid / turns * t) ** 2 for v, t in units) * n / (n - 1)) ** 0.5 / turns
+def _valid_share(episodes: Sequence[Episode], third: int | None = None) -> tuple[float, list[float]]:
+    """Return valid turns / turns, in this third of the episodes, and the share of each start in its error (linearised).
+
+    The repeats of a seed are one start.
+    """
+    within = lambda e: [turn.valid for k, turn in enumerate(e.turns) if third in (None, 3 * k // len(e.turns))]
+    units = [[valid for e in group for valid in within(e)] for group in _groups(episodes)]
+    total = sum(map(len, units))
+    ratio = sum(map(sum, units)) / total
+    return ratio, [(sum(unit) - ratio * len(unit)) / total for unit in units]
+
+
+def _error(parts: Sequence[float]) -> float | None:
+    """Standard error from what each start adds to it; None for a single one."""
+    n = len(parts)
+    return (sum(part**2 for part in parts) * n / (n - 1)) ** 0.5 if n > 1 else None
 
 
 def entropy(counts: Counter[Any]) -> float:

@@ -190,6 +190,6 @@ def _examples(column: Column) -> list[tuple[str, Place]]:
     median, by_words = column.values["reasoning_words"].number or 0, played.by_words()
     found += [(f"longest reasoning, {k} words", place) for k, place in by_words[-1:] if k > 3 * median]
     found += [(f"shortest reasoning, {k} word(s)", place) for k, place in by_words[:1] if k < 3]
-    faults = [episode for episode in played.episodes if episode.fault]
-    found += [("failed", Place(e.task, e.seed, len(e.turns), e.fault or "")) for e in faults[:2]]
+    faults = [episode for episode in played.episodes if episode.fault][:2]
+    found += [("failed", Place(e.task, e.seed, e.turns[-1].number if e.turns else 0, e.fault or "")) for e in faults]
     return found

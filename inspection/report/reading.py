@@ -55,6 +55,8 @@ class Parts(NamedTuple):
 class Turn:
     """One turn; long texts are cut, because all turns of a run are held at once."""
 
+    number: int
+    """Its place in the episode, from 1; turns of notes count, as in the viewer."""
     observation: str
     """Text of the current observation, with the request for a response."""
     state: int | None
@@ -138,8 +140,8 @@ class Played:
                 seen[state, executed] += repeats
                 if length >= LOOP and not changed:
                     self.looped += length
-                    place = Place(episode.task, episode.seed, start + 1, f"{executed[:EXCERPT]} x {length}")
-                    self.loops.append((length, place))
+                    at = episode.turns[start].number, f"{executed[:EXCERPT]} x {length}"
+                    self.loops.append((length, Place(episode.task, episode.seed, *at)))
             start += length
 
     def sample(self) -> list[Turn]:
@@ -170,8 +172,7 @@ class Played:
         return list(found.values())
 
     def _places(self) -> list[tuple[Turn, Place]]:
-        numbered = [(e, number, turn) for e in self.episodes for number, turn in enumerate(e.turns, 1)]
-        return [(turn, Place(e.task, e.seed, number, turn.ending)) for e, number, turn in numbered]
+        return [(turn, Place(e.task, e.seed, turn.number, turn.ending)) for e in self.episodes for turn in e.turns]
 
 
 def read_run(path: Path) -> Iterator[Episode]:
@@ -208,11 +209,11 @@ def _episode(record: Mapping[str, Any]) -> Episode:
         episode_return=_number(record, "return"),
         success=bool(record.get("success")),
         progression=_number(record, "progression"),
-        turns=[_turn(turn, messages) for turn in record["story"] if "summary" not in turn],
+        turns=[_turn(turn, messages, k) for k, turn in enumerate(record["story"], 1) if "summary" not in turn],
     )
 
 
-def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -> Turn:
+def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]], number: int) -> Turn:
     text, images = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
     response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
@@ -221,6 +222,7 @@ def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]]) -
     parts = split_answer(response, executed if valid else None)
     cut_parts = Parts(parts.reasoning[:_MAX_TEXT], parts.action[:_MAX_TEXT], parts.after[:EXCERPT], parts.has_marker)
     return Turn(
+        number=number,
         observation=observation[:_MAX_TEXT],
         state=None if images is None else hash((observation, images)),
         parts=cut_parts,

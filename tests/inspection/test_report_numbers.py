@@ -76,6 +76,25 @@ def test_validity_its_error_and_its_loss_within_episodes(tmp_path: Path) -> None
     assert column["unknown"] == {"fly": 5}
 
 
+def test_a_loss_of_validity_in_few_episodes_may_be_chance(tmp_path: Path) -> None:
+    """The turns of an episode are not independent: two of ten episodes that lose the format tell little."""
+    for seed in range(10):
+        valid = [seed > 1 or k < 20 for k in range(30)]
+        write(tmp_path, [make_turn(f"{seed} {k}", "ACTION: go", valid=v) for k, v in enumerate(valid)], seed=seed)
+    write(tmp_path, [make_turn("x", "ACTION: go")], seed=10)  # too short to have thirds
+    drop = numbers(tmp_path)["numbers"]["valid_drop"]
+    assert drop["number"] == pytest.approx(0.2) and drop["verdict"] == "good"
+    # Each episode's loss is 0 or 1: their standard deviation / sqrt(10).
+    assert drop["error"] == pytest.approx((0.2 * 0.8 * 10 / 9 / 10) ** 0.5)
+
+
+def test_an_example_has_the_turn_that_the_page_shows(tmp_path: Path) -> None:
+    notes = make_turn("write notes", "red", summary={})
+    write(tmp_path, [make_turn("a", "ACTION: go"), notes, make_turn("b", "ACTION: fly", valid=False)])
+    [example, *_] = numbers(tmp_path)["examples"]
+    assert example["what"].startswith("invalid") and example["turn"] == 3, "turns of notes count"
+
+
 def test_loops_and_repeated_attempts_are_counted(tmp_path: Path) -> None:
     played = [("wall", "go")] * 3 + [("wall", "turn"), ("free", "go"), ("wall", "go")]
     write(tmp_path, [make_turn(text, action, action) for text, action in played], stop="time_limit")
