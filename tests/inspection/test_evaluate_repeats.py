@@ -56,6 +56,14 @@ def test_pass_at_k_is_that_of_all_subsets_and_more_repeats_are_added(
     assert "Each seed was played 4 times" in text and "Standard deviation of wins between seeds" in text
 
 
+def test_settings_that_differ_are_no_spread_between_seeds(tmp_path: Path) -> None:
+    words = ["--repeats", "2", "--sweep", "env.format_penalty=0.1,0.2"]
+    play(tmp_path, words, right=lambda number: number < 10, n_env=1)
+    assert [row["success"]["mean"] for row in rows_of(tmp_path)] == [1.0, 0.0]
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "Standard deviation of wins between seeds 0.00, between repeats of a seed 0.00." in text
+
+
 def test_repeats_are_one_pair_per_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # One at a time, so that the same requests are answered rightly on a busy machine: not all repeats of a seed.
     play(tmp_path / "a", ["--repeats", "2"], right=lambda number: number % 3 == 0, n_env=1)
