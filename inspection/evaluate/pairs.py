@@ -121,11 +121,10 @@ def _table(pairs: Mapping[Key, Pair]) -> str:
 
 def _seeds_by_task(pairs: Mapping[Key, Pair]) -> list[list[Pair]]:
     """One pair per seed and task: the settings of a seed play the same episode, and are not independent."""
-    settings: dict[str, dict[int, list[Pair]]] = {}
+    found: dict[str, dict[int, list[Pair]]] = {}
     for (_, task, seed), pair in pairs.items():
-        settings.setdefault(task, {}).setdefault(seed, []).append(pair)
-    mean_of = lambda found: tuple(map(_mean_of, zip(*found, strict=True)))
-    return [list(map(mean_of, seeds.values())) for seeds in settings.values()]
+        found.setdefault(task, {}).setdefault(seed, []).append(pair)
+    return [[(_mean_of(a), _mean_of(b)) for a, b in (zip(*s, strict=True) for s in t.values())] for t in found.values()]
 
 
 def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[list[str]]:

@@ -240,23 +240,20 @@ def _means(episodes: Sequence[Mapping[str, Any]], point: SweepPoint) -> dict[str
 
 def _spread(played: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say how much wins differ between the seeds of a setting and task, and between the repeats of a seed."""
-    by_seed: dict[Any, list[float]] = defaultdict(list)
+    by_seed: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in played:
         if row["stop"] != "failed":
-            by_seed[row["setting"], row["task_name"], row["seed"]].append(float(row["success"]))
-    repeated = {key: wins for key, wins in by_seed.items() if len(wins) > 1}
-    rates: dict[Any, list[float]] = defaultdict(list)
-    for (setting, task, _), wins in repeated.items():
-        rates[setting, task].append(statistics.fmean(wins))
-    variances = [statistics.variance(means) for means in rates.values() if len(means) > 1]
-    if not variances:
+            by_seed[row["setting"], row["task_name"]][row["seed"]].append(float(row["success"]))
+    groups = [[wins for wins in seeds.values() if len(wins) > 1] for seeds in by_seed.values()]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
         return []
-    within = statistics.fmean(map(statistics.variance, repeated.values()))
-    noise = within * statistics.fmean(1 / len(wins) for wins in repeated.values())  # of a seed's mean
-    between = max(0.0, statistics.fmean(variances) - noise)
-    return [
-        f"Standard deviation of wins between seeds {between**0.5:.2f}, between repeats of a seed {within**0.5:.2f}."
-    ]
+    repeated = list(itertools.chain(*groups))
+    within = statistics.fmean(map(statistics.variance, repeated))
+    noise = within * statistics.fmean(1 / len(wins) for wins in repeated)  # of a seed's mean
+    between = max(0.0, statistics.fmean(statistics.variance(map(statistics.fmean, group)) for group in groups) - noise)
+    spread = f"{between**0.5:.2f}, between repeats of a seed {within**0.5:.2f}"
+    return [f"Standard deviation of wins between seeds {spread}."]
 
 
 def _caption(

@@ -169,13 +169,8 @@ def _write_summaries(logs: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]
         read, wrote, about[family] = read + sent, wrote + said, _score(runs)
         steps = float(np.mean([run["num_steps"] for run in runs]))
         of_tasks = {task: _score(found) for task, found in tasks.items()}
-        summary = {
-            **about[family],
-            "average_steps": steps,
-            "tasks": of_tasks,
-            "input_tokens": sent,
-            "output_tokens": said,
-        }
+        tokens = {"input_tokens": sent, "output_tokens": said}
+        summary = {**about[family], "average_steps": steps, "tasks": of_tasks, **tokens}
         (out / family / f"{family}_summary.json").write_text(json.dumps(summary, indent=4), encoding="utf-8")
     whole = {
         "average_progress": float(np.mean([score["progression_percentage"] for score in about.values()])),

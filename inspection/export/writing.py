@@ -184,15 +184,10 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, schema_of: Call
 def _schema(pyarrow: Any) -> Any:
     text, integer, number = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
     message = pyarrow.struct({"role": text, "content": text, "tool_call_id": text, "step_loss_mask": integer})
-    metadata = pyarrow.struct(
-        {
-            **dict.fromkeys(("task", "setting", "player"), text),
-            **dict.fromkeys(("seed", "turn", "turns"), integer),
-            **dict.fromkeys(("return", "progression"), number),
-            **dict.fromkeys(("success", "notes"), pyarrow.bool_()),
-        }
-    )
-    return pyarrow.schema({"messages": pyarrow.list_(message), "tools": text, "metadata": metadata})
+    metadata = dict.fromkeys(("task", "setting", "player"), text) | dict.fromkeys(("seed", "turn", "turns"), integer)
+    metadata |= dict.fromkeys(("return", "progression"), number) | dict.fromkeys(("success", "notes"), pyarrow.bool_())
+    columns = {"messages": pyarrow.list_(message), "tools": text, "metadata": pyarrow.struct(metadata)}
+    return pyarrow.schema(columns)
 
 
 def write_atif(episodes: Iterable[Mapping[str, Any]], out: Path) -> int:

@@ -255,10 +255,7 @@ def _mean(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> Value:
 
 
 def _valid_share(episodes: Sequence[Episode], third: int | None = None) -> tuple[float, list[float]]:
-    """Return valid turns / turns, in this third of the episodes, and the share of each start in its error (linearised).
-
-    The repeats of a seed are one start.
-    """
+    """Return valid turns / turns, in this third of the episodes, and what each start adds to its error (linearised)."""
     within = lambda e: [turn.valid for k, turn in enumerate(e.turns) if third in (None, 3 * k // len(e.turns))]
     units = [[valid for e in group for valid in within(e)] for group in _groups(episodes)]
     total = sum(map(len, units))
@@ -268,8 +265,7 @@ def _valid_share(episodes: Sequence[Episode], third: int | None = None) -> tuple
 
 def _error(parts: Sequence[float]) -> float | None:
     """Standard error from what each start adds to it; None for a single one."""
-    n = len(parts)
-    return (sum(part**2 for part in parts) * n / (n - 1)) ** 0.5 if n > 1 else None
+    return (sum(part**2 for part in parts) * len(parts) / (len(parts) - 1)) ** 0.5 if len(parts) > 1 else None
 
 
 def entropy(counts: Counter[Any]) -> float:
@@ -299,8 +295,7 @@ def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]
     hits = 0.0
     for observation, reasoning in pairs:
         said = _terms(reasoning)
-        others = rng.sample(distinct, CANDIDATES)
-        others = [text for text in others if text != observation][: CANDIDATES - 1]
+        others = [text for text in rng.sample(distinct, CANDIDATES) if text != observation][: CANDIDATES - 1]
         scores = [sum(weight[term] for term in said & terms[text]) / norm[text] for text in (observation, *others)]
         level = [score for score in scores if score >= scores[0] - 1e-9]
         hits += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0

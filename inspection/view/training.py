@@ -61,9 +61,8 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings) | _changed(flags or {}, EmbeddedFlags)
     alarms, state = _alarms(rows, summary, problems), _state(run, about)
     warned = about.get("warnings")
-    problems += (
-        [f"Before training: {word}." for word in warned if isinstance(word, str)] if isinstance(warned, list) else []
-    )
+    words = [word for word in warned if isinstance(word, str)] if isinstance(warned, list) else []
+    problems += [f"Before training: {word}." for word in words]
     trained = any(row.get("train/actor_trains") for row in rows.values())
     return {
         "name": name,
