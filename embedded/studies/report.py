@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from embedded.run.record import actor_fault
+from embedded.studies.contrasts import area_lines, contrast_lines
 from embedded.studies.results import MEASURES, Run, curve, iqm_cell, markdown, mean_cell, read_runs
 from embedded.studies.study import Study
 
@@ -69,12 +70,13 @@ def faults_of(runs: Sequence[Run]) -> list[str]:
 
 
 def table(study: Study, runs: Sequence[Run]) -> str:
-    """Return the study's table with its question and notes; runs that are not finished are named and not counted."""
+    """Return the study's tables with its question and notes; runs that are not finished are named and not counted."""
     open_runs = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
     notes = [NOTE, study.note]
     notes += [f"Not finished, and not counted: {', '.join(open_runs)}."] if open_runs else []
     notes += [f"Warning, {fault}." for fault in faults_of(runs)]
     lines = [f"**{study.question}**", "", *table_lines(study, [run for run in runs if run.done])]
+    lines += ["", *contrast_lines(study, runs), "", *area_lines(study, runs)] if study.contrasts else []
     return "\n".join([*lines, "", *(note for note in notes if note)]) + "\n"
 
 

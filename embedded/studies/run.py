@@ -282,9 +282,9 @@ def main(argv: list[str] | None = None) -> None:
     if chosen.compares_time and (given.jobs or 1) > 1:
         raise ConfigError(f"{chosen.name} compares wall times, which runs side by side would change; use --jobs 1")
     plan = make_plan(chosen, given.out, given.variants, keep_policies=given.keep_policies)
-    for name in ("megatron", "matplotlib"):
+    for name in ("megatron", "matplotlib", *(["scipy"] if chosen.contrasts else [])):
         if find_spec(name) is None:
-            how = "install it with: pip install 'slime-verlog[embedded]'"
+            how = "install it with: pip install 'slime-verlog[embedded,studies]'"
             raise MissingDependencyError(f"a study needs the package {name}; {how}")
     if given.dry_run:
         print(study.overview(plan))

@@ -40,6 +40,18 @@ def test_the_table_counts_finished_runs_alone_and_says_how_far_seeds_differ(tmp_
     assert read_runs(tmp_path, study) == []
 
 
+def test_the_contrasts_of_a_study_follow_its_table() -> None:
+    def run(variant: str, seed: int, after: float) -> Run:
+        evals = [{"turns": k, "eval/success": score, "eval/turns": 5} for k, score in ((0, 0.5), (512, after))]
+        return Run(variant, seed, [{"update": 1, "train/actor_trains": 1.0, **row} for row in evals], True)
+
+    contrasts = {"more": {"b": 1.0, "a": -1.0}}
+    study = Study(question="Which?", seeds=(0, 1), contrasts=contrasts, variants={"a": Variant(), "b": Variant()})
+    text = table(study, [run("a", 0, 0.5), run("a", 1, 0.7), run("b", 0, 0.7), run("b", 1, 0.9)])
+    assert "| more | 2 | 0.100 | 0.000 | 0.100 to 0.100 | 0.5000 | 0.5000 | cannot tell |" in text
+    assert "| a | 2 | 0.500 ± 0.000 | 0.600 [0.500, 0.700] | 0.550 ± 0.050 | 0 of 2 |" in text
+
+
 def test_raw_numbers_say_which_runs_are_finished(tmp_path: Path) -> None:
     rows = [{"update": 1.0, "turns": 8.0, "seconds": 0.5}]
     runs = [Run("a", 0, rows, True), Run("a", 1, rows, False)]
