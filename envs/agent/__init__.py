@@ -129,8 +129,10 @@ class AgentEnv(BaseInteractionEnv):
         try:
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
-            if end is not None and end.exit_code != 0 and not end.stopped and not waiting.delivered:
-                # It ended before it received the response, so its client's time limit is to blame.
+            failed = end is not None and end.exit_code != 0 and not end.stopped
+            if end is not None and failed and waiting.alone and not waiting.delivered:
+                # It ended before it received the response, and had received no other one since it asked, so its
+                # client's time limit is to blame.
                 what = f"while it waited for the model, the agent {end.words}"
                 raise EnvironmentFault(f"{what}; give its client a longer time limit")
         except EnvironmentFault:

@@ -45,8 +45,6 @@ class Request:
     """Estimated length."""
     digest: str = ""
     """Equal for requests with the same content."""
-    is_retry: bool = False
-    """The client says that it sends the request again."""
     thread: str = ""
     """Equal for requests of the same thread."""
     compacts: bool = False
@@ -172,7 +170,6 @@ def read_request(
     read: Callable[[Mapping[str, Any]], Request],
     path: str,
     raw: bytearray,
-    is_retry: bool,
     thread: str,
     compacts: bool,
     max_bytes: int,
@@ -181,7 +178,7 @@ def read_request(
 
     Args:
         read: the API's function from a JSON object to a request.
-        is_retry, thread, compacts: what the headers say; `thread` is empty if the agent gives no name.
+        thread, compacts: what the headers say; `thread` is empty if the agent gives no name.
         max_bytes: the session's budget, from which those of values and pixels follow.
     """
     if sum(map(raw.count, (b"[", b"{", b","))) > max_bytes // BYTES_PER_VALUE:
@@ -205,7 +202,7 @@ def read_request(
             raise RequestError(f"{error}{limit}") from error
         left -= image.width * image.height
     tokens = (size - sum(map(len, _images(request.messages)))) // CHARS_PER_TOKEN
-    known = {"digest": digest.hexdigest(), "is_retry": is_retry, "thread": thread or request.thread}
+    known = {"digest": digest.hexdigest(), "thread": thread or request.thread}
     return replace(request, size=size, tokens=tokens, compacts=compacts, **known)
 
 

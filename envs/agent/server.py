@@ -119,8 +119,6 @@ ACCEPTED = 8
 QUEUED = 1024
 """Connections that the kernel keeps until then; the clients of others would try again after seconds."""
 START_S = 30.0
-RETRY_HEADER = "x-stainless-retry-count"
-"""Set by OpenAI's and Anthropic's clients."""
 THREAD_HEADER = "x-agent-thread"
 """With this header, an agent names its threads itself."""
 COMPACTION_HEADER = "x-agent-compaction"
@@ -229,10 +227,9 @@ class ModelServer:
 
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     body = await read_body(http, session)
-    is_retry, compacts = (http.headers.get(name, "0") not in ("", "0") for name in (RETRY_HEADER, COMPACTION_HEADER))
-    thread = http.headers.get(THREAD_HEADER, "")
+    thread, compacts = http.headers.get(THREAD_HEADER, ""), http.headers.get(COMPACTION_HEADER, "0") not in ("", "0")
     api_read = functools.partial(api.read, stored=session.stored) if api is responses_format else api.read
-    read = functools.partial(read_request, api_read, http.path, body, is_retry, thread, compacts, session.max_bytes)
+    read = functools.partial(read_request, api_read, http.path, body, thread, compacts, session.max_bytes)
     return await asyncio.shield(session.on_thread(read, len(body)))  # a client that leaves must not free its bytes
 
 

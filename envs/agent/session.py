@@ -55,6 +55,8 @@ class Waiting:
     """Of the episode's requests, from 0."""
     thread: int = 0
     """Number of the agent's thread, in order of their first requests."""
+    alone: bool = True
+    """No other request of the program was open when it arrived."""
     answer: Response | None = None
     connections: int = 0
     delivered: bool = False
@@ -72,10 +74,8 @@ class Waiting:
         return self.answer
 
     def is_sent_again_by(self, request: Request) -> bool:
-        """Return whether a request repeats this one, whose answer its client has not received."""
-        if self.request.digest != request.digest:
-            return False
-        return request.is_retry or (not self.delivered and not self.connections)
+        """Return whether a request repeats this one, whose client is gone and has not received its answer."""
+        return self.request.digest == request.digest and not self.delivered and not self.connections
 
 
 class Session:
@@ -138,15 +138,18 @@ class Session:
         if not any(fnmatch.fnmatchcase(request.model, name) for name in self.models):
             known = ", ".join(self.models)
             raise RequestError(f"there is no model {short(request.model)} here, only {known} (env.models)", 404)
-        for known in (self._answered, self.current, *self._queue):
-            if known is not None and known.is_sent_again_by(request):
+        others = [known for known in (self._answered, self.current, *self._queue) if known is not None]
+        for known in others:
+            if known.is_sent_again_by(request):
                 self.counts["retries"] += 1
                 return known
         if len(self._queue) >= MAX_WAITING:
             raise RequestError(f"{MAX_WAITING} requests of this program are waiting already", 429)
         if len(self.threads) < MAX_THREADS:
             self.threads.setdefault(request.thread, len(self.threads))
-        waiting = Waiting(request, self.counts["requests"], self.threads.get(request.thread, MAX_THREADS - 1))
+        thread = self.threads.get(request.thread, MAX_THREADS - 1)
+        alone = not any(known.connections for known in others)
+        waiting = Waiting(request, self.counts["requests"], thread, alone)
         self.counts["requests"] += 1
         self._queue.append(waiting)
         self._news.set()

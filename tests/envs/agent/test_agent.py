@@ -51,6 +51,13 @@ def started() -> Iterator[Callable[..., AgentEnv]]:
         env.close()
 
 
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def shown(env: AgentEnv) -> list[dict[str, Any]]:
     """The messages of the request that waits."""
     return env.format_observation({"obs_str": "", "text": {}})
@@ -184,9 +191,7 @@ def test_a_program_that_fails_after_an_answer_has_played_its_episode(
 
 def test_a_program_that_fails_while_it_waits_is_a_fault(started: Callable[..., AgentEnv]) -> None:
     env = started("impatient")
-    deadline = time.monotonic() + 60
-    while env._episode is not None and env._episode.session.end is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: env._episode.session.end is not None)
     with pytest.raises(EnvironmentFault, match="while it waited for the model, .* give its client a longer time limit"):
         env.step("late")
 
@@ -196,11 +201,20 @@ def test_a_program_that_has_given_up_waiting_and_fails_later_is_a_fault_as_well(
 ) -> None:
     mark = tmp_path / "mark"
     env = started("gives_up", variables={"MARK": str(mark)})
-    deadline = time.monotonic() + 60
-    while not mark.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(mark.exists)
     with pytest.raises(EnvironmentFault, match="while it waited for the model, the agent ended with exit code 1"):
         env.step("late")
+
+
+def test_a_program_that_a_response_makes_fail_while_another_part_of_it_waits_has_played_its_episode(
+    started: Callable[..., AgentEnv],
+) -> None:
+    env = started("crashes_beside")
+    until(lambda: env._episode.session._queue)
+    assert not env.step("x")[1], "the other request is waiting"
+    until(lambda: env._episode.session.end is not None)
+    _, done, info = env.step("late")
+    assert done and info["terminated"] and info["reward"] == 0.0 and info["metrics"]["exit_code"] == 1
 
 
 def test_the_work_at_a_limit_is_graded_with_the_output_and_temporary_files_are_removed(
@@ -236,14 +250,21 @@ def test_the_limit_of_requests_shows_the_next_request(started: Callable[..., Age
 def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Callable[..., AgentEnv]) -> None:
     env = started("retries")
     assert texts(env) == [("user", "Well?")]
-    deadline = time.monotonic() + 60
-    while not env._episode.session.counts["retries"]:  # until the client has given up and asked again
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: env._episode.session.counts["retries"])  # the client has given up and asked again
     _, done, info = env.step("late")
     assert not done and texts(env) == [("user", "And now?")] and info["metrics"]["retries"] == 1
     _, done, info = env.step("good")
     assert done and info["metrics"]["lost_answers"] == 0
+
+
+def test_equal_requests_at_the_same_time_that_are_sent_again_get_a_response_each(
+    started: Callable[..., AgentEnv],
+) -> None:
+    env = started("votes")
+    until(lambda: env._episode.session.counts["retries"] and env._episode.session._queue)
+    assert not env.step("yes")[1]
+    _, done, info = env.step("no")
+    assert done and info["reward"] == 1.0 and info["metrics"]["retries"] == 1
 
 
 def test_a_request_that_only_summarises_the_conversation_moves_nothing(started: Callable[..., AgentEnv]) -> None:
