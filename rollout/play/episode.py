@@ -71,7 +71,13 @@ class Episode:
         self.prompt: Prompt = self._build_prompt(None)
         memory = None if self.reply.whole_prompts else runtime.settings.memory
         runtime.flags.check_first_prompt(spec.name, len(self.prompt.token_ids), memory, response_len)
-        self.encoder.check(self.conversation.messages, self.prompt.token_ids)
+        if self._is_comparable:
+            self.encoder.check(self.conversation.messages, self.prompt.token_ids)
+
+    @property
+    def _is_comparable(self) -> bool:
+        """Not if an agent's prompt ends with an answer: a template renders that as a finished conversation."""
+        return not self.reply.whole_prompts or self.conversation.messages[-1]["role"] != "assistant"
 
     @property
     def reply(self) -> EnvReply:
@@ -289,7 +295,7 @@ class Episode:
 
     async def _check_conversation(self) -> None:
         """Compare the last prompt with its one-shot encoding; a difference is counted and does not stop the run."""
-        if self.runtime.settings.tokenization_sanity_check == "disable":
+        if self.runtime.settings.tokenization_sanity_check == "disable" or not self._is_comparable:
             return
         messages = self.conversation.messages
         last = self.answers[-1] if messages[-1]["role"] == "assistant" else ()  # no prompt shows the last response

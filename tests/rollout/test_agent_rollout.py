@@ -55,6 +55,25 @@ async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it
     assert last == tokenizer.apply_chat_template(expected, tokenize=False, add_generation_prompt=True)
 
 
+async def test_an_agent_may_ask_for_an_answer_to_an_answer(tmp_path: Path) -> None:
+    """No one-shot encoding exists for such a prompt, so there is nothing to compare it with."""
+    tokenizer = chatml_tokenizer()
+    async with ScriptedEngine(tokenizer, lambda body, number: f"answer {number}") as engine:
+        args = rollout_args(tmp_path, engine.port, **overrides("hands_over"))
+        runtime, sample = await get_runtime(args), EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+            assert not runtime.counters
+        finally:
+            await close_runtimes()
+    assert len(samples) == 2 and samples[-1].reward == 1.0
+    said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "An example."}]
+    for number, request in enumerate(engine.requests):
+        shown = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(request["input_ids"]) == shown
+        said.append({"role": "assistant", "content": f"answer {number}"})
+
+
 async def test_the_edge_out_of_an_agents_own_summary_carries_no_step_discount(tmp_path: Path) -> None:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: f"answer {number}") as engine:
         args = rollout_args(tmp_path, engine.port, **overrides("compacts"))
