@@ -153,7 +153,7 @@ def make_request(
     return Request(
         messages=tuple(messages),
         tools=tuple(tools),
-        stops=tuple(parts.text(stop, stops_key) for stop in stops),
+        stops=tuple(parts.text(stop, stops_key) for stop in stops if stop != ""),
         model=parts.text(body.get("model"), "model"),
         streams=body.get("stream") is True,
         thread=thread.hexdigest(),

@@ -141,6 +141,12 @@ def test_an_answer_is_split_as_a_server_would_split_it(text: str, expected: tupl
     assert all(type(value) is int for c in answer.calls for value in c.arguments.values())
 
 
+def test_an_empty_stop_text_stops_nothing() -> None:
+    """Found in every text at once, it would leave nothing of any response."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Well?"}], "stop": ["", "END"]}
+    assert read_response("one END", openai_format.read(body), 4).text == "one"
+
+
 def test_both_apis_send_pictures_into_the_prompt() -> None:
     file = io.BytesIO()
     Image.new("RGB", (28, 20), "red").save(file, "png")
