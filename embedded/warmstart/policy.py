@@ -24,6 +24,9 @@ ROLES = tuple(f"{role}\n" for role in ("system", "user", "assistant"))
 NUMBERS = tuple(f" {digit}" for digit in range(10))
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 CHAT_TEMPLATE = """\
+{%- macro calls(message) -%}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor -%}
+{%- endmacro -%}
 {%- if tools -%}
 {%- set said = messages[0].content + '\\n\\n' if messages and messages[0].role == 'system' else '' -%}
 {{- '<|im_start|>system\\n' + said + 'Tools:\\n' -}}
@@ -32,7 +35,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- for message in messages -%}
 {%- if not (tools and loop.first and message.role == 'system') -%}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + calls(message) + '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}

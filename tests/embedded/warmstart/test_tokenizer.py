@@ -48,6 +48,14 @@ def test_the_chat_template_shows_tools_beside_the_system_message(tokenizer: Any)
     assert "go to the red ball" in text and '"look"' in text
 
 
+def test_the_chat_template_shows_earlier_calls(tokenizer: Any) -> None:
+    """Agents send them back as objects."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "the door"}}}
+    answer = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
+    text = tokenizer.apply_chat_template([MESSAGES[-1], answer, {"role": "tool", "content": "a"}], tokenize=False)
+    assert 'I look.<tool_call>{"name": "look", "arguments": {"at": "the door"}}</tool_call><|im_end|>' in text
+
+
 def test_common_ends_are_cut_at_word_boundaries() -> None:
     assert common_ends(["go to the red ball.\nEnd", "go to the rusty key.\nEnd"]) == ("go to the", "\nEnd")
     assert common_ends(["Seen:\na wall 1", "Seen:\na wall 22"]) == ("Seen:\n", "")
