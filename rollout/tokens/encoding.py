@@ -128,6 +128,9 @@ class DeltaEncoder:
         """Return the messages in the form that the template accepts."""
         accepted = self.template.accepted(messages, as_text=not self.use_inference_chat_template)
         if self.images is None:
+            if any(isinstance(message["content"], list) for message in accepted):
+                no_processor = "a message has a picture, but the checkpoint has no image processor"
+                raise EncodingError(f"{no_processor}; use a vision-language model")
             return accepted
         # SGLang encodes the text of prompts with images again, so control strings get a space.
         return [{k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted]

@@ -96,11 +96,8 @@ class OneShot:
         return [part for pair in zip_longest(pieces, images) for part in pair if part is not None]
 
     def image(self, image: Any) -> EncodedImage:
-        """Return the image's tokens and payloads; raises EncodingError if it or the checkpoint cannot be used."""
-        if self._images is None:
-            raise EncodingError(
-                "a message has a picture, but the checkpoint has no image processor; use a vision-language model"
-            )
+        """Return the image's tokens and payloads; raises EncodingError if it cannot be used."""
+        assert self._images is not None, "messages with images were refused"
         return self._images.encode(image)
 
     def _escaped(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, str]]:
