@@ -1,6 +1,5 @@
 """Agents as black boxes: any program that asks a model over HTTP is played and trained; each request is one turn.
 
-
 Invariants: every request that is shown is one turn, and its prompt is the request's messages and tools. The program is
 alive only during its episode. The reward comes from the grader, once, after the program has ended.
 """
@@ -129,8 +128,7 @@ class AgentEnv(BaseInteractionEnv):
         try:
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
-            failed = end is not None and end.exit_code != 0 and not end.stopped
-            if end is not None and failed and waiting.alone and not waiting.delivered:
+            if end is not None and end.exit_code and not (end.stopped or waiting.delivered) and waiting.alone:
                 # It ended before it received the response, and had received no other one since it asked, so its
                 # client's time limit is to blame.
                 what = f"while it waited for the model, the agent {end.words}"

@@ -148,8 +148,7 @@ class Session:
         if len(self.threads) < MAX_THREADS:
             self.threads.setdefault(request.thread, len(self.threads))
         thread = self.threads.get(request.thread, MAX_THREADS - 1)
-        alone = not any(known.connections for known in others)
-        waiting = Waiting(request, self.counts["requests"], thread, alone)
+        waiting = Waiting(request, self.counts["requests"], thread, not any(known.connections for known in others))
         self.counts["requests"] += 1
         self._queue.append(waiting)
         self._news.set()
