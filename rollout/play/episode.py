@@ -167,9 +167,12 @@ class Episode:
 
     async def _step_environment(self, generation: Generation, text: str, engine_s: float) -> Turn:
         shown, sent_s = self.reply.observation, time.time()
-        reply = await self.session.step(text)
+        opened = self.encoder.open_reasoning(text)
+        reply = await self.session.step(opened + text)
         info = reply.info
         assert info is not None
+        span = info.get("action_span")
+        span = span and (max(span[0] - len(opened), 0), span[1] - len(opened))
         self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
         return Turn(
             episode_id=self.spec.episode_id,
@@ -182,7 +185,7 @@ class Episode:
             reward=float(info["reward"]),
             terminated=info["terminated"],
             truncated=info["truncated"] and not info["terminated"],
-            action_span=self.encoder.token_span(generation.token_ids, info.get("action_span")),
+            action_span=self.encoder.token_span(generation.token_ids, span),
             progression=float(info["progression"]),
             metrics={name: float(value) for name, value in (info.get("metrics") or {}).items()},
             moves=info.get("moves", True),

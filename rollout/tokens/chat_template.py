@@ -31,7 +31,7 @@ TOOL = {"role": "tool", "content": "t"}
 PADDED = ("\n  a b\t\n", " ", "l1\n\n l2 ", 'say "x\\y" <b> é')
 REASON = "because"
 THOUGHTS = (f"<think>\n{REASON}\n</think>\n\nso", f"<think>{REASON}</think>so")
-THOUGHT_END = "</think>"
+THOUGHT_START, THOUGHT_END = "<think>", "</think>"
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
-from rollout.tokens.chat_template import GENERATION, START, USER, ChatTemplate, Message
+from rollout.tokens.chat_template import GENERATION, START, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
 from rollout.tokens.image_files import MAX_PIXELS
 from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot, SanityCheck, compare
@@ -68,6 +68,8 @@ class DeltaEncoder:
         self.end_of_turn_ids = tuple(dict.fromkeys(i for i in (after_answer.ids[0], eos) if i is not None))
         """The token that ends a response in the template, then the end-of-sequence token if it differs."""
         self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
+        lead = self.template.generation_lead()
+        self._opens_reasoning = lead.rfind(THOUGHT_START) > lead.rfind(THOUGHT_END)
         if history == "full":
             self._continuation([USER], seen_tool=False)
         if tools:
@@ -197,6 +199,11 @@ class DeltaEncoder:
         while ids and ids[-1] in self.end_of_turn_ids:
             ids.pop()
         return self.decode(ids)
+
+    def open_reasoning(self, text: str) -> str:
+        """Return the `<think>` with which the template began a response that does not end its reasoning, or ""."""
+        is_open = self._opens_reasoning and THOUGHT_START not in text and THOUGHT_END not in text
+        return THOUGHT_START if is_open else ""
 
     def token_span(self, response_ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return the tokens [start, end) that hold the characters [start, end) of the response's text, if any do."""

@@ -157,3 +157,28 @@ async def test_a_template_without_tools_is_refused_but_the_prompt_can_show_them(
     _, requests = await play(tmp_path, None, **settings, env={**ENV, "tools_in": "prompt"})
     text = tokenizer.decode(requests[1]["input_ids"])
     assert '"name": "counter"' in text and "<|im_start|>user\nResult of add:\n5<|im_end|>" in text
+
+
+@pytest.mark.parametrize("thought", ["So it is \\boxed{5}. But", "I may " + call("add", a=2, b=3) + " or"])
+async def test_reasoning_that_the_template_began_and_the_response_does_not_end_is_neither_answer_nor_call(
+    tmp_path: Path, thought: str
+) -> None:
+    """The engine's response has no `<think>`, because that is the end of the prompt."""
+    tokenizer, settings = chatml_tokenizer(), overrides(tmp_path, None)
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = changed.chat_template.replace(
+        "<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>\\n"
+    )
+    changed.save_pretrained(settings["hf_checkpoint"])
+    answers = [thought, "I add.</think>" + call("add", a=2, b=3), "It is 5.</think>Answer: 5"]
+    async with ScriptedEngine(tokenizer, lambda body, number: answers[number]) as engine:
+        args = rollout_args(tmp_path, engine.port, **settings)
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+        finally:
+            await close_runtimes()
+    assert tokenizer.decode(engine.requests[0]["input_ids"]).endswith("<think>\n")
+    (first,), (second,), (third,) = (row_of(part).turns for part in samples)
+    assert first.reward < 0 <= second.reward and third.reward == 1.0
+    assert first.action_start == -1 < second.action_start
