@@ -118,12 +118,24 @@ async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
     return Finding("any text", Status.WARNING if valid == len(FREE_TEXTS) else Status.OK, detail)
 
 
-async def replay_difference(trial: Trial, episode: EpisodeSpec, played: Playthrough) -> int | None:
-    """The first step at which the same responses show something else (0 is the reset); None if there is none."""
+async def replay_difference(
+    trial: Trial, episode: EpisodeSpec, played: Playthrough, neighbour: EpisodeSpec | None = None
+) -> int | None:
+    """The first step at which the same responses show something else (0 is the reset); None if there is none.
+
+    A `neighbour` is played in the same process meanwhile, as another slot is in training.
+    """
     first, *others = (reply.digest for reply in played.replies)
     if (await trial.reset(episode)).digest != first:
         return 0
+    if neighbour is not None:
+        await trial.build(neighbour)
+    over = True
     for step, (answer, expected) in enumerate(zip(played.answers, others, strict=True), 1):
+        if neighbour is not None:
+            if over:
+                await trial.reset(neighbour)
+            over = (await trial.step(neighbour, answer)).done
         if (await trial.step(episode, answer)).digest != expected:
             return step
     return None

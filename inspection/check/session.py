@@ -72,7 +72,11 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
         report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
         async with _trial(target, episode) as other:
             elsewhere = await replay_difference(other, episode, plays[-1])
-        report.findings.append(_determinism(plays[0], twice, elsewhere))
+            beside = None
+            if twice is None and elsewhere is None and plays[0].replies[-1].deterministic:
+                neighbour = make_episode(target.settings, task, 1, seed + 1)
+                beside = await replay_difference(other, episode, plays[-1], neighbour)
+        report.findings.append(_determinism(plays[0], twice, elsewhere, beside))
     except (ConfigError, MissingDependencyError):
         raise
     except ServiceError as error:
@@ -94,7 +98,11 @@ async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
         trial.end()
 
 
-def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None) -> Finding:
+def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None, beside: int | None) -> Finding:
+    if beside is not None:
+        detail = f"step {beside} differs while another episode is played in the same process"
+        advice = "keep the state in self, not in the class, the module or a global random generator"
+        return Finding("replay", Status.ERROR, f"{detail}; {advice}")
     if twice is None and elsewhere is None:
         return Finding("replay", Status.OK, "the same seed and answers show the same, also in another process")
     step, where = (elsewhere, "in another process") if twice is None else (twice, "after a second reset")

@@ -138,7 +138,7 @@ def threads_left(names: Sequence[str]) -> str:
 
 
 class Trial:
-    """One worker process that plays one episode at a time; all methods but `end` raise `SlimeVerlogError`."""
+    """One worker process that plays one episode per id; all methods but `end` raise `SlimeVerlogError`."""
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._host = TrialProcess()
@@ -180,7 +180,7 @@ class Trial:
         if key not in self._settings.model_fields_set:
             limit_s = min(limit_s, MAX_CALL_S)
         try:
-            call = self._host.call(method, limit_s, path, 0, *arguments)
+            call = self._host.call(method, limit_s, path, episode.episode_id, *arguments)
             ok, result = await asyncio.wait_for(call, limit_s + GRACE_S)
         except HostLostError:
             ok, result = False, Fault("EnvironmentFault", _ended(path, method))

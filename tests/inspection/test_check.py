@@ -100,6 +100,15 @@ QUESTIONABLE = {
         [(RESET, "self.steps, self.level = 0, getattr(self, 'level', 0)")],
         "error replay: the first observation after a second reset differs",
     ),
+    "two episodes share their state": (
+        [
+            ("class Stairs(BaseInteractionEnv):", "class Stairs(BaseInteractionEnv):\n    seen = []"),
+            (RESET, RESET + "; self.seen.clear()"),
+            ("self.steps += 1", "self.steps += 1; self.seen.append(1)"),
+            (SHOW, 'return f"{len(self.seen)} turns. You stand'),
+        ],
+        "error replay: step 1 differs while another episode is played in the same process",
+    ),
     "another world in each process": (
         [(SHOW, 'return f"{os.getpid()} You stand')],
         "error replay: the first observation in another process differs",
