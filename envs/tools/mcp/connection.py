@@ -45,6 +45,7 @@ class Connection:
         self._holder.add_done_callback(lambda _: open_connections.discard(self))
         self.doubtful = False
         """A request was cancelled, so the server may hang."""
+        self._probe: asyncio.Task[bool] | None = None
 
     @property
     def ended(self) -> bool:
@@ -70,7 +71,12 @@ class Connection:
             request.cancel()
 
     async def answers(self) -> bool:
-        """Return whether the server still lists its tools."""
+        """Return whether the server still lists its tools; calls that give up earlier leave the question running."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._answers())
+        return await asyncio.shield(self._probe)
+
+    async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self.ask(list_tools)

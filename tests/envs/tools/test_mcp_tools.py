@@ -94,7 +94,7 @@ def test_a_dead_server_is_restarted_once_and_then_the_environment_is_at_fault(
 
 
 def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(connection_module, "ANSWER_S", 1.5)  # longer than a call, as it is for short time limits
     env = started(timeout_s=1.0)
     text, metrics = shown(env, call("misbehave", how="hang"))
     assert "did not end within 1 s" in text and metrics["tool_timeouts"] == 1
