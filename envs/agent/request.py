@@ -15,7 +15,7 @@ import pydantic_core
 from envs.agent import parts
 from envs.agent.parts import Message, RequestError
 from envs.base import text_of
-from envs.errors import MissingDependencyError
+from envs.errors import MissingDependencyError, ToolError
 from envs.images import ImageError, open_image
 from envs.tools.calls import Call, find_calls, reasoning_end
 from envs.tools.results import encodable
@@ -104,7 +104,7 @@ def read_response(text: str, request: Request, max_calls: int) -> Response:
     for call in found.calls:
         arguments = call.arguments
         if call.as_text:
-            with contextlib.suppress(AttributeError, TypeError):  # of a schema that is none; the arguments stay text
+            with contextlib.suppress(AttributeError, TypeError, ToolError):  # no schema; the arguments stay text
                 arguments = convert_texts(arguments, schemas.get(call.name, {}))
         calls.append(Call(call.name, arguments))
     return Response(kept[start : found.span[0]].strip(), reasoning, tuple(calls), (), stop, found.span)

@@ -21,6 +21,7 @@ from envs.loading import import_extra
 from envs.openenv import protocol
 from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, Request, read_outcome
 from envs.openenv.settings import OpenEnvSettings
+from envs.tools.schema import alternatives
 
 MAX_FRAME_BYTES = 64 << 20
 """Bytes of the largest reply; the server's own client allows 100 MiB."""
@@ -242,12 +243,14 @@ def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) 
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the action's fields with their schemas, references resolved, without `metadata`."""
-    definitions = schema.get("$defs", {})
+    """Return the action's fields with their schemas, references resolved, without `metadata`; `enum` lists choices."""
     fields = {}
     for name, part in schema.get("properties", {}).items():
-        reference = part.get("$ref") or next((p["$ref"] for p in part.get("allOf", ()) if "$ref" in p), "")
-        fields[name] = {**definitions.get(reference.rpartition("/")[2], {}), **part}
+        found = alternatives(part, schema)
+        fields[name] = {**found[0], **part} if len(found) == 1 else {**part, "anyOf": found}
+        values = [option for option in found if option.get("type") != "null"]
+        if values and all("enum" in option for option in values):
+            fields[name]["enum"] = [choice for option in values for choice in option["enum"]]
     fields.pop("metadata", None)
     return fields
 

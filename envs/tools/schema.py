@@ -111,12 +111,20 @@ class ArgumentCheck:
 def convert_texts(arguments: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments that are text to the types of a tool's `parameters` where possible."""
     properties = parameters.get("properties", {})
-    return {key: _converted(value, properties.get(key, {})) for key, value in arguments.items()}
+    return {key: _converted(value, alternatives(properties.get(key), parameters)) for key, value in arguments.items()}
 
 
-def _converted(text: str, schema: Any) -> Any:
-    options = schema.get("anyOf", [schema]) if isinstance(schema, Mapping) else []
-    kinds = [option.get("type", []) for option in options if isinstance(option, Mapping)]  # a schema may be `true`
+def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 5) -> list[Mapping[str, Any]]:
+    """Return the schemas that a value may have, through references of `root`; empty for `true`, which allows any."""
+    if not isinstance(schema, Mapping):
+        return []
+    inner = [part for key in ("anyOf", "oneOf", "allOf") for part in schema.get(key, ())]
+    inner += [_target(schema["$ref"], root, "the parameters")] if "$ref" in schema else []
+    return [found for part in inner if depth for found in alternatives(part, root, depth - 1)] or [schema]
+
+
+def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
+    kinds = [option.get("type", []) for option in options]
     kinds = [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
     if "string" in kinds and not (text == "null" and "null" in kinds):
         return text

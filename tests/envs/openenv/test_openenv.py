@@ -134,6 +134,13 @@ def test_the_prompt_lists_the_actions_or_their_fields() -> None:
         prompt = started(server, instruction="Buy the painting.").instruction_prompt
         assert prompt.startswith("Buy the painting.\n")
         assert "- price (integer): In euros.\n- lot (string or null, optional)" in prompt
+    optional = {"anyOf": [{"$ref": "#/$defs/Move"}, {"type": "null"}], "default": None}
+    with TinyServer("grid") as server:
+        server.schema = {**server.schema, "properties": {"move": optional}}
+        assert list(started(server).actions) == ["left", "right"]
+    with TinyServer("grid") as server:
+        server.schema = {**server.schema, "properties": {"move": optional, "far": {"type": "integer"}}}
+        assert "- move (one of left, right, optional)" in started(server).instruction_prompt
 
 
 def halves(observation: Mapping[str, Any]) -> dict[str, str]:
