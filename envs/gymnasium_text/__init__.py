@@ -102,7 +102,8 @@ class GymnasiumText(TextGame):
 
     def translate(self, candidate: str) -> str | None:
         if self.actions:
-            return self._aliases.get(candidate) or self._by_words.get(_words(candidate))
+            exact = candidate if candidate in self.actions else None  # names may differ only in case or `_`
+            return self._aliases.get(candidate) or exact or self._by_words.get(_words(candidate))
         return candidate if candidate in self.env.action_space else None
 
     def prompt_variables(self) -> dict[str, Any]:
@@ -169,8 +170,8 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
         if all(isinstance(name, str) for name in found):
             names = found
             break
-    if len(names) != space.n:
-        raise ConfigError(f"env.actions names {len(names)} actions, but {env} has {space.n}; name all, in order")
+    if len(set(names)) != space.n:
+        raise ConfigError(f"env.actions names {len(set(names))} actions, but {env} has {space.n}; name all, in order")
     return names
 
 

@@ -140,6 +140,7 @@ def test_close_reaches_the_environment_once() -> None:
         ({"id": CORRIDOR, "kwargs": {"shape": "two_texts"}}, "which of sound, view is the text"),
         ({"id": CORRIDOR, "kwargs": {"shape": "dict"}, "text_key": "veiw"}, "no entry 'veiw'; did you mean view"),
         ({"id": CORRIDOR, "actions": ["a", "b"]}, "names 2 actions, but .* has 3"),
+        ({"id": CORRIDOR, "actions": ["a", "b", "a"]}, "names 2 actions, but .* has 3"),
         ({"id": CORRIDOR, "default_action": "fly"}, "'fly' is not one of the actions"),
         ({"id": ECHO, "default_action": "NO"}, "does not fit the action space"),
         ({"id": "Pendulum-v1"}, "set env.describe"),
@@ -182,6 +183,13 @@ def test_aliases_of_actions_that_the_settings_rename_are_no_answers() -> None:
         env.reset()
         info = env.step(answer)[2]
         assert (info["executed_action"] if info["valid_action"] else None) == action
+
+
+def test_actions_whose_names_differ_in_case_alone_are_each_played() -> None:
+    env = build(id=CORRIDOR, actions=["k", "K", "wait"])
+    for answer in ("k", "K"):
+        env.reset()
+        assert env.step(answer)[2]["executed_action"] == answer
 
 
 @pytest.mark.parametrize(
