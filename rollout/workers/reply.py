@@ -124,6 +124,8 @@ def check_info(info: Any, done: bool) -> None:
     for name in ("reward", "progression"):
         if not _is_finite(info.get(name)):
             raise EnvironmentFault(f"info['{name}'] must be a finite number, got {reprlib.repr(info.get(name))}")
+    if not -1e-6 <= info["progression"] <= 1 + 1e-6:  # sums of shares are rounded
+        raise EnvironmentFault(f"info['progression'] must be from 0 (start) to 1 (won), got {info['progression']:g}")
     if done is not (info["terminated"] or info["truncated"]):
         raise EnvironmentFault(
             f"done is {done!r} but terminated is {info['terminated']} and truncated {info['truncated']}"

@@ -93,7 +93,7 @@ QUESTIONABLE = {
     "the expert loses": ([('return "up"', 'return "down"')], "warning expert: the expert does not succeed"),
     "progression in percent": (
         [('"progression": float(won)', '"progression": 100.0 * won')],
-        "error expert: info['progression'] must be from 0 (start) to 1 (won), got 100",
+        "error contract: task 'stairs': info['progression'] must be from 0 (start) to 1 (won), got 100",
     ),
     "nothing ends the game": ([("max_steps = 20", "max_steps = 0"), HARD], "warning ending: an episode did not end"),
     "state survives a reset": (

@@ -41,6 +41,7 @@ def test_a_reply_that_keeps_the_contract_is_accepted() -> None:
         ({"reward": 10**400}, r"info\['reward'\] must be a finite number"),
         ({"reward": None}, r"info\['reward'\] must be a finite number, got None"),
         ({"progression": "half"}, r"info\['progression'\] must be a finite number"),
+        ({"progression": 1.5}, r"info\['progression'\] must be from 0 \(start\) to 1 \(won\), got 1.5"),
         ({"valid_action": 1}, r"info\['valid_action'\] must be bool, got 1"),
         ({"terminated": True}, "done is False but terminated is True"),
         ({"executed_action": 3}, r"info\['executed_action'\] must be str, got 3"),
