@@ -73,7 +73,8 @@ class GymnasiumText(TextGame):
         self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
         aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
-        self._aliases = {key: name for key, name in aliases.items() if name in self.actions}  # env.actions may rename
+        self._exact = {name: name for name in self.actions}  # names may differ in case alone
+        self._exact |= {key: name for key, name in aliases.items() if name in self.actions}  # env.actions may rename
         default = settings.default_action or _attribute(self.env, "default_action") or next(iter(self.actions), None)
         if default is None:
             raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
@@ -102,8 +103,7 @@ class GymnasiumText(TextGame):
 
     def translate(self, candidate: str) -> str | None:
         if self.actions:
-            exact = candidate if candidate in self.actions else None  # names may differ only in case or `_`
-            return self._aliases.get(candidate) or exact or self._by_words.get(_words(candidate))
+            return self._exact.get(candidate) or self._by_words.get(_words(candidate))
         return candidate if candidate in self.env.action_space else None
 
     def prompt_variables(self) -> dict[str, Any]:

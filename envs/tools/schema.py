@@ -124,9 +124,8 @@ def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 5) -> list[M
 
 
 def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
-    kinds = [option.get("type", []) for option in options]
-    kinds = [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
-    if "string" in kinds and not (text == "null" and "null" in kinds):
+    allowed = lambda kind: any(kind in option.get("type", ()) for option in options)
+    if allowed("string") and not (text == "null" and allowed("null")):
         return text
     value, error = decode_whole(text)
     return {"True": True, "False": False, "None": None}.get(text.strip(), text) if error or find_flaw(value) else value

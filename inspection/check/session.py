@@ -29,6 +29,7 @@ from slime_verlog import read_settings
 
 ALL_ROWS = 3
 """With more tasks than this, a command counts findings that are ok instead of printing them."""
+_BESIDE = "beside another episode in the same process"
 _COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
 
 
@@ -71,12 +72,12 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
         status = Status.WARNING if left else Status.OK
         report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
         async with _trial(target, episode) as other:
-            elsewhere = await replay_difference(other, episode, plays[-1])
-            beside = None
-            if twice is None and elsewhere is None and plays[0].replies[-1].deterministic:
+            differs = {"after a second reset": twice}
+            differs["in another process"] = await replay_difference(other, episode, plays[-1])
+            if plays[0].replies[-1].deterministic:
                 neighbour = make_episode(target.settings, task, 1, seed + 1)
-                beside = await replay_difference(other, episode, plays[-1], neighbour)
-        report.findings.append(_determinism(plays[0], twice, elsewhere, beside))
+                differs[_BESIDE] = await replay_difference(other, episode, plays[-1], neighbour)
+        report.findings.append(_determinism(plays[0], differs))
     except (ConfigError, MissingDependencyError):
         raise
     except ServiceError as error:
@@ -98,14 +99,10 @@ async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
         trial.end()
 
 
-def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None, beside: int | None) -> Finding:
-    if beside is not None:
-        detail = f"step {beside} differs while another episode is played in the same process"
-        advice = "keep the state in self, not in the class, the module or a global random generator"
-        return Finding("replay", Status.ERROR, f"{detail}; {advice}")
-    if twice is None and elsewhere is None:
+def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Finding:
+    where, step = next(((where, step) for where, step in steps.items() if step is not None), ("", None))
+    if step is None:
         return Finding("replay", Status.OK, "the same seed and answers show the same, also in another process")
-    step, where = (elsewhere, "in another process") if twice is None else (twice, "after a second reset")
     differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
     if not played.replies[-1].deterministic:
         return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
@@ -113,6 +110,8 @@ def _determinism(played: Playthrough, twice: int | None, elsewhere: int | None, 
         "draw everything random in reset from the seed, avoid sets and the clock, or set deterministic = False "
         "(for SWE and Harbor tasks, env.deterministic: false)"
     )
+    if where == _BESIDE:
+        advice = "keep the state in self, not in the class, the module or a global random generator"
     return Finding("replay", Status.ERROR, f"{differs}; {advice}")
 
 
@@ -151,15 +150,11 @@ def _references(task: TaskSpec) -> Iterator[Finding]:
 
         results = check_references(task.task, read_settings(HarborSettings, task.options, "env."))
     for found in results:
-        if task.env_path == "envs.swe":
-            # Its note says how long a verdict takes, and what limits it.
-            status = Status.ERROR if found.problem else Status.WARNING
-            detail = found.problem or f"the reference patch is rewarded, {found.note}"
-        else:
-            status = Status.ERROR if found.problem else Status.WARNING if found.note else Status.OK
-            detail = found.problem or found.note or "the reference solution is paid 1 and the untouched files 0"
-            detail = detail if found.task == task.task else f"{found.task}: {detail}"
-        yield Finding("reference", status, detail)
+        # The note of a SWE task says how long a verdict takes, and what limits it.
+        note = f"the reference patch is rewarded, {found.note}" if task.env_path == "envs.swe" else found.note
+        status = Status.ERROR if found.problem else Status.WARNING if note else Status.OK
+        detail = found.problem or note or "the reference solution is paid 1 and the untouched files 0"
+        yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
 
 
 def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:

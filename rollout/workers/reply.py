@@ -9,7 +9,7 @@ import math
 import numbers
 import reprlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from envs.base import Observation
@@ -261,9 +261,8 @@ def _is_text(part: Mapping[str, Any]) -> bool:
     return isinstance(part.get("text"), str)
 
 
-def _rebuilt(message: Mapping[str, Any], room: Iterable[int], left: Iterable[int]) -> dict[str, Any]:
+def _rebuilt(message: Mapping[str, Any], room: Iterator[int], left: Iterator[int]) -> dict[str, Any]:
     """The message with its texts cut to the next shares and with as many images as `left` still yields."""
-    room, left = iter(room), iter(left)
     parts = []
     for part in _content_parts(message):
         if _is_text(part):

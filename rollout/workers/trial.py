@@ -31,10 +31,7 @@ MAX_CALL_S = 60.0
 """Limit of one call, unless the YAML sets `env_reset_timeout_s` or `env_step_timeout_s` itself."""
 GRACE_S = 5.0
 """Seconds after the limit until a call that cannot be interrupted is given up with its process."""
-ERRORS: dict[str, type[SlimeVerlogError]] = {
-    "ConfigError": ConfigError,
-    "MissingDependencyError": MissingDependencyError,
-}
+ERRORS: dict[str, type[SlimeVerlogError]] = {kind.__name__: kind for kind in (ConfigError, MissingDependencyError)}
 """Classes of faults that are raised again as they are; all others become an `EnvironmentFault`."""
 
 MAX_OUTPUT = 4000
@@ -183,7 +180,9 @@ class Trial:
             call = self._host.call(method, limit_s, path, episode.episode_id, *arguments)
             ok, result = await asyncio.wait_for(call, limit_s + GRACE_S)
         except HostLostError:
-            ok, result = False, Fault("EnvironmentFault", _ended(path, method))
+            cause = "os._exit, a crash of compiled code, or no memory left"
+            said = f"{_named(path, method)} ended its process ({cause}); raise an error instead"
+            ok, result = False, Fault("EnvironmentFault", said)
         except TimeoutError:
             self._host.kill()
             ok, result = False, Fault("TooSlow", f"{_named(path, method)} took longer than {limit_s:g} s")
@@ -209,13 +208,6 @@ class Trial:
 
 class ServiceError(EnvironmentFault):
     """A service that the environment asks does not answer; it may start later than the trial."""
-
-
-def _ended(path: str, method: str) -> str:
-    return (
-        f"{_named(path, method)} ended its process (os._exit, a crash of compiled code, or no memory left); "
-        "raise an error instead"
-    )
 
 
 def _named(path: str, method: str) -> str:

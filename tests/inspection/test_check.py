@@ -107,7 +107,7 @@ QUESTIONABLE = {
             ("self.steps += 1", "self.steps += 1; self.seen.append(1)"),
             (SHOW, 'return f"{len(self.seen)} turns. You stand'),
         ],
-        "error replay: step 1 differs while another episode is played in the same process",
+        "error replay: a replay beside another episode in the same process differs at step 1; keep",
     ),
     "another world in each process": (
         [(SHOW, 'return f"{os.getpid()} You stand')],

@@ -45,7 +45,6 @@ class Connection:
         self._holder.add_done_callback(lambda _: open_connections.discard(self))
         self.doubtful = False
         """A request was cancelled, so the server may hang."""
-        self._probe: asyncio.Task[bool] | None = None
 
     @property
     def ended(self) -> bool:
@@ -71,16 +70,12 @@ class Connection:
             request.cancel()
 
     async def answers(self) -> bool:
-        """Return whether the server still lists its tools; calls that give up earlier leave the question running."""
-        if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(self._answers())
-        return await asyncio.shield(self._probe)
-
-    async def _answers(self) -> bool:
+        """Return whether the server still lists its tools; closes the connection if not."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self.ask(list_tools)
         except Exception:  # each kind of failure means that the server is lost
+            self.close()
             return False
         self.doubtful = False
         return True
@@ -119,10 +114,9 @@ class Connection:
 
 async def close_all(seconds: float) -> None:
     """Close all connections, and wait until their commands have ended."""
-    ending = []
-    for connection in list(open_connections):
+    ending = [connection._holder for connection in open_connections]
+    for connection in open_connections:
         connection.close()
-        ending.append(connection._holder)
     if ending:
         await asyncio.wait(ending, timeout=seconds)
 

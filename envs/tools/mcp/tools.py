@@ -205,7 +205,6 @@ class McpServer:
             except Exception as error:  # whatever it is, the server either lives or is dead
                 if await connection.answers():
                     raise ToolError(reason(error)) from error
-                connection.close()
                 if restarted:
                     why = f"died again after a restart: {reason(error)}"
                     raise EnvironmentFault(f"{self.settings.label} {why}") from error
@@ -213,14 +212,13 @@ class McpServer:
     async def _living(self) -> tuple[Connection, bool]:
         """Return an open connection, and whether it replaces a dead one."""
         old = self._connection
-        if old is not None and not old.ended and not (old.doubtful and not await old.answers()):
+        # The question whether the server lives may take longer than the call that asks it.
+        if old is not None and not old.ended and (not old.doubtful or await asyncio.shield(old.answers())):
             await old.opened()
             return old, False
         if old is not None and self._fresh and self._called:
             raise EnvironmentFault(f"{self.settings.label} died in the middle of an episode, and its state is lost")
         if self._connection is old:
-            if old is not None:
-                old.close()
             self._connection = Connection(self.settings)
         connection = self._connection
         assert connection is not None
