@@ -77,7 +77,9 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
             if plays[0].replies[-1].deterministic:
                 neighbour = make_episode(target.settings, task, 1, seed + 1)
                 differs[_BESIDE] = await replay_difference(other, episode, plays[-1], neighbour)
-        report.findings.append(_determinism(plays[0], differs))
+            report.findings.append(_determinism(plays[0], differs))
+            if not task.env_path.startswith("envs."):
+                report.findings.append(await _other_seeds(other, target, task, seed, plays[-1]))
     except (ConfigError, MissingDependencyError):
         raise
     except ServiceError as error:
@@ -97,6 +99,20 @@ async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
         yield trial
     finally:
         trial.end()
+
+
+async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, played: Playthrough) -> Finding:
+    """Whether the same responses show something else with other seeds."""
+    for number in (2, 3, 4):
+        episode = make_episode(target.settings, task, number, seed + number)
+        await trial.build(episode)
+        if await replay_difference(trial, episode, played) is not None:
+            return Finding("seeds", Status.OK, "another seed is another episode")
+    same = f"seed {seed} and three others are the same episode, so held-out episodes repeat those of training"
+    advice = (
+        "unless there is only one, take the seed from describe_task(sample)[1] and draw the episode from it in reset"
+    )
+    return Finding("seeds", Status.WARNING, f"{same}; {advice}")
 
 
 def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Finding:

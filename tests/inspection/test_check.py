@@ -28,6 +28,9 @@ DEFAULT_TASK = "stairs"
 
 
 class Stairs(BaseInteractionEnv):
+    def __init__(self, seed):
+        self.tower = f" This is tower {seed}."
+
     instruction_prompt, actions, default_action = "Climb to step 3.", ("up", "down"), "down"
     max_steps = 20
     deterministic = True
@@ -37,7 +40,7 @@ class Stairs(BaseInteractionEnv):
         return make_observation(self.show())
 
     def show(self):
-        return f"You stand on step {self.level}."
+        return f"You stand on step {self.level}.{self.tower}"
 
     def step(self, response_text):
         valid = response_text in self.actions
@@ -54,7 +57,7 @@ def build_env(sample, args):
     if sample.metadata["task"] != "stairs":
         from envs.errors import ConfigError
         raise ConfigError(f"unknown task {sample.metadata['task']!r}; known: stairs")
-    return Stairs()
+    return Stairs(sample.metadata["seed"])
 
 
 def expert_action(env):
@@ -89,7 +92,7 @@ QUESTIONABLE = {
         [(SHOW, 'return "You wait. " * self.steps ** 2 + f"You stand'), HARD],
         "warning prompt: grows during the episode",
     ),
-    "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,021"),
+    "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,038"),
     "the expert loses": ([('return "up"', 'return "down"')], "warning expert: the expert does not succeed"),
     "progression in percent": (
         [('"progression": float(won)', '"progression": 100.0 * won')],
@@ -113,6 +116,7 @@ QUESTIONABLE = {
         [(SHOW, 'return f"{os.getpid()} You stand')],
         "error replay: the first observation in another process differs",
     ),
+    "one episode for all seeds": ([(" {seed}", "")], "warning seeds: seed 0 and three others are the same episode"),
     "a game that says that it is random": (
         [(SHOW, 'return f"{os.getpid()} You stand'), ("deterministic = True", "deterministic = False")],
         "ok replay: the first observation in another process differs, as deterministic = False says",
