@@ -28,9 +28,6 @@ DEFAULT_TASK = "stairs"
 
 
 class Stairs(BaseInteractionEnv):
-    def __init__(self, seed):
-        self.tower = f" This is tower {seed}."
-
     instruction_prompt, actions, default_action = "Climb to step 3.", ("up", "down"), "down"
     max_steps = 20
     deterministic = True
@@ -40,7 +37,7 @@ class Stairs(BaseInteractionEnv):
         return make_observation(self.show())
 
     def show(self):
-        return f"You stand on step {self.level}.{self.tower}"
+        return f"You stand on step {self.level}."
 
     def step(self, response_text):
         valid = response_text in self.actions
@@ -57,7 +54,7 @@ def build_env(sample, args):
     if sample.metadata["task"] != "stairs":
         from envs.errors import ConfigError
         raise ConfigError(f"unknown task {sample.metadata['task']!r}; known: stairs")
-    return Stairs(sample.metadata["seed"])
+    return Stairs()
 
 
 def expert_action(env):
@@ -92,7 +89,7 @@ QUESTIONABLE = {
         [(SHOW, 'return "You wait. " * self.steps ** 2 + f"You stand'), HARD],
         "warning prompt: grows during the episode",
     ),
-    "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,038"),
+    "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,021"),
     "the expert loses": ([('return "up"', 'return "down"')], "warning expert: the expert does not succeed"),
     "progression in percent": (
         [('"progression": float(won)', '"progression": 100.0 * won')],
@@ -116,7 +113,7 @@ QUESTIONABLE = {
         [(SHOW, 'return f"{os.getpid()} You stand')],
         "error replay: the first observation in another process differs",
     ),
-    "one episode for all seeds": ([(" {seed}", "")], "warning seeds: seed 0 and three others are the same episode"),
+    "one episode for all seeds": ([], "warning seeds: seed 0 and three others are the same episode"),
     "a game that says that it is random": (
         [(SHOW, 'return f"{os.getpid()} You stand'), ("deterministic = True", "deterministic = False")],
         "ok replay: the first observation in another process differs, as deterministic = False says",
@@ -196,7 +193,9 @@ def test_a_reward_beyond_the_discounts_reach_is_a_warning(
 def test_a_working_environment_has_no_warnings_and_shows_its_prompt_with_roles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check(write(tmp_path)) == 0
+    code = GAME.replace("return Stairs()", "env = Stairs(); env.tower = sample.metadata['seed']; return env")
+    code = code.replace("{self.level}.", "{self.level}. This is tower {self.tower}.")
+    assert check(write(tmp_path, code)) == 0
     shown = capsys.readouterr().out
     assert "[system]\nClimb to step 3.\n\n[user]\nCurrent Observation:\nYou stand on step 0." in shown
     assert "expert       3 turns, return 1, progression 1, 100% of answers valid" in shown
