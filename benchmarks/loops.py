@@ -295,5 +295,6 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     with engines, engines.sleeping():
         with mock.patch.object(engine, "request_body", kept_body), timed:
             row = asyncio.run(play(engines))
-        row["bare_cpu_ms_per_turn"] = asyncio.run(parts.bare_client(engines.port, engines.bodies, case.places))
+        bodies = engines.bodies if case.processes == 1 else ()  # simulated engines end with the players
+        row["bare_cpu_ms_per_turn"] = asyncio.run(parts.bare_client(engines.port, bodies, case.places))
         return row

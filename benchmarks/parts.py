@@ -63,7 +63,7 @@ def timed() -> Iterator[None]:
 async def bare_client(port: int, bodies: Iterable[bytes], places: int) -> float:
     """Send the bodies of `/generate` and parse the responses, with aiohttp and orjson alone; return CPU ms for each.
 
-    The first `places` responses, whose connections are opened, do not count. 0 without bodies: players sent them.
+    The first `places` responses, whose connections are opened, do not count. 0 without bodies.
     """
     sent, url = iter(bodies), f"http://127.0.0.1:{port}/generate"
     begun, answered = 0.0, 0
