@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from envs.base import Observation
 from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
 from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
-from rollout.play.memory import Conversation
+from rollout.play.memory import SUMMARY_REQUEST, Conversation, after_reasoning
 from rollout.play.metrics import measure_notes
 from rollout.spec import EpisodeSpec
 from rollout.tokens.encoding import DeltaEncoder
@@ -60,10 +60,7 @@ class Episode:
         self._spans: list[Span] = []
         """Requests of the turn in progress, while spans are recorded."""
         self.answers: list[tuple[int, ...]] = []
-        """Token ids of every response so far; with the seed, a checkpoint needs nothing else to replay the episode.
-
-        Tuples, because the garbage collector stops tracking tuples of numbers but walks every list.
-        """
+        """Token ids of every response so far: tuples, which the garbage collector stops tracking, unlike lists."""
         self.stepped: list[bool] = []
         """Whether the environment got each of them."""
         check_history(self.reply, runtime.settings.history)
@@ -198,11 +195,12 @@ class Episode:
 
     async def _write_notes(self, generation: Generation, text: str, engine_s: float) -> Turn:
         """Give the response to the conversation alone; the turn's state is that of the environment's last turn."""
+        text = after_reasoning(self.encoder.open_reasoning(text) + text)
         self.conversation.noted(text)
         info = self.reply.info
         assert info is not None, "notes are written after a step"
-        spans, self._spans = tuple(self._spans), []
         ends, control = self.encoder.end_of_turn_ids, self.encoder.text.control_ids
+        spans, self._spans = tuple(self._spans), []
         return Turn(
             episode_id=self.spec.episode_id,
             index=self.index,
@@ -243,11 +241,11 @@ class Episode:
             self.has_next_prompt = False
             return turn
         try:
-            self.prompt = await self._next_prompt(turn.generation)
+            before, self.prompt = len(self.prompt.token_ids), await self._next_prompt(turn.generation)
             tokens = len(self.prompt.token_ids)
             fits = self.runtime.flags.fits(tokens, self.response_len)
-            wants_notes = self.conversation.wants_notes(tokens, fits)
-            if wants_notes and not at_limit and self.stop is None:
+            can_wait = fits and self._can_ask(tokens + max(tokens - before, 0))  # after another turn as long
+            if self.conversation.wants_notes(tokens, can_wait) and not at_limit and self.stop is None:
                 fits = await self._ask_for_notes() or fits
         except EncodingError as error:
             # For example an image that cannot be read. The episode ends, the batch goes on.
@@ -260,6 +258,12 @@ class Episode:
         if self.stop is not None and self.has_next_prompt:
             await self._check_conversation()
         return turn if self.stop is None else replace(turn, truncated=True)
+
+    def _can_ask(self, tokens: int) -> bool:
+        """Whether a prompt of so many tokens leaves room to ask for notes, if the memory asks for any."""
+        most = self.conversation.notes_tokens
+        request = self.encoder.text.encode(SUMMARY_REQUEST.format(most)) if most else ()
+        return most is None or self.runtime.flags.fits(tokens + len(request), most)
 
     async def _ask_for_notes(self) -> bool:
         """Replace the next prompt by one that asks for notes, if that fits; returns whether it does."""

@@ -261,12 +261,12 @@ class Conversation:
 
     def cut_notes(self, response: str) -> str:
         """Return the notes of a player without a tokenizer, cut after about `memory.max_tokens` tokens."""
-        return response[: (self.notes_tokens or 0) * CHARS_PER_TOKEN]
+        return after_reasoning(response).strip()[: (self.notes_tokens or 0) * CHARS_PER_TOKEN]
 
     def noted(self, response: str) -> None:
         """Replace the notes by a response that was asked for them, unless it is empty, and forget older turns."""
         assert isinstance(self._memory, SummaryMemory)
-        self.notes, self.notes_events = response.strip() or self.notes, ()
+        self.notes, self.notes_events = after_reasoning(response).strip() or self.notes, ()
         self._since_notes = 0
         while len(self.past) > self._memory.keep:
             self.past.popleft()
@@ -291,6 +291,12 @@ class Conversation:
         return "\n\n".join(part for part in (notes, self.request) if part)
 
 
+def after_reasoning(response: str) -> str:
+    """Return what follows a response's `<think>` block; nothing if the block never ends."""
+    _, end, rest = response.rpartition("</think>")
+    return rest if end or not response.lstrip().startswith("<think>") else ""
+
+
 def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEvent, ...]]:
     """Return the notes after a valid response and what it did to them; its last line of notes counts.
 
@@ -298,7 +304,7 @@ def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEve
         before: the notes so far, which stay if the response has none.
         most: characters after which notes are cut.
     """
-    lines = _NOTES.findall(answer)
+    lines = _NOTES.findall(after_reasoning(answer))
     written = lines[-1].strip() if lines else ""
     if not written:
         return before, (NotesEvent.EMPTY,) if lines else ()

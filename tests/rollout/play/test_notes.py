@@ -62,6 +62,9 @@ def writes(body: dict[str, Any], number: int) -> str:
         ("NOTES: \nACTION: go", "old", ["empty"]),
         ("ACTION: go", "old", []),
         ("my NOTES: red\nACTION: go", "old", []),
+        ("<think>\nNOTES: blue?\n</think>\nNOTES: red\nACTION: go", "red", ["written"]),
+        ("NOTES: blue?\n</think>\nACTION: go", "old", []),
+        ("<think>\nNOTES: blue?\nACTION: go", "old", []),
     ],
 )
 def test_the_last_line_of_notes_replaces_the_old_ones_unless_it_is_empty(

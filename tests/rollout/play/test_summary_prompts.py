@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from envs.base import make_observation
 from envs.loading import build_env_from
 from rollout.bridge.settings import MemorySettings
@@ -76,6 +78,22 @@ def test_the_page_on_memory_shows_the_prompt_that_asks_for_notes() -> None:
 def test_empty_notes_keep_the_old_ones_and_keep_0_shows_no_turn() -> None:
     texts = talk(2, ["red key", " \n"], every=1, keep=0)
     assert texts[-1] == "rules\nCurrent Observation:\nstep 2\n\nYour notes:\nred key\n\nAnswer."
+
+
+@pytest.mark.parametrize(
+    ("response", "notes"),
+    [
+        ("<think>\nIs the key blue?\n</think>\n\nred key", "red key"),
+        ("Is the key blue?\n</think>\n\nred key", "red key"),
+        ("<think>\nIs the key blue?", "old"),
+        ("<think>\nIs the key blue?\n</think>\n", "old"),
+    ],
+)
+def test_reasoning_is_no_part_of_the_notes(response: str, notes: str) -> None:
+    shown = talk(2, ["old", response], every=1, keep=0)[-1]
+    assert shown == f"rules\nCurrent Observation:\nstep 2\n\nYour notes:\n{notes}\n\nAnswer."
+    conversation = Conversation(build_memory(MemorySettings(kind="notes", max_tokens=1)))
+    assert conversation.cut_notes(response) == ("" if notes == "old" else "red ")
 
 
 def test_notes_are_asked_for_before_a_prompt_beyond_the_budget_and_never_twice_in_a_row() -> None:

@@ -19,12 +19,13 @@ from rollout.errors import ConfigError, FailureBudgetError
 from rollout.evaluate import play_episodes
 from rollout.fixed_turn import collect_or_draw
 from rollout.generate import generate
-from rollout.play.metrics import whole_episode_metrics
+from rollout.play.metrics import measure_notes, whole_episode_metrics
 from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.play.slots import check_slot
 from rollout.preflight import first_prompt_check
 from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
+from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -126,7 +127,8 @@ async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: P
         assert output.metrics["summary/empty"] == share(lambda text: not text.strip())
         assert output.metrics["summary/action_lines"] == share(lambda text: "ACTION:" in text)
         assert output.metrics["summary/control_tokens"] == share(lambda text: "<|im_end|>" in text)
-        assert output.metrics["summary/cut"] == 0.0 and 0 < output.metrics["summary/tokens"] <= 24
+        lengths = [sample.response_length for sample in summaries]
+        assert output.metrics["summary/tokens"] == sum(lengths) / len(lengths) and output.metrics["summary/cut"] == 0.0
         assert not [name for name in output.metrics if name.startswith("turn/notes_")]
         for sample in turns_of(output):
             facts = sample.metadata
@@ -137,6 +139,16 @@ async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: P
             if "summary" in facts:
                 notes[facts["episode_id"]] = facts["round_number"], facts["notes"]
     assert len({text for _, text in notes.values()}) > 1
+
+
+@pytest.mark.parametrize(("written", "copied"), [([1, 2, 3, 4, 5, 9], 2 / 3), ([4, 5, 6, 9], 0.0), ([1, 2, 3], None)])
+def test_copied_is_the_share_of_four_tokens_in_a_row_that_the_prompt_showed(
+    written: list[int], copied: float | None
+) -> None:
+    end, prompt = 7, Prompt([1, 2, 3, 4, 5, 6, 8])
+    generation = Generation([*written, end], [0.0] * (len(written) + 1), "notes", FinishReason.STOP)
+    found = measure_notes(generation, "notes", prompt, (end,), (end,))
+    assert found.get("copied") == copied and found["tokens"] == len(written) + 1
 
 
 async def test_summaries_do_not_count_towards_max_turns_or_the_episodes_turns(tmp_path: Path) -> None:
@@ -284,6 +296,18 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
         assert output.metrics["rollout/faults/notes_not_asked"] == 4
     warning, _ = [record.getMessage() for record in caplog.records if "asks for notes" in record.getMessage()]
     assert "does not fit" in warning and "memory.budget" in warning
+
+
+async def test_a_context_that_fills_before_the_budget_does_is_emptied_by_notes(tmp_path: Path) -> None:
+    memory = {**NOTES, "every": 50, "keep": 0}
+    ((whole,), prompts) = await play(tmp_path, 0, 1, memory=memory, **one_slot(16))
+    lengths = [len(ids) for ids in prompts]
+    assert "summary/turns" not in whole.metrics and lengths[15] > lengths[10]
+    keys = {**one_slot(16), "rollout_max_context_len": lengths[10] + 32}
+    ((output,), prompts) = await play(tmp_path, 0, 1, memory=memory, **keys)
+    texts = [chatml_tokenizer().decode(ids) for ids in prompts]
+    assert sum(map(asked, texts)) == output.metrics["summary/turns"] > 0
+    assert output.metrics["rollout/stop/context"] == output.metrics["rollout/faults/notes_not_asked"] == 0
 
 
 def test_history_full_is_refused_with_notes(tmp_path: Path) -> None:
