@@ -33,6 +33,8 @@ LIMITS = (
     Limit("actor/ref_kl", "the KL to the policy before PPO, in nats per token,", 2.0, "", _CHARGE_KL, -math.inf),
     Limit("actor/ppo_kl", "the KL of one update", 0.1, "", _SMALLER_UPDATES, -math.inf),
     Limit("critic/explained_variance", _EXPLAINED, math.inf, "", _TRAIN_CRITIC),
+    Limit("summary/empty", "the share of empty notes", 0.5, "", "read them (slime-verlog view); old notes stay"),
+    Limit("summary/cut", "the share of notes cut by their limit", 0.5, "", "raise memory.max_tokens"),
 )
 """Healthy ranges, as in docs/metrics.md, which derives the bounds of valid answers and KL from the recorded studies."""
 PATIENCE = 5

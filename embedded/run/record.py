@@ -207,5 +207,6 @@ class TrainingRecord:
             "truncated": is_last and bool(facts.get("truncated")),
             "tokens": {"text": [self._tokenizer.decode([i]) for i in own], **columns},
             **({} if lambdas is None else {"lambda_token": round(float(lambdas[0]), 6)}),
-            **({} if span.moves else {"summary": {}}),
+            **{key: facts[key] for key in ("notes", "summary") if key in facts},
+            **({} if span.moves else {"moves": False}),
         }

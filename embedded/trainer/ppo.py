@@ -173,7 +173,9 @@ class PpoTrainer:
         kl = torch.cat(data["kl"])[torch.cat(data["loss_masks"]).bool()].mean().item()
         metrics = finish_dis(self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss))
         metrics |= self._alarm.watch(metrics, rollout_id)
-        return {f"actor/{key}": value for key, value in {**metrics, "ref_kl": kl}.items()}
+        # What the hooks added for slime's own log, under slime's names.
+        logged = {f"rollout/{k}": v.item() for k, v in data.items() if isinstance(v, torch.Tensor) and not v.ndim}
+        return {**logged, **{f"actor/{key}": value for key, value in {**metrics, "ref_kl": kl}.items()}}
 
     def _policy_loss(
         self, data: RolloutData, batch: MicroBatch, logits: torch.Tensor, reduce: Reducer

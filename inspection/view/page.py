@@ -102,7 +102,9 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         "valid": turn.get("valid"),
         "reward": number(turn.get("reward")),
     }
-    packed |= {key: turn[key] for key in ("notes", "lambda_token", "metrics") if turn.get(key) not in (None, "", {})}
+    packed |= {
+        key: turn[key] for key in ("notes", "lambda_token", "metrics", "moves") if turn.get(key) not in (None, "", {})
+    }
     if (reached := number(turn.get("progression"))) is not None:
         packed["progression"] = reached
     if "summary" in turn:

@@ -18,7 +18,7 @@ function chainOf(episode) {
     const turn = turns[token.t];
     token.isLast = !next || next.t !== token.t;
     token.reward = token.isLast ? turn.reward || 0 : 0;
-    const isStep = token.isLast && !turn.summary; // after notes, the environment did not move
+    const isStep = token.isLast && !turn.summary && turn.moves !== false; // the environment moved
     token.gamma = isStep ? credit.gamma_step : credit.gamma_token;
     token.decay = token.gamma * (isStep ? credit.lambda_step : turn.lambda_token ?? credit.lambda_token);
     token.after = token.isLast && turn.end === "terminated" ? 0 : next ? next.value : credit.next_value ?? 0;

@@ -14,16 +14,19 @@ from advantage.settings import advantage_settings
 from embedded.run.folder import claim
 from embedded.run.record import TURNS, TrainingRecord
 from embedded.train import train
+from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
 from rollout.errors import ConfigError
+from rollout.play.memory import SUMMARY_REQUEST
+from tests.embedded.conftest import SIZE, TEXTS, sharpen
 from tests.embedded.test_train import Recorder, maker
 
 
-def recorded(policy: Path, folder: Path, **keys: Any) -> list[dict[str, Any]]:
+def recorded(policy: Path, folder: Path, tracker: Recorder | None = None, **keys: Any) -> list[dict[str, Any]]:
     """The lines of a run of three updates of 24 turns; the first trains the critic alone."""
     args = maker(policy, folder)(keys, rollout_batch_size=24)
     path = folder / "training.jsonl"
     record = TrainingRecord(path, AutoTokenizer.from_pretrained(policy), advantage_settings(args), args.kl_coef)
-    train(args, Recorder(), record=record)
+    train(args, tracker or Recorder(), record=record)
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -48,6 +51,22 @@ def test_advantages_follow_from_what_is_recorded(policy_folder: Path, tmp_path: 
                 delta = (turn["reward"] if is_last else 0.0) - kl + gamma * following - tokens["values"][j]
                 advantage, following = delta + decay * advantage, tokens["values"][j]
                 assert tokens["returns"][j] - tokens["values"][j] == pytest.approx(advantage, abs=2e-3)
+
+
+def test_turns_of_notes_are_recorded_with_the_notes_and_measured(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(TEXTS, ["Current Observation:\n", SUMMARY_REQUEST.format(6)])
+    save_policy(sharpen(build_policy(tokenizer, SIZE, seed=1)), tokenizer, tmp_path / "policy")
+    memory = {"kind": "notes", "every": 2, "keep": 0, "max_tokens": 6}
+    tracker = Recorder()
+    lines = recorded(tmp_path / "policy", tmp_path, tracker, memory=memory)
+    turns = [turn for line in lines for turn in line["story"]]
+    notes = [turn for turn in turns if "summary" in turn]
+    assert notes and all(turn["moves"] is False and turn["summary"]["tokens"] <= 6 for turn in notes)
+    assert any(turn["notes"] == turn["response"].strip() != "" for turn in notes)
+    assert not [turn for turn in turns if "summary" not in turn and ("moves" in turn or "notes" in turn)]
+    (first, *others) = [metrics for _, metrics in tracker.updates]
+    assert "rollout/summary_optimism" not in first, "the actor did not train"
+    assert all("rollout/summary_optimism" in metrics for metrics in others)
 
 
 def test_an_estimator_without_a_critic_records_what_there_is(policy_folder: Path, tmp_path: Path) -> None:

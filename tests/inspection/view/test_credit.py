@@ -41,7 +41,7 @@ def credited(turns: int = 3, notes: int | None = None, own: float | None = None)
         if own is not None:
             story["lambda_token"] = own
     if notes is not None:
-        episode["story"][notes]["summary"] = {}
+        episode["story"][notes]["moves"] = False
     return episode
 
 
