@@ -56,6 +56,8 @@ class Playthrough:
     answers: list[str] = field(default_factory=list)
     prompt_chars: list[int] = field(default_factory=list)
     first_prompt: list[Message] = field(default_factory=list)
+    notes: int = 0
+    """Turns in which the player was asked for notes."""
 
     @property
     def infos(self) -> list[StepInfo]:
@@ -71,16 +73,18 @@ class Playthrough:
 async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, player: str, most: int) -> Playthrough:
     """Play from a reset to the end or for `most` turns; raises SlimeVerlogError if environment or player fail."""
     conversation = Conversation(build_memory(settings.memory) if settings.history == "window" else None)
-    found = Playthrough(player)
+    found, count_chars = Playthrough(player), lambda messages: sum(map(len, map(text_of, messages)))
 
     def show(reply: EnvReply) -> None:
         if not reply.done:
             conversation.show(reply)
             if conversation.wants_notes():
+                found.notes += 1
+                found.prompt_chars.append(count_chars(conversation.show(reply, notes=True)))
                 conversation.noted(write_facts(reply.facts))
                 conversation.show(reply)
         found.replies.append(reply)
-        found.prompt_chars.append(sum(len(text_of(message)) for message in conversation.messages))
+        found.prompt_chars.append(count_chars(conversation.messages))
 
     show(await trial.reset(episode))
     found.first_prompt = list(conversation.messages)
@@ -246,6 +250,11 @@ def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Itera
         yield Finding(
             "memory", status, f"memory.budget: {most} is below the first prompt, {about}{tokens} tokens: raise it"
         )
+    elif play.notes > 1 + 2 * len(play.answers) // settings.memory.every:
+        often = (
+            f"notes come after {play.notes} of {len(play.answers)} turns, because prompts reach memory.budget: {most}"
+        )
+        yield Finding("memory", Status.WARNING, f"{often}; raise it, or lower memory.keep")
 
 
 def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:

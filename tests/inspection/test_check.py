@@ -229,6 +229,17 @@ def test_a_budget_below_the_first_prompt_is_an_error_with_a_tokenizer_and_a_warn
     assert "memory.budget" not in capsys.readouterr().out
 
 
+def test_a_budget_that_makes_the_model_write_notes_in_nearly_every_turn_is_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(write(tmp_path, memory={"kind": "notes", "budget": 9}), "--no-prompt")
+    [tokens] = re.findall(r"first prompt, about (\d+) tokens", capsys.readouterr().out)
+    for budget, warned in ((int(tokens) + 1, True), (2000, False)):
+        assert check(write(tmp_path, memory={"kind": "notes", "budget": budget}), "--no-prompt") == 0
+        found = re.search(r"warning +memory +notes come after \d+ of \d+ turns, .* raise it", capsys.readouterr().out)
+        assert bool(found) is warned
+
+
 def test_the_tools_of_a_first_prompt_count_towards_the_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
