@@ -123,6 +123,8 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); delete that run, or choose another --out") from error
     for key, there, here in differences(found, wanted):
+        if key == "keys.rollout_processes":  # says only how the work is spread
+            continue
         differs = f"{folder} holds a run with other settings: {key} is {there!r} there and {here!r} here"
         raise ConfigError(f"{differs}; choose another --out, or delete that run")
 

@@ -233,7 +233,7 @@ def test_a_run_is_kept_unless_it_is_to_be_continued_or_deleted(
         train(config, out, "--updates", "0", "--overwrite")
     monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
     capsys.readouterr()
-    assert train(config, out, "--updates", "1", "--resume") == 0
+    assert train(config, out, "--updates", "1", "--resume", "--set", "rollout_processes=2") == 0
     assert "holds this run, finished; --overwrite trains it again" in (text := capsys.readouterr().out)
     assert "after:  win rate" in text and f"view {out}" in text
     assert contents(out) == before
