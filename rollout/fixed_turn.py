@@ -5,6 +5,7 @@ bootstrap sample, and it continues in the next batch. No turn is thrown away or 
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -120,6 +121,11 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     load = measured()
     warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=True)
+    allowed, oldest = 0 if source.clock.after_each else source.clock.interval, max(batch.staleness)
+    if oldest > allowed and "staleness" not in runtime.warned:
+        runtime.warned.add("staleness")
+        words = "turn/staleness_max is %d, above %d: an engine may not get new weights"
+        logging.getLogger(__name__).warning(words, oldest, allowed)
     batch.metrics = await asyncio.to_thread(
         batch_metrics, batch.segments, runtime.new_faults(), load, batch.staleness, len(source.tasks)
     )

@@ -373,6 +373,23 @@ async def test_a_turn_that_a_weight_update_aborts_is_issued_again_at_once(
     assert output.metrics["rollout/faults/turns_aborted"] == 1
 
 
+async def test_an_engine_that_keeps_its_old_weights_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        args = rollout_args(tmp_path, engine.port)
+        source = EpisodeSource(args)
+        try:
+            for number in range(6):
+                await collect_or_draw(args, number, source)
+                if number == 3:
+                    assert "turn/staleness_max" not in caplog.text
+                engine.version = str(min(number + 2, 4))
+        finally:
+            await close_runtimes()
+    assert caplog.text.count("turn/staleness_max is 1, above 0: an engine may not get new weights") == 1
+
+
 @wide
 async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_last_answer(collect: Collect) -> None:
     with pytest.raises(EngineError, match=r"failed 3 times.*no meta_info"):
