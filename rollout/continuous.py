@@ -49,7 +49,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         stream.on_turn = lambda: None
     if runtime.flags.colocate or runtime.flags.offload_rollout:  # the engine gives its GPUs to the trainer
         await stream.pause()
-    load, stood_s = stream.since_last_batch()
+    load, stood_s = await stream.since_last_batch()
     warn_of_bottleneck(runtime, load, stood_s)
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=False)
     answers = (turn.generation for segment in batch.segments for turn in segment.turns)

@@ -111,6 +111,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     per_env = runtime.settings.turn_quota == "per_env"
     batch = Batch(left=[turns // len(slots)] * len(slots) if per_env else [turns])
     measured = measure(runtime)
+    await measured()  # what players did since the last batch is not this one's
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False, mininterval=BAR_S) as progress:
         async with full_gc_deferred():
             played = await gather(_play(runtime, slot, batch, progress.update) for slot in order)
@@ -118,7 +119,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     batch.segments = [segment for slot in slots for segment in by_slot[slot.number]]
     count = count_turns(batch.segments)
     assert count == turns, f"the batch has {count} turns instead of {turns}"
-    load = measured()
+    load = await measured()
     warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=True)
     allowed, oldest = 0 if source.clock.after_each else source.clock.interval, max(batch.staleness)

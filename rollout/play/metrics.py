@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +49,16 @@ class BatchLoad:
     """Each process: this one, then the players."""
 
 
-def measure(runtime: Runtime) -> Callable[[], BatchLoad]:
-    """Start to measure; the returned function gives the load since then."""
+def measure(runtime: Runtime) -> Callable[[], Awaitable[BatchLoad]]:
+    """Start to measure; the returned function gives the load since then, or since it was last called."""
     before = runtime.usage()
 
-    def load() -> BatchLoad:
-        used = [now.plus(then, -1) for now, then in zip(runtime.usage(), before, strict=True)]
+    async def load() -> BatchLoad:
+        nonlocal before
+        if runtime.players is not None:
+            await runtime.players.refresh()
+        then, before = before, runtime.usage()
+        used = [now.plus(one, -1) for now, one in zip(before, then, strict=True)]
         engine, env = _together([one.engine for one in used]), _together([one.env for one in used])
         return BatchLoad(engine, env, sum(one.cpu_s for one in used), used)
 

@@ -7,7 +7,6 @@ time, a batch waits for them (`stale_turns: wait`), or they lose their loss (`ma
 """
 
 import asyncio
-import time
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from rollout.play.player import Batch, Slot, count_failure, play
 from rollout.play.runtime import Runtime
 from rollout.play.slots import saved_slot
 from rollout.turn import Generation, Prompt, Segment, StopReason, Turn
+from rollout.workers.utilization import Utilization
 
 
 @dataclass
@@ -67,9 +67,8 @@ class Stream:
         """By slot number: finished turns of its episode; the episode may already have taken the next response."""
         self._failed = 0
         """Episodes lost since the last batch was full."""
-        self._stood_s, self._resumed_s = 0.0, 0.0
-        """Waits for new weights that ended since the last batch, in seconds summed over the slots; and when the stream
-        went on after its last pause, because a wait for the engine's GPUs is none for weights."""
+        self._standing, self._stood_s = Utilization(), 0.0
+        """Counts the slots that wait for new weights; and their seconds before the last batch."""
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
@@ -91,8 +90,6 @@ class Stream:
             EngineError, FailureBudgetError: as in fixed-turn batches. The stream has stopped.
         """
         self._pushes = max(self._pushes, self._clock.pushes_before(rollout_id))
-        if self._paused:
-            self._resumed_s = time.monotonic()
         self._rollout_id, self._paused = rollout_id, False
         self._set_limit()
         if self._clock.needs_answer(rollout_id) or not self._may_issue():
@@ -121,11 +118,11 @@ class Stream:
         self._set_limit()
         return self._states()
 
-    def since_last_batch(self) -> tuple[BatchLoad, float]:
+    async def since_last_batch(self) -> tuple[BatchLoad, float]:
         """Load, and the slots' seconds at the limit of `max_staleness`, since the last call."""
-        found = self._load(), self._stood_s
-        self._load, self._stood_s = measure(self._runtime), 0.0
-        return found
+        load, before = await self._load(), self._stood_s
+        self._stood_s = self._standing.snapshot().request_s
+        return load, self._stood_s - before
 
     async def pause(self) -> None:
         """Issue no further turns until `next_batch`, and wait for those that are playing.
@@ -133,6 +130,7 @@ class Stream:
         Called where the engine gives its GPUs to the trainer between batches.
         """
         self._paused = True
+        self._gate.send()
         await self._news.until(lambda: not self._playing or self._error is not None)
 
     async def close(self) -> None:
@@ -150,8 +148,7 @@ class Stream:
 
     def _set_limit(self) -> None:
         """Let turns be issued for the batches that today's weights may still play."""
-        allowed = self._runtime.settings.max_staleness
-        batches = min(self._last_rollout(self._pushes) - self._rollout_id, allowed) + 1
+        batches = min(self._last_rollout(self._pushes) - self._rollout_id, self._runtime.settings.max_staleness) + 1
         self._limit = self.ledger["handed_out"] + max(batches, 0) * self._size
         self._gate.send()
 
@@ -182,9 +179,10 @@ class Stream:
     async def _issue(self, slot: Slot) -> bool:
         """Wait until the slot may issue a turn; the stream's end is the only reason not to."""
         if not self._stopped:
-            began = time.monotonic()
-            await self._gate.until(self._may_issue)
-            self._stood_s += time.monotonic() - max(began, self._resumed_s)
+            while not self._may_issue():
+                await self._gate.until(lambda: not self._paused)  # a wait for the engine's GPUs is not one for weights
+                with self._standing.request():
+                    await self._gate.until(lambda: self._paused or self._may_issue())
             self.ledger["issued"] += 1
             self._playing[slot.number] = self._last_rollout(self._pushes)
         return not self._stopped

@@ -12,6 +12,7 @@ import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -198,6 +199,13 @@ class PlayerProcesses:
         """What each of them has used so far, as of its latest reply."""
         return [place.earlier.plus(place.usage) for place in self._places]
 
+    async def refresh(self) -> None:
+        """Have the players report what they have used up to now. One that does not answer at once may hang."""
+        players = [place.player for place in self._places if place.player is not None]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await asyncio.gather(*(player.call("ping") for player in players), return_exceptions=True)
+
     async def live(self, place: _Place) -> _Player:
         """Return the place's player; starts one if there is none, or if it died.
 
@@ -214,6 +222,7 @@ class PlayerProcesses:
         player = _Player(lambda report: self._take(place, report), lambda: self._died(place))
         try:
             node, place.pid = await player.start(await launch(place.number), self._args)
+            place.earlier = place.earlier.plus(place.usage, -1)  # its imports are not the batch's
             self._check_deaths(place)  # the run may have ended meanwhile
             logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)
         except _PlayerLostError:

@@ -127,7 +127,8 @@ class Player:
         return socket.gethostname(), os.getpid()
 
     async def ping(self) -> None:
-        """Show that the event loop runs."""
+        """Show that the event loop runs, and what was used up to now."""
+        self._reported_at = 0.0
 
     async def open(self, key: int, spec: EpisodeSpec, replay: Replay) -> Progress:
         """Start the episode, or replay what was played of it."""

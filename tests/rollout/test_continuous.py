@@ -172,6 +172,24 @@ async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: P
     assert trainer.outputs[1].metrics["rollout/turns_pending"] == 0
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_each_batch_counts_its_own_part_of_the_waits_for_new_weights(tmp_path: Path, processes: int) -> None:
+    """As with weights that are pushed after every second update, the slots wait from before batch 1 until batch 2."""
+    trainer = Trainer(tmp_path, max_staleness=3, rollout_processes=processes)
+
+    async def train(engine: Engine, rollout_id: int) -> None:
+        while trainer.stream._may_issue():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        if rollout_id:
+            engine.update()
+
+    trainer.train, trainer._asynchronous = train, trainer._synchronous  # type: ignore[method-assign]
+    await trainer.run(range(3), ahead=True)
+    waiting = [output.metrics["rollout/slots_at_limit"] for output in trainer.outputs]
+    assert waiting[1] > 0 and max(waiting) <= 4.01, f"there are four slots: {waiting}"
+
+
 @pytest.mark.parametrize("processes", some([1, 2], [1]))
 async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(tmp_path: Path, processes: int) -> None:
     trainer = Trainer(tmp_path, rollout_processes=processes)
@@ -217,6 +235,7 @@ async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tm
     trainer.train = train  # type: ignore[method-assign]
     await trainer.run(range(4))
     assert quiet == [0] * 4
+    assert max(output.metrics["rollout/slots_at_limit"] for output in trainer.outputs) < 0.001, "they wait for GPUs"
     no_gap_and_none_twice(trainer.turns())
     assert max(max(batch) for batch in trainer.staleness) == 1, "turns that finished during the pause come first"
 

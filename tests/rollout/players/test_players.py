@@ -1,6 +1,7 @@
 """Several rollout processes: the batches of one process, also when players are killed; faults counted and bounded."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from rollout.errors import ConfigError, PlayerError
 from rollout.evaluate import evaluate
 from rollout.play.runtime import Runtime, close_runtimes, get_runtime
 from rollout.players import manager
-from rollout.players.manager import MAX_DEATHS, PlayerProcesses
-from rollout.players.process import Launched, launch
+from rollout.players.manager import MAX_DEATHS, PlayerProcesses, _Player
+from rollout.players.process import Launched, Report, launch
+from rollout.workers.utilization import UNUSED, ProcessUsage
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays, sample_bytes
@@ -256,6 +258,45 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
     assert output.metrics["rollout/engine_concurrency"] > 0 and output.metrics["turn/host_s"] > 0
     shares = [output.metrics[f"rollout/process/{number}/engine_concurrency"] for number in range(2)]
     assert output.metrics["rollout/engine_concurrency"] == pytest.approx(sum(shares))
+
+
+async def test_a_batch_counts_its_own_part_of_the_requests_in_flight(tmp_path: Path) -> None:
+    """One answer takes as long as several batches of the other slot."""
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        engine.delay = lambda number: 2.0 if number == 3 else 0.05
+        sizes = {"rollout_batch_size": 4, "global_batch_size": 4, "turn_quota": "global", "n_env": 2}
+        run, metrics = Run(tmp_path, engine, rollout_processes=2, max_staleness=3, **sizes), list[dict[str, float]]()
+        try:
+            for number in range(6):
+                engine.version = str(number + 1)
+                metrics.append((await run.batch(number, continuous.collect)).metrics)
+        finally:
+            await close_runtimes()
+    for batch in metrics:
+        most = 1 + 0.05 * batch["rollout/turns_per_s"] / 4  # the processes are not read in the same moment
+        assert batch["rollout/engine_busy_share"] < most
+        assert all(batch[f"rollout/process/{number}/engine_concurrency"] < most for number in range(2))
+    assert any(batch["rollout/engine_concurrency"] > 1.5 for batch in metrics[1:3]), "the slow answer is in flight"
+
+
+async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path) -> None:
+    run = Run(tmp_path, rollout_processes=2)
+    players = (await run.runtime()).players
+    assert players is not None
+
+    async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
+        self._report(Report(Counter(), ProcessUsage(UNUSED.engine, UNUSED.env, 30.0, 0)))  # seconds of imports
+        return "node", 7
+
+    async def launched(number: int) -> Any:
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "launch", launched)
+        patch.setattr(_Player, "start", started)
+        await players.start()
+    assert [used.cpu_s for used in players.usage()] == [0.0, 0.0]
+    await close_runtimes()
 
 
 class Launches(list[Launched]):
