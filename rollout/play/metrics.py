@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
-    "turns_spanning_update",
+    *("turns_spanning_update", "turns_interrupted"),
     *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""

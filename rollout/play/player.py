@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 
 class ResponseLostError(Exception):
-    """The response was lost before the environment could take it; the turn is asked again."""
+    """A player died before it responded, or with the response that it kept; what was asked is asked again."""
 
 
 class Place:
@@ -126,11 +125,13 @@ async def _next_turn(episode: Episode, ask: Callable[[Episode], Awaitable[Genera
     """Ask for a response and step the environment with it; None if the response was aborted."""
     while True:
         began = time.perf_counter()
-        generation = await ask(episode)
-        if generation.finish_reason is FinishReason.ABORT:
-            return None
-        with suppress(ResponseLostError):
+        try:
+            generation = await ask(episode)
+            if generation.finish_reason is FinishReason.ABORT:
+                return None
             return await episode.step(generation, time.perf_counter() - began)
+        except ResponseLostError:
+            episode.runtime.counters["turns_interrupted"] += 1
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

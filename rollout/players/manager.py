@@ -23,13 +23,13 @@ from rollout.play.runtime import Runtime
 from rollout.players.process import Launched, Progress, Report, launch
 from rollout.players.wire import NOTHING, Link, changed_prompt, read_turn
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import Generation, Turn
+from rollout.turn import FinishReason, Generation, Turn
 from rollout.workers.utilization import UNUSED, ProcessUsage
 
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 8
-"""Players that may die while the turns of one batch are played."""
+"""How often one player may die while the turns of one batch are played; a lost node ends several players at once."""
 START_S = 1800.0
 """Seconds in which a player must start; on a busy machine or a network disk, its imports may take minutes."""
 HANG_S = 300.0
@@ -37,16 +37,12 @@ HANG_S = 300.0
 event loop answers at once."""
 
 
-class _PlayerLostError(Exception):
-    """The player is gone, and what it was asked with it."""
-
-
 class _Player:
     """A running player, and the calls that it has not answered."""
 
     def __init__(self, report: Callable[[Report], None], died: Callable[[], None]) -> None:
         """`died` is called when the connection to it is lost without `end`."""
-        self.lost = False
+        self.lost, self.name = False, "a rollout process"
         self.link = Link(self._receive, self._end)
         self.launched: Launched | None = None
         self._report, self._died = report, died
@@ -81,14 +77,17 @@ class _Player:
                 self.link.abort()
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Run a method of `rollout.players.process.Player`; raises what it raises, or _PlayerLostError."""
+        """Run a method of `rollout.players.process.Player`; raises what it raises, or ResponseLostError."""
         if self.lost:
-            raise _PlayerLostError
+            raise ResponseLostError
         number = next(self._numbers)
         self._calls[number] = answer = asyncio.get_running_loop().create_future()
         self.link.send((number, method, arguments))
         try:
             return await answer
+        except EnvironmentFault as fault:
+            fault.args = (f"{self.name}: {fault}",)
+            raise
         except asyncio.CancelledError:
             self.link.send((number, "cancel", ()))
             raise
@@ -107,7 +106,7 @@ class _Player:
     def _end(self) -> None:
         for waiting in self._calls.values():
             if not waiting.done():
-                waiting.set_exception(_PlayerLostError())
+                waiting.set_exception(ResponseLostError())
         died = not self.lost
         self.end()
         if died:
@@ -137,6 +136,8 @@ class _Place:
     usage: ProcessUsage = UNUSED
     """Of the player that runs; it counts from zero."""
     earlier: ProcessUsage = UNUSED
+    deaths: deque[int] = field(default_factory=deque)
+    """`PlayerProcesses.turns` at its latest deaths."""
 
 
 class PlayerProcesses:
@@ -148,15 +149,12 @@ class PlayerProcesses:
         self.turns = 0
         """Turns that the players have finished."""
         self.runtime = runtime
-        workers = runtime.settings.env_workers or min(runtime.settings.n_env, os.cpu_count() or 1)
+        self._workers = runtime.settings.env_workers or min(runtime.settings.n_env, os.cpu_count() or 1)
         self._args = copy.copy(args)
-        """slime's `args` for a player: it plays alone, with its share of the environment workers."""
-        self._args.rollout_processes, self._args.env_workers = 1, -(-workers // count)
-        self._args.custom_config_path = None  # its keys are in `args`; the file may have been edited since
+        """slime's `args` for a player, which plays alone; the YAML's keys are in it, and the file may have changed."""
+        self._args.rollout_processes, self._args.custom_config_path = 1, None
         self._places = [_Place(number) for number in range(count)]
         self._keys = itertools.count()
-        self._deaths: deque[int] = deque()
-        """`turns` at the latest deaths."""
         self._broken: Exception | None = None
         """Why no player can be started; the slots that still wait for one raise it, too."""
 
@@ -182,16 +180,14 @@ class PlayerProcesses:
         place.episodes += 1
         try:
             while True:
-                player = await self.live(place)
-                try:
-                    result, played = await player.call("evaluate", spec)
-                except _PlayerLostError:
-                    continue
-                prompt, turns = NOTHING, []
-                for values, change in played:
-                    prompt = changed_prompt(prompt, change)
-                    turns.append(read_turn(values, prompt))
-                return replace(result, turns=tuple(turns))
+                with suppress(ResponseLostError):
+                    result, played = await (await self.live(place)).call("evaluate", spec)
+                    break
+            prompt, turns = NOTHING, []
+            for values, change in played:
+                prompt = changed_prompt(prompt, change)
+                turns.append(read_turn(values, prompt))
+            return replace(result, turns=tuple(turns))
         finally:
             place.episodes -= 1
 
@@ -220,12 +216,15 @@ class PlayerProcesses:
     async def _start(self, place: _Place) -> _Player:
         """Start a player; the one returned may have died already."""
         player = _Player(lambda report: self._take(place, report), lambda: self._died(place))
+        args, count = copy.copy(self._args), len(self._places)
+        args.env_workers = max(1, (self._workers + count - 1 - place.number) // count)  # they add up to `_workers`
         try:
-            node, place.pid = await player.start(await launch(place.number), self._args)
+            node, place.pid = await player.start(await launch(place.number), args)
             place.earlier = place.earlier.plus(place.usage, -1)  # its imports are not the batch's
             self._check_deaths(place)  # the run may have ended meanwhile
-            logger.info("rollout process %d plays on %s with pid %d", place.number, node, place.pid)
-        except _PlayerLostError:
+            player.name = f"rollout process {place.number} on {node}"
+            logger.info("%s plays with pid %d", player.name, place.pid)
+        except ResponseLostError:
             pass
         except BaseException as error:
             if isinstance(error, Exception):
@@ -241,19 +240,19 @@ class PlayerProcesses:
     def _died(self, place: _Place) -> None:
         place.earlier, place.usage = place.earlier.plus(place.usage), UNUSED
         self.faults["player_died"] += 1
-        self._deaths.append(self.turns)
-        while self._deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
-            self._deaths.popleft()
+        place.deaths.append(self.turns)
+        while place.deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
+            place.deaths.popleft()
         logger.warning("rollout process %d died; its episodes are replayed in a new one", place.number)
 
     def _check_deaths(self, place: _Place) -> None:
         if self._broken is not None:
             raise self._broken
-        if len(self._deaths) > MAX_DEATHS:
+        if len(place.deaths) > MAX_DEATHS:
             raise PlayerError(
-                f"rollout processes died {len(self._deaths)} times within the turns of one batch, the last time number "
-                f"{place.number}: look for its last output and for the kernel's out-of-memory killer, lower "
-                "rollout_processes, or run environments that crash with env_backend: process"
+                f"rollout process {place.number} died {len(place.deaths)} times within the turns of one batch: look "
+                "for its last output and for the kernel's out-of-memory killer, lower rollout_processes, or run "
+                "environments that crash with env_backend: process"
             )
 
     async def close(self) -> None:
@@ -289,14 +288,12 @@ class RemoteEpisode(Episode):
         """Return the player that has the episode, which is replayed if it was lost; raises EnvironmentFault."""
         while self._player is None or self._player.lost:
             player = await self._players.live(self._place)
-            try:
+            with suppress(ResponseLostError):
                 played = Replay(self.answers, self.stepped, self._digests)
                 opened = await player.call("open", self._key, self.spec, played)
-            except _PlayerLostError:
-                continue
-            self.prompt, self._digests = NOTHING, []
-            self._take(opened)
-            self._player = player
+                self.prompt, self._digests = NOTHING, []
+                self._take(opened)
+                self._player = player
         return self._player
 
     def _take(self, progress: Progress) -> None:
@@ -307,23 +304,19 @@ class RemoteEpisode(Episode):
         self._digests += progress.digests
 
     async def _request(self, params: Mapping[str, Any]) -> Generation:
-        """Have the player ask the engine once. The tokens stay there until `step`."""
-        while True:
-            player = await self.ensure()
-            try:
-                return await player.call("ask", self._key, params)
-            except _PlayerLostError:
-                continue
+        """Have the player ask the engine once; the tokens stay there until `step`. Raises ResponseLostError."""
+        generation = await (await self.ensure()).call("ask", self._key, params)
+        if generation.finish_reason is FinishReason.ABORT:  # the player does not ask again
+            self._place.earlier = self._place.earlier.plus(UNUSED._replace(retries=1))
+        return generation
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Step the environment with the response that the player keeps; raises ResponseLostError if it was lost."""
         player, self._player = self._player, None  # cancelled here, the state would be unknown
-        if player is None or player.lost:
+        if player is None:
             raise ResponseLostError
         try:
             progress: Progress = await player.call("step", self._key, engine_s)
-        except _PlayerLostError:
-            raise ResponseLostError from None
         except EnvironmentFault:
             self._player = player
             raise
@@ -341,9 +334,6 @@ class RemoteEpisode(Episode):
             return
         self._open = False
         self._place.episodes -= 1
-        player = self._place.player
-        if player is not None and not player.lost:
-            try:
+        if (player := self._place.player) is not None:
+            with suppress(ResponseLostError):
                 await player.call("close", self._key)
-            except _PlayerLostError:
-                return

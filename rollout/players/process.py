@@ -9,6 +9,7 @@ import gc
 import hmac
 import os
 import pickle
+import re
 import secrets
 import socket
 import sys
@@ -237,13 +238,14 @@ async def _launch_actor(ray: Any, number: int) -> Launched:
         if accepting.done():
             return Launched(accepting.result(), lambda: ray.kill(actor), playing)
         accepting.cancel()
-        why = f"Ray reports: {playing.exception()}" if playing.done() else f"no node had a free CPU for {START_S:g} s"
+        why = f"no node had a free CPU for {START_S:g} s; `ray status` shows what is free, or lower rollout_processes"
+        if playing.done():
+            told = re.sub(r"\x1b\[[\d;]*m", "", str(playing.exception())).strip()
+            node = re.search(r"\bip=([^,)]+)", told)
+            why = f"{told.splitlines()[-1]} on {node[1] if node else 'its node'}; every node needs the same packages"
         playing.cancel()
         ray.kill(actor)
-    raise PlayerError(
-        f"rollout process {number} could not be started as a Ray actor, which needs one CPU: {why}; `ray status` "
-        "shows what is free, or lower rollout_processes"
-    )
+    raise PlayerError(f"rollout process {number} could not be started as a Ray actor: {why}")
 
 
 async def _accept(listener: socket.socket, token: bytes) -> socket.socket:

@@ -5,6 +5,7 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,28 @@ async def test_whoever_does_not_show_the_token_is_turned_away(monkeypatch: pytes
         assert connection.getpeername() == friend.get_extra_info("sockname")
         assert [await reader.read() for reader, _ in strangers[:2]] == [b"", b""]
         connection.close()
+
+
+async def test_a_package_that_a_node_lacks_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's words, as version 2.49 tells of an actor whose import fails."""
+    where = "\x1b[36mray::A.__init__()\x1b[39m (pid=7, ip=192.0.2.2, actor_id=cf35, repr=<A>)\n     ^^^^^^^^\n"
+    told = f"The actor died in its creation task, {where}RuntimeError: failed to import on the worker\n\n{where}"
+
+    async def play(*_: Any) -> None:
+        raise RuntimeError(f"{told}ModuleNotFoundError: No module named 'orjson'")
+
+    actor = SimpleNamespace(play=SimpleNamespace(remote=play))
+    ray = SimpleNamespace(
+        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+        remote=lambda **_: lambda kind: SimpleNamespace(remote=lambda: actor),
+        kill=lambda actor: None,
+    )
+    with pytest.raises(PlayerError) as caught:
+        await launch._launch_actor(ray, 3)
+    assert str(caught.value) == (
+        "rollout process 3 could not be started as a Ray actor: ModuleNotFoundError: No module named 'orjson' on "
+        "192.0.2.2; every node needs the same packages"
+    )
 
 
 @pytest.fixture

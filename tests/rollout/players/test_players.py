@@ -1,6 +1,7 @@
 """Several rollout processes: the batches of one process, also when players are killed; faults counted and bounded."""
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rollout import continuous, fixed_turn
 from rollout.bridge.checks import process_count
 from rollout.data_source import EpisodeSource
-from rollout.errors import ConfigError, PlayerError
+from rollout.errors import ConfigError, FailureBudgetError, PlayerError
 from rollout.evaluate import evaluate
 from rollout.play.runtime import Runtime, close_runtimes, get_runtime
 from rollout.players import manager
@@ -149,15 +150,71 @@ async def test_players_that_die_again_and_again_stop_the_batch_with_one_sentence
         run = Run(tmp_path, engine, rollout_processes=2)
 
         def killing(number: int) -> float:
-            asyncio.get_running_loop().create_task(run.kill(number % 2))
+            asyncio.get_running_loop().create_task(run.kill(1))
             return 0.01
 
         engine.delay = killing
         try:
-            with pytest.raises(PlayerError, match=rf"died {MAX_DEATHS + 1} times.*lower rollout_processes"):
+            with pytest.raises(PlayerError, match=rf"process 1 died {MAX_DEATHS + 1} times.*lower rollout_processes"):
                 await run.batch(0)
         finally:
             await close_runtimes()
+
+
+async def test_players_that_die_with_their_node_are_each_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "MAX_DEATHS", 1)
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        run = Run(tmp_path, engine, rollout_processes=3)
+        try:
+            await run.batch(0)
+            await asyncio.gather(*(run.kill(number) for number in range(3)))
+            output = await run.batch(1)
+        finally:
+            await close_runtimes()
+    assert output.metrics["rollout/faults/player_died"] == 3
+
+
+async def test_a_batch_counts_its_own_part_of_the_requests_in_flight(tmp_path: Path) -> None:
+    """One answer takes as long as several batches of the other slot."""
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        engine.delay = lambda number: 2.0 if number == 3 else 0.05
+        sizes = {"rollout_batch_size": 4, "global_batch_size": 4, "turn_quota": "global", "n_env": 2}
+        run, metrics = Run(tmp_path, engine, rollout_processes=2, max_staleness=3, **sizes), list[dict[str, float]]()
+        try:
+            for number in range(6):
+                engine.version = str(number + 1)
+                metrics.append((await run.batch(number, continuous.collect)).metrics)
+        finally:
+            await close_runtimes()
+    for batch in metrics:
+        most = 1 + 0.05 * batch["rollout/turns_per_s"] / 4  # the processes are not read in the same moment
+        assert batch["rollout/engine_busy_share"] < most
+        assert all(batch[f"rollout/process/{number}/engine_concurrency"] < most for number in range(2))
+    assert any(batch["rollout/engine_concurrency"] > 1.5 for batch in metrics[1:3]), "the slow answer is in flight"
+
+
+async def test_aborted_turns_are_retries_of_their_process_and_those_of_a_dead_one_are_counted(tmp_path: Path) -> None:
+    def aborts(body: dict[str, Any], number: int) -> Any:
+        return engine.answer("", body, "abort") if number % 7 == 3 else plays(body, number)
+
+    async with ScriptedEngine(chatml_tokenizer(), aborts) as engine:
+        run = Run(tmp_path, engine, rollout_processes=2)
+        try:
+            first = (await run.batch(0)).metrics
+            engine.delay = lambda number: (
+                0.005 if number != 50 else asyncio.get_running_loop().create_task(run.kill(0)) and 0.5
+            )
+            second = (await run.batch(1)).metrics
+        finally:
+            await close_runtimes()
+    retries = sum(first[f"rollout/process/{number}/turns_retried"] for number in range(2))
+    assert retries == first["rollout/turns_retried"] == first["rollout/faults/turns_aborted"] > 0
+    assert second["rollout/faults/player_died"] == 1
+    assert 1 <= second["rollout/faults/turns_interrupted"] <= 2, "the turns in flight of one of two players"
+    interrupted = second["rollout/faults/turns_interrupted"]
+    assert second["rollout/turns_retried"] == interrupted + second["rollout/faults/turns_aborted"]
 
 
 @pytest.mark.parametrize("processes", some([2, 4], [2]))
@@ -260,25 +317,6 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
     assert output.metrics["rollout/engine_concurrency"] == pytest.approx(sum(shares))
 
 
-async def test_a_batch_counts_its_own_part_of_the_requests_in_flight(tmp_path: Path) -> None:
-    """One answer takes as long as several batches of the other slot."""
-    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-        engine.delay = lambda number: 2.0 if number == 3 else 0.05
-        sizes = {"rollout_batch_size": 4, "global_batch_size": 4, "turn_quota": "global", "n_env": 2}
-        run, metrics = Run(tmp_path, engine, rollout_processes=2, max_staleness=3, **sizes), list[dict[str, float]]()
-        try:
-            for number in range(6):
-                engine.version = str(number + 1)
-                metrics.append((await run.batch(number, continuous.collect)).metrics)
-        finally:
-            await close_runtimes()
-    for batch in metrics:
-        most = 1 + 0.05 * batch["rollout/turns_per_s"] / 4  # the processes are not read in the same moment
-        assert batch["rollout/engine_busy_share"] < most
-        assert all(batch[f"rollout/process/{number}/engine_concurrency"] < most for number in range(2))
-    assert any(batch["rollout/engine_concurrency"] > 1.5 for batch in metrics[1:3]), "the slow answer is in flight"
-
-
 async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path) -> None:
     run = Run(tmp_path, rollout_processes=2)
     players = (await run.runtime()).players
@@ -297,6 +335,40 @@ async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path) -
         await players.start()
     assert [used.cpu_s for used in players.usage()] == [0.0, 0.0]
     await close_runtimes()
+
+
+@pytest.mark.parametrize(("workers", "processes"), [(7, 3), (8, 4), (1, 4), (16, 16)])
+async def test_the_players_share_the_environment_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, processes: int
+) -> None:
+    shares: list[int] = []
+
+    async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
+        shares.append(args.env_workers)
+        return "node", 7
+
+    async def launched(number: int) -> Any:
+        return None
+
+    monkeypatch.setattr(manager, "launch", launched)
+    monkeypatch.setattr(_Player, "start", started)
+    run = Run(tmp_path, rollout_processes=processes, env_workers=workers, n_env=16)
+    players = (await run.runtime()).players
+    assert players is not None
+    await players.start()
+    await close_runtimes()
+    assert sum(shares) == max(workers, processes) and max(shares) - min(shares) <= 1
+
+
+async def test_a_broken_environment_names_its_process_and_node(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        env = {"max_length": 40, "raise_at": 2, "raise_seeds": [1]}
+        run = Run(tmp_path, engine, rollout_processes=2, env=env, max_episode_failures_per_batch=0)
+        try:
+            with pytest.raises(FailureBudgetError, match=rf"rollout process [01] on {socket.gethostname()}: "):
+                await run.batch(0)
+        finally:
+            await close_runtimes()
 
 
 class Launches(list[Launched]):
