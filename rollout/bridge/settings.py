@@ -117,9 +117,9 @@ class RolloutSettings(AdvantageSettings):
     n_env: int = Field(default=32, ge=1)
     """Number of slots. Each slot plays one episode after another, so this many episodes are in progress at once."""
     rollout_processes: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = 1
-    """Processes that play the slots of fixed-turn and continuous batches, and held-out episodes. 1: slime's own process
-    plays. Otherwise slime's process keeps the batch alone. `auto`: one per 4 engines. In a Ray cluster they are actors
-    on any node."""
+    """Processes that play the slots of fixed-turn and continuous batches, and a run's held-out episodes. 1: slime's own
+    process plays. Otherwise it keeps the batch alone. `auto`: one per 4 engines. In a Ray cluster they are actors on
+    any node. `slime-verlog evaluate` plays in one process, whatever the number."""
     turn_quota: Literal["global", "per_env"] = "global"
     """`global`: all slots draw from one common budget of turns. `per_env`: every slot plays the same number of
     turns."""
@@ -139,7 +139,7 @@ class RolloutSettings(AdvantageSettings):
     env_backend: Literal["inline", "process", "ray"] = "process"
     """Where environments run: threads of this process, worker processes, or Ray actors."""
     env_workers: int | None = Field(default=None, ge=1)
-    """Number of worker processes; leave it out for one per CPU core, at most `n_env`."""
+    """Number of worker processes, over all `rollout_processes`; leave it out for one per CPU core, at most `n_env`."""
     env_step_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds that one step may take before the worker is replaced."""
     env_reset_timeout_s: float = Field(default=300.0, gt=0)
