@@ -320,7 +320,7 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
 async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path) -> None:
     run = Run(tmp_path, rollout_processes=2)
     players = (await run.runtime()).players
-    assert players is not None
+    assert isinstance(players, PlayerProcesses)
 
     async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
         self._report(Report(Counter(), ProcessUsage(UNUSED.engine, UNUSED.env, 30.0, 0)))  # seconds of imports
@@ -354,7 +354,7 @@ async def test_the_players_share_the_environment_workers(
     monkeypatch.setattr(_Player, "start", started)
     run = Run(tmp_path, rollout_processes=processes, env_workers=workers, n_env=16)
     players = (await run.runtime()).players
-    assert players is not None
+    assert isinstance(players, PlayerProcesses)
     await players.start()
     await close_runtimes()
     assert sum(shares) == max(workers, processes) and max(shares) - min(shares) <= 1
