@@ -18,7 +18,7 @@ from unittest import mock
 
 from benchmarks import parts
 from benchmarks.engine_server import Host
-from benchmarks.engines import RealEngine, SimulatedEngines
+from benchmarks.engines import SimulatedEngines
 from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
@@ -60,8 +60,6 @@ class Case:
     """Mean tokens of a response."""
     parts: bool = False
     """Time the parts of a turn (`benchmarks/parts.py`), which adds a few percent to what it costs."""
-    server: str = ""
-    """Address of a real SGLang server in place of the simulated engines."""
 
     @property
     def on_update(self) -> str:
@@ -86,20 +84,15 @@ def save_vocabulary(checkpoint: Path, path: Path) -> None:
     path.write_text(json.dumps({"begin": begin, "words": words, "ends": ends}), encoding="utf-8")
 
 
-Engines = SimulatedEngines | RealEngine
-
-
-def make_engines(case: Case, vocabulary: Path) -> Engines:
+def make_engines(case: Case, vocabulary: Path) -> SimulatedEngines:
     """Return the engines of a case, which a context starts."""
-    if case.server:
-        return RealEngine(case.server, case.places)
     return SimulatedEngines(vocabulary, case.engines, case.places, case.answer_tokens)
 
 
 class Meter:
     """Adds up what a loop does between `start` and `stop`. Seconds are simulated, except for the host's CPU time."""
 
-    def __init__(self, case: Case, engines: Engines) -> None:
+    def __init__(self, case: Case, engines: SimulatedEngines) -> None:
         self.case, self.engines = case, engines
         self._versions: Counter[int] = Counter()
         self._turns = self._tokens = self._prompt_tokens = 0
@@ -176,7 +169,7 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
 class Trainer:
     """Calls a rollout as slime's scripts do; training takes simulated time."""
 
-    def __init__(self, case: Case, engines: Engines, args: Namespace, collect: fixed_turn.Collect) -> None:
+    def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, collect: fixed_turn.Collect) -> None:
         self.case, self.engines, self.args, self.collect = case, engines, args, collect
         self.source, self.meter = EpisodeSource(args), Meter(case, engines)
         self.train_s = TRAINING_S * case.turns / case.engines * case.answer_tokens / 150
@@ -275,16 +268,14 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
         slots = case.engines * case.places
         case = replace(case, turns=max(1, round(case.turns / slots)) * slots)
 
-    async def play(engines: Engines) -> dict[str, Any]:
+    async def play(engines: SimulatedEngines) -> dict[str, Any]:
         trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), collect)
         try:
             await trainer.start()
             await order(trainer)
-            if not case.server:  # simulated engines end with the players
-                return await asyncio.to_thread(trainer.meter.row)
+            return await asyncio.to_thread(trainer.meter.row)  # before the players end, and the engines with them
         finally:
             await close_runtimes()
-        return await asyncio.to_thread(trainer.meter.row)  # a real engine must be idle first
 
     def kept_body(*arguments: Any) -> bytes:
         engines.bodies.append(write_body(*arguments))

@@ -38,7 +38,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from benchmarks import loops, slime_loop
 from benchmarks.engines import REPOSITORY
@@ -120,18 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=2, help="measured batches")
     parser.add_argument("--warm", type=int, default=1, help="batches before them")
     parser.add_argument("--parts", action="store_true", help="time the parts of a turn")
-    parser.add_argument("--server", default="", metavar="URL", help="a real SGLang server on this machine")
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
     options = parser.parse_args(arguments)
-    if options.server and urlsplit(options.server).hostname not in ("127.0.0.1", "localhost"):
-        parser.error(f"--server {options.server} must be http://127.0.0.1:PORT: the loops ask a server on this machine")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sizes = itertools.product(options.engines, options.turns, options.processes)
     cases = [
         loops.Case(
             *(loop, turns, engines, options.places, options.batches, options.warm, processes, options.answer_tokens),
             parts=options.parts,
-            server=options.server,
         )
         for engines, turns, processes in sizes
         for loop in options.loops

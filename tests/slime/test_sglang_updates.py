@@ -8,11 +8,10 @@ import aiohttp
 import pytest
 import torch
 
-from benchmarks.engines import RealEngine
 from embedded.engine.decoder import load_hf_model
 from embedded.warmstart.policy import save_policy
 from rollout.bridge.settings import EngineSettings
-from rollout.play.engine import EngineClient, request_body
+from rollout.play.engine import EngineClient
 from rollout.turn import Prompt
 from tests.slime.test_sglang import sglang  # noqa: F401  (a fixture)
 
@@ -63,16 +62,6 @@ async def test_a_response_goes_on_with_the_new_weights_and_has_the_log_probs_of_
             assert difference < 2e-3, (start, end, difference)
             start = end
     assert mixed, "some responses were in flight when the weights came"
-
-
-def test_a_benchmark_measures_a_real_server_with_and_without_updates(sglang: int) -> None:  # noqa: F811
-    params = {"max_new_tokens": 6, "temperature": 1.0, "ignore_eos": True}
-    with RealEngine(f"http://127.0.0.1:{sglang}", places=2) as engines:
-        engines.bodies.extend(request_body(Prompt([1, 2, 3 + k]), params, None) for k in range(12))
-        found = engines.saturated(4, "abort")
-        # One update begins the context, each of the two replays begins with one, and the second has more on its way.
-        assert engines.version > 3
-    assert found["tokens_per_s"] == pytest.approx(6 * found["turns_per_s"]) and found["updated_tokens_per_s"] > 0
 
 
 def log_probs(weights: Any, ids: list[int], output: list[int]) -> torch.Tensor:
