@@ -1,6 +1,5 @@
 """slime's flags for a run on this machine, as a checked model, and the `args` namespace that slime's hooks expect."""
 
-import json
 import os
 import re
 from argparse import Namespace
@@ -164,14 +163,15 @@ def read_keys(config_path: str | Path) -> dict[str, Any]:
     return keys
 
 
-def with_absolute_files(keys: Mapping[str, Any]) -> dict[str, Any]:
+def with_absolute_files(value: Any) -> Any:
     """Copy the YAML's keys; the files of environments and memories get absolute paths."""
-
-    def absolute(mapping: dict[str, Any]) -> dict[str, Any]:
-        named = {key: str(mapping.get(key)) for key in ("rollout_interaction_env_path", "env", "kind")}
-        return mapping | {key: os.path.abspath(v) for key, v in named.items() if re.search(r"\.py(:\w+)?$", v)}
-
-    return json.loads(json.dumps(keys), object_hook=absolute)
+    if isinstance(value, list | tuple):
+        return [with_absolute_files(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    copied = {key: with_absolute_files(item) for key, item in value.items()}
+    named = {key: str(copied.get(key)) for key in ("rollout_interaction_env_path", "env", "kind")}
+    return copied | {key: os.path.abspath(v) for key, v in named.items() if re.search(r"\.py(:\w+)?$", v)}
 
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:

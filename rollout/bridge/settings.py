@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import model_validator
@@ -190,7 +191,20 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
         if key in CORE_FLAGS:
             flag = "--" + key.replace("_", "-")
             raise ConfigError(f"'{key}' is one of slime's own flags, read before the YAML; give {flag} instead")
+    _check_writable(keys)
     return read_settings(RolloutSettings, keys)
+
+
+def _check_writable(value: Any, key: str = "") -> None:
+    """Raise ConfigError for a value that a checkpoint, which is JSON, cannot hold."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_writable(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            _check_writable(inner, f"{key}.{number}")
+    elif isinstance(value, date | bytes | set):
+        raise ConfigError(f"{key}: {value!r} is neither text nor a number, and no checkpoint can hold it; quote it")
 
 
 def with_assignments(

@@ -142,6 +142,7 @@ def test_the_runs_yaml_names_the_environments_file_by_its_absolute_path(tmp_path
     keys = with_absolute_files(keys)
     assert keys["memory"]["kind"] == f"{Path.cwd()}/mine.py:last" and keys["tasks"][0]["env"] == f"{Path.cwd()}/# x.py"
     assert keys["env"] == {"path": "x.py"}, "the environment's options are its own"
+    assert with_absolute_files({"env": {"prices": {1: 0.5}}}) == {"env": {"prices": {1: 0.5}}}, "keys keep their types"
 
 
 def test_a_python_file_in_place_of_the_yaml_is_one_sentence(tmp_path: Path) -> None:

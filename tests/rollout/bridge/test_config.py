@@ -1,6 +1,7 @@
 """Reading the YAML: defaults, and one sentence for every invalid setting."""
 
 from argparse import Namespace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.bridge.settings import YAML_KEYS, load_settings
+from advantage.settings import ValuePretrainingSettings, WarmupSettings
+from envs.babyai import BabyAISettings
+from rollout.bridge.settings import YAML_KEYS, EngineSettings, EvalSettings, MemorySettings, load_settings
 from rollout.errors import ConfigError
 
 REPO = Path(__file__).parents[3]
@@ -51,6 +54,11 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
         ({"rollout_batch_size": 8}, "give --rollout-batch-size instead"),
         ({"env": ["goto"]}, "env must be a mapping"),
         ({"max_turns": 0}, "max_turns must be at least 1"),
+        (
+            {"env": {"days": [{"start": date(2026, 1, 2)}]}},
+            "env.days.0.start: datetime.date(2026, 1, 2) is neither",
+        ),
+        ({"chat_template_kwargs": {"x": b"y"}}, "chat_template_kwargs.x: b'y' is neither text nor a number"),
     ],
 )
 def test_an_invalid_setting_is_refused_with_the_key_and_the_fix(
@@ -115,5 +123,7 @@ def test_every_shipped_config_is_accepted(path: Path) -> None:
 
 def test_the_documented_config_names_every_key() -> None:
     text = (REPO / "custom_configs" / "babyai.yaml").read_text()
-    missing = [name for name in sorted(YAML_KEYS) if f"{name}:" not in text]
+    models = (MemorySettings, EvalSettings, EngineSettings, WarmupSettings, ValuePretrainingSettings, BabyAISettings)
+    nested = [name for model in models for name in model.model_fields]
+    missing = [name for name in sorted({*YAML_KEYS, *nested}) if f"{name}:" not in text]
     assert not missing
