@@ -46,7 +46,7 @@ def check_folder(folder: Path, if_held: IfHeld, models: Iterable[str | None] = (
 
     check_out(folder)
     held = [name for name in FILES if (folder / name).exists()]
-    if not held:
+    if not held or (SETTINGS in held and not has_begun(folder)):
         return
     if METRICS not in held and SETTINGS not in held:
         raise ConfigError(f"{folder} holds {held[0]}, but not of a training run; choose another --out")
@@ -64,6 +64,11 @@ def check_folder(folder: Path, if_held: IfHeld, models: Iterable[str | None] = (
                 raise ConfigError(f"--overwrite would delete {model}, from which this run starts; choose another --out")
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a run has more in its folder than its settings; if not, it failed before it played anything."""
+    return any((folder / name).exists() for name in set(FILES) - {SETTINGS, ABOUT, "config.yaml", "tensorboard"})
+
+
 @contextmanager
 def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume") -> Iterator[None]:
     """Hold the folder for the run with these settings, and no other process meanwhile.
@@ -72,8 +77,9 @@ def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume
     """
     check_folder(folder, if_held)
     folder.mkdir(parents=True, exist_ok=True)
-    if if_held == "overwrite":
-        with _locked(folder) if (folder / SETTINGS).exists() else nullcontext():
+    is_held = (folder / SETTINGS).exists()
+    if if_held == "overwrite" or (is_held and not has_begun(folder)):
+        with _locked(folder) if is_held else nullcontext():
             delete(folder)
     claim(folder, settings)
     with _locked(folder):

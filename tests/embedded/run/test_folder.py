@@ -37,3 +37,18 @@ def test_what_a_killed_overwrite_leaves_can_be_deleted_and_not_continued(tmp_pat
             check_folder(tmp_path, "resume")
     with claimed(tmp_path, {}, "overwrite"):
         assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+
+
+def test_a_run_that_failed_before_it_played_anything_does_not_hold_its_folder(tmp_path: Path) -> None:
+    with claimed(tmp_path, {"keys": {"history": "full"}}, "refuse"):
+        (tmp_path / "config.yaml").write_text("history: full")
+        with pytest.raises(ConfigError, match="another process runs in"), claimed(tmp_path, {}, "refuse"):
+            pass
+    for if_held in ("refuse", "resume", "overwrite"):
+        with claimed(tmp_path, {"if_held": if_held}, if_held):
+            assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="holds an unfinished run, and nothing was changed"):
+        check_folder(tmp_path, "refuse")
+    with pytest.raises(ConfigError, match="holds a run with other settings"), claimed(tmp_path, {}, "resume"):
+        pass
