@@ -96,11 +96,16 @@ def find_calls(text: str, limit: int = 8) -> Calls:
 
 
 def reasoning_end(text: str) -> int | None:
-    """Return the position after the reasoning; None if the reasoning never ends."""
-    end, reasons = text.find(_REASONING_END), text.lstrip().startswith(_REASONING_START)
-    if end < 0:
-        return None if reasons else 0
-    return 0 if not reasons and _inside_json(text, end) else end + len(_REASONING_END)
+    """Return the position after the last block of reasoning; None if reasoning never ends."""
+    position = 0
+    while True:
+        rest = text[position:]
+        end, reasons = rest.find(_REASONING_END), rest.lstrip().startswith(_REASONING_START)
+        if end < 0:
+            return None if reasons else position
+        if not reasons and _inside_json(rest, end):
+            return position
+        position += end + len(_REASONING_END)
 
 
 def _inside_json(text: str, position: int) -> bool:

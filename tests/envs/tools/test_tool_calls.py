@@ -81,6 +81,18 @@ def test_reasoning_that_mentions_a_tag_is_still_reasoning() -> None:
     assert found.valid and len(found.calls) == 1
 
 
+@pytest.mark.parametrize("call", [HERMES, '{"name": "add", "arguments": {"a": 1, "b": 2}}'])
+def test_no_call_inside_of_any_block_of_reasoning_is_made(call: str) -> None:
+    for text in (
+        f"<think>a</think>\n<think>{call}</think>",
+        f"<think>a</think>{call}</think> so",
+        f"</think><think>{call}",
+    ):
+        found = find_calls(text)
+        assert not found.calls and not found.errors
+    assert len(find_calls(f"<think>a</think>\n<think>b</think>{call}").calls) == 1
+
+
 def test_several_calls_keep_their_order_and_the_span_covers_them() -> None:
     text = f"First this.\n{HERMES}\n{HERMES.replace('add', 'pay')}\nThat is all."
     found = find_calls(text)
