@@ -78,6 +78,9 @@ def demonstrate(
     """
     if config.history != "window":
         raise ConfigError("demonstrations need one prompt per turn: use history: window")
+    if episodes < 1 or not 0 <= random_share <= 1:
+        wanted = "at least one episode and a share of random moves from 0 to 1"
+        raise ConfigError(f"demonstrations need {wanted}, got {episodes} and {random_share:g}")
     _check_seeds(config)
     tasks, rng = read_tasks(config), random.Random(seed)
     turns: list[Demonstration] = []

@@ -248,7 +248,7 @@ def read_rows(path: Path, key: str) -> Any:
     if path.suffix == ".parquet":
         return ParquetRows(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix == ".json" else [json.loads(s) for s in text.split("\n") if s.strip()]
     except ValueError as error:
         raise ConfigError(f"{key}: {path} is damaged, not valid {path.suffix[1:].upper()}: {error}") from error

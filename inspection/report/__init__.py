@@ -11,6 +11,7 @@ beside the first run: report.md and report.json. docs/report.md explains every n
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 
@@ -39,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
         write_page(folder / "report.md", columns, alarms)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error
-    written = [f"Written to {folder}: report.md, report.json", f"See the episodes: {PROGRAM} view {first}"]
+    see = f"See the episodes: {PROGRAM} view {shlex.quote(str(first))}"
+    written = [f"Written to {folder}: report.md, report.json", see]
     print(summarize(columns, alarms, written))
     return 0

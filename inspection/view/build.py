@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -33,9 +34,12 @@ class Book:
 
     def __init__(self, options: Namespace) -> None:
         self._options, self._runs = options, expand_runs(options.runs)
-        self._packer, self._worlds = Packer(), Worlds(options.worlds)
         self._counts: Counter[tuple[int, Path]] = Counter()
         self._problems: list[str] = []
+        if options.worlds and not find_spec("PIL"):
+            options.worlds = 0
+            print("note: worlds are not drawn, because Pillow is missing: pip install pillow")
+        self._packer, self._worlds = Packer(), Worlds(options.worlds)
 
     def update(self) -> int:
         """Read the runs and add their new episodes; return how many there are."""

@@ -123,6 +123,12 @@ def test_a_yaml_that_trains_or_evaluates_on_demonstrated_seeds_is_refused(line: 
         main(["--config", str(path), "--episodes", "1", "--out", str(tmp_path / "rows.jsonl")])
 
 
+@pytest.mark.parametrize("words", ["--episodes=0", "--random-share=2", "--random-share=nan", "--random-share=-1"])
+def test_numbers_out_of_range_are_refused(words: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="error: demonstrations need at least one episode and a share .* 0 to 1"):
+        main(["--config", str(CONFIGS / "sokoban.yaml"), words, "--out", str(tmp_path / "rows.jsonl")])
+
+
 def test_demonstrations_share_no_textworld_games_with_training_or_evaluation() -> None:
     from envs.textworld import TextWorldSettings, _read_recipe
 

@@ -48,6 +48,17 @@ def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: p
     assert len(episodes) == 3 and len(shared["messages"]) == 4, "messages that episodes share are stored once"
 
 
+def test_without_pillow_the_page_has_no_worlds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [record_episode("envs.sokoban", "one_box", 3)])
+    assert view(run) == 0 and "1 with their world" in capsys.readouterr().out
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    monkeypatch.setattr("inspection.view.replay.make_image", lambda pixels: pytest.fail("needs Pillow"))
+    assert view(run) == 0
+    assert "note: worlds are not drawn, because Pillow is missing" in capsys.readouterr().out
+
+
 def test_most_limits_the_episodes_and_out_names_the_page(tmp_path: Path) -> None:
     run = write_run(tmp_path, [invented_episode(seed) for seed in range(3)])
     assert view(run / "episodes.jsonl", "--most", 2, "--out", tmp_path / "a" / "b.html") == 0
