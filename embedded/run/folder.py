@@ -66,7 +66,7 @@ def check_folder(folder: Path, if_held: IfHeld, models: Iterable[str | None] = (
 
 def has_begun(folder: Path) -> bool:
     """Whether a run has more in its folder than its settings; if not, it failed before it played anything."""
-    return any((folder / name).exists() for name in set(FILES) - {SETTINGS, ABOUT, "config.yaml", "tensorboard"})
+    return not {path.name for path in folder.iterdir()} <= {SETTINGS, ABOUT, "config.yaml", "tensorboard"}
 
 
 @contextmanager

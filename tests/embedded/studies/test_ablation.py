@@ -155,6 +155,7 @@ def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path:
     work = plan(tiny(small), tmp_path)
     work.run_folder("v", 0).mkdir(parents=True)
     (work.run_folder("v", 0) / "settings.json").write_text(json.dumps({"keys": {}, "flags": {}, "warm": {}}))
+    (work.run_folder("v", 0) / "rows.jsonl").touch()
     with pytest.raises(ConfigError, match="holds a run with other settings: keys.* choose another --out"):
         run_one(work, "v", 0)
 

@@ -70,6 +70,7 @@ def used(cpu_s: float, waiting_s: float = 0.0) -> ProcessUsage:
         ([used(4.0), used(19.0), used(12.0)], "computes 95% of the time: raise rollout_processes"),
         ([used(17.0), used(4.0)], "more rollout_processes do not relieve"),
         ([used(4.0, 120.0)], "6 of 8 slots wait for their environment on average: raise env_workers"),
+        ([used(4.0, 400.0)], "8 of 8 slots wait for their environment on average: raise env_workers"),
         ([used(4.0), used(12.0)], ""),
         ([used(4.0), used(4.0), {"stood_s": 110.0}], "6 of 8 slots wait for new weights on average, because max_stale"),
         ([used(4.0), used(4.0), {"places": 6}], "10 requests are in flight on average, and the engines run 6 at once"),
