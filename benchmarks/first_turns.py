@@ -1,4 +1,4 @@
-"""Whether a policy still reads the fact in the first turn of Recall, and whether later turns repeat it.
+"""Whether a policy with a window still reads the fact in Recall's first turn, and whether later turns repeat it.
 
     slime-verlog evaluate RUN/run.yaml --player RUN/policy_after --episodes 64 --set env.max_steps=25 --out FOLDER
     python -m benchmarks.first_turns FOLDER [FOLDER ...] > first_turns.csv
