@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -197,14 +197,15 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
 
 def _check_writable(value: Any, key: str = "") -> None:
     """Raise ConfigError for a value that a checkpoint, which is JSON, cannot hold."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            _check_writable(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            _check_writable(inner, f"{key}.{number}")
-    elif isinstance(value, date | bytes | set):
+    if isinstance(value, date | bytes | set):
         raise ConfigError(f"{key}: {value!r} is neither text nor a number, and no checkpoint can hold it; quote it")
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        inner = cast("Mapping[Any, Any]", value).items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(cast("Sequence[Any]", value))
+    for name, item in inner:
+        _check_writable(item, f"{key}.{name}" if key else str(name))
 
 
 def with_assignments(
