@@ -153,9 +153,8 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
 
 def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
     work = plan(tiny(small), tmp_path)
-    work.run_folder("v", 0).mkdir(parents=True)
-    (work.run_folder("v", 0) / "settings.json").write_text(json.dumps({"keys": {}, "flags": {}, "warm": {}}))
-    (work.run_folder("v", 0) / "rows.jsonl").touch()
+    (work.run_folder("v", 0) / "checkpoints").mkdir(parents=True)
+    (work.run_folder("v", 0) / "settings.json").write_text('{"keys": {}, "flags": {}, "warm": {}}')
     with pytest.raises(ConfigError, match="holds a run with other settings: keys.* choose another --out"):
         run_one(work, "v", 0)
 

@@ -1,0 +1,188 @@
+"""The processes of the players: their load and faults, how many there are, and how they start and end."""
+
+import asyncio
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.bridge.checks import process_count
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError, FailureBudgetError, PlayerError
+from rollout.play.runtime import close_runtimes
+from rollout.players import manager
+from rollout.players.manager import PlayerProcesses, _Player
+from rollout.players.process import Launched, Report, launch
+from rollout.workers.utilization import UNUSED, ProcessUsage
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import plays
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.rollout.players.test_players import LONG, NOTES, Run, content, turns_of, warm  # noqa: F401  (warm is a fixture)
+
+
+async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Path) -> None:
+    def faulty(body: dict[str, Any], number: int) -> Any:
+        return {"sorry": "busy"} if number % 11 == 5 else plays(body, number)
+
+    async with ScriptedEngine(chatml_tokenizer(), faulty) as engine:
+        run = Run(tmp_path, engine, rollout_processes=2, env={"max_length": 40, "raise_at": 2, "raise_seeds": [1]})
+        try:
+            output = await run.batch(0)
+        finally:
+            await close_runtimes()
+    expected = sum(number % 11 == 5 for number in range(len(engine.requests)))
+    assert output.metrics["rollout/faults/engine_bad_answer"] == expected > 0
+    assert output.metrics["rollout/faults/episodes_failed"] == 1
+    assert output.metrics["rollout/turns_retried"] >= expected
+    assert output.metrics["rollout/engine_concurrency"] > 0 and output.metrics["turn/host_s"] > 0
+    shares = [output.metrics[f"rollout/process/{number}/engine_concurrency"] for number in range(2)]
+    assert output.metrics["rollout/engine_concurrency"] == pytest.approx(sum(shares))
+
+
+async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path) -> None:
+    run = Run(tmp_path, rollout_processes=2)
+    players = (await run.runtime()).players
+    assert isinstance(players, PlayerProcesses)
+
+    async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
+        self._report(Report(Counter(), ProcessUsage(UNUSED.engine, UNUSED.env, 30.0, 0)))  # seconds of imports
+        return "node", 7
+
+    async def launched(number: int) -> Any:
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "launch", launched)
+        patch.setattr(_Player, "start", started)
+        await players.start()
+    assert [used.cpu_s for used in players.usage()] == [0.0, 0.0]
+    await close_runtimes()
+
+
+@pytest.mark.parametrize(("workers", "processes"), [(7, 3), (8, 4), (1, 4), (16, 16)])
+async def test_the_players_share_the_environment_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, processes: int
+) -> None:
+    shares: list[int] = []
+
+    async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
+        shares.append(args.env_workers)
+        return "node", 7
+
+    async def launched(number: int) -> Any:
+        return None
+
+    monkeypatch.setattr(manager, "launch", launched)
+    monkeypatch.setattr(_Player, "start", started)
+    run = Run(tmp_path, rollout_processes=processes, env_workers=workers, n_env=16)
+    players = (await run.runtime()).players
+    assert isinstance(players, PlayerProcesses)
+    await players.start()
+    await close_runtimes()
+    assert sum(shares) == max(workers, processes) and max(shares) - min(shares) <= 1
+
+
+async def test_a_broken_environment_names_its_process_and_node(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        env = {"max_length": 40, "raise_at": 2, "raise_seeds": [1]}
+        run = Run(tmp_path, engine, rollout_processes=2, env=env, max_episode_failures_per_batch=0)
+        try:
+            with pytest.raises(FailureBudgetError, match=rf"rollout process [01] on {socket.gethostname()}: "):
+                await run.batch(0)
+        finally:
+            await close_runtimes()
+
+
+class Launches(list[Launched]):
+    """Counts the players that are started; after `stop_at` of them, `reached` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
+        self.reached = asyncio.Event()
+
+        async def launching(number: int) -> Launched:
+            self.append(await launch(number))
+            if len(self) == stop_at:
+                self.reached.set()
+            return self[-1]
+
+        monkeypatch.setattr(manager, "launch", launching)
+
+
+async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_player(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches(monkeypatch, stop_at=1)
+    run = Run(tmp_path, rollout_processes=2)
+    players = (await run.runtime()).players
+    assert isinstance(players, PlayerProcesses)
+    await players.live(players._places[0])
+    opening = [asyncio.create_task(players.open(run.source.episode(k))) for k in range(2)]
+    await asyncio.sleep(0)  # one in the player that runs, one in the player that is being started
+    await close_runtimes()
+    for task in opening:
+        with pytest.raises(PlayerError, match="the run has ended"):
+            await task
+    assert len(launches) == 2 and players.faults["player_died"] == 0
+    assert all(place.player is None or place.player.lost for place in players._places)
+
+
+async def test_a_start_that_is_cancelled_is_no_death_and_leaves_the_reason_why_players_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches(monkeypatch, stop_at=1)
+    run = Run(tmp_path, rollout_processes=2)
+    players = (await run.runtime()).players
+    assert isinstance(players, PlayerProcesses)
+    starting = asyncio.create_task(players.live(players._places[0]))
+    await launches.reached.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)  # connected, and building its runtime
+    players._broken = reason = ConfigError("no tokenizer")
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        await players.live(players._places[1])
+    await close_runtimes()
+    assert players._broken is reason and players.faults["player_died"] == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"rollout_processes": 5}, "rollout_processes: 5 is more than n_env: 4"),
+        ({"rollout_processes": 0}, "rollout_processes must be"),
+        ({"rollout_processes": "many"}, "rollout_processes must be"),
+        (
+            {"rollout_processes": 2, "custom_generate_function_path": "rollout.generate.generate"},
+            "rollout_processes: 2 is for fixed-turn and continuous batches.*leave it out",
+        ),
+    ],
+)
+def test_numbers_of_processes_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    batches = {} if "custom_generate_function_path" in keys else {"rollout_function_path": fixed_turn_path}
+    with pytest.raises(ConfigError, match=said):
+        EpisodeSource(rollout_args(tmp_path, **batches, **keys))
+
+
+fixed_turn_path = "rollout.fixed_turn.generate_rollout"
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ({}, 1),
+        ({"rollout_num_gpus": 4}, 1),
+        ({"rollout_num_gpus": 64, "rollout_num_gpus_per_engine": 4}, 4),
+        ({"rollout_num_gpus": 64, "rollout_num_gpus_per_engine": 1}, 16),
+        ({"rollout_num_engines": 5, "rollout_num_gpus": 40}, 2),
+        ({"rollout_num_gpus": 64, "n_env": 3}, 3),
+        ({"rollout_num_gpus": 64, "custom_generate_function_path": "rollout.generate.generate"}, 1),
+    ],
+)
+def test_auto_means_one_process_per_four_engines(tmp_path: Path, flags: dict[str, Any], count: int) -> None:
+    args = rollout_args(tmp_path, **{"rollout_processes": "auto", "n_env": 64, **flags})
+    assert process_count(args, EpisodeSource(args).settings) == count
