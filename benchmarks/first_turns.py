@@ -1,8 +1,10 @@
 """Whether a policy with a window still reads the fact in Recall's first turn, and whether later turns repeat it.
 
-    slime-verlog evaluate RUN/run.yaml --player RUN/policy_after --episodes 64 --set env.max_steps=25 --out FOLDER
+    python -m embedded.studies.run recall --variants window_400 --keep-policies
+    slime-verlog evaluate RUN/run.yaml --player RUN/policy_after --episodes 64 --set eval.max_turns=12 --out FOLDER
     python -m benchmarks.first_turns FOLDER [FOLDER ...] > first_turns.csv
 
+RUN is the folder of one seed. The run's `env.max_steps` must stay, because the prompt names it.
 `first` is the share of first turns whose response names the light's colour and no other. `later` is the share of later
 turns that name the colour of the turn before, among those after a turn that names one.
 """
@@ -22,9 +24,8 @@ _COLOUR = re.compile("|".join(COLOURS))
 
 def shares(episode: Mapping[str, Any]) -> tuple[bool, list[bool]]:
     """Return whether the first turn names its light's colour, and whether each later turn repeats the one before."""
-    played = [turn for turn in episode["story"] if "summary" not in turn]
-    shown = episode["messages"][played[0]["prompt"][-1]]["content"]
-    named = [set(_COLOUR.findall(turn["response"])) for turn in played]
+    shown = episode["messages"][episode["story"][0]["prompt"][-1]]["content"]
+    named = [set(_COLOUR.findall(turn["response"])) for turn in episode["story"]]
     light = re.search(r"The first light is (\w+)", shown)
     assert light is not None, "an episode of Recall begins with a light"
     later = [now == before for before, now in pairwise(named) if len(before) == 1]
@@ -32,6 +33,7 @@ def shares(episode: Mapping[str, Any]) -> tuple[bool, list[bool]]:
 
 
 def main() -> None:
+    """Print a row for each folder of an evaluation."""
     print("folder,episodes,first,later")
     for folder in map(Path, sys.argv[1:]):
         found = [shares(episode) for episode in read_episodes(folder / FILE)]

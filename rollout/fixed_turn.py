@@ -26,6 +26,8 @@ from rollout.samples import fill_steps, pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
 from slime_verlog import BAR_S
 
+logger = logging.getLogger(__name__)
+
 
 def generate_rollout(
     args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
@@ -125,8 +127,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     allowed, oldest = 0 if source.clock.after_each else source.clock.interval, max(batch.staleness)
     if oldest > allowed and "staleness" not in runtime.warned:
         runtime.warned.add("staleness")
-        words = "turn/staleness_max is %d, above %d: an engine may not get new weights"
-        logging.getLogger(__name__).warning(words, oldest, allowed)
+        logger.warning("turn/staleness_max is %d, above %d: an engine may not get new weights", oldest, allowed)
     batch.metrics = await asyncio.to_thread(
         batch_metrics, batch.segments, runtime.new_faults(), load, batch.staleness, len(source.tasks)
     )

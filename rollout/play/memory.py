@@ -292,9 +292,11 @@ class Conversation:
 
 
 def after_reasoning(response: str) -> str:
-    """Return what follows a response's `<think>` block; nothing if the block never ends."""
-    _, end, rest = response.rpartition("</think>")
-    return rest if end or not response.lstrip().startswith("<think>") else ""
+    """Return what follows a response's reasoning; nothing if the reasoning never ends."""
+    from envs.tools.calls import reasoning_end  # not at the top: only memories with notes need it
+
+    start = reasoning_end(response)
+    return "" if start is None else response[start:]
 
 
 def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEvent, ...]]:

@@ -110,7 +110,7 @@ class Runtime:
     make_encoder: Callable[..., DeltaEncoder]
     """Makes an encoder like `encoder` whose prompts show the given `tools`."""
     warned: set[str] = field(default_factory=set)
-    """Bottlenecks that were reported."""
+    """What was warned about and is not warned about again."""
     traced: bool = False
     """Whether turns record where their time goes."""
     counters: Counter[str] = field(default_factory=Counter)

@@ -86,6 +86,7 @@ def test_empty_notes_keep_the_old_ones_and_keep_0_shows_no_turn() -> None:
         ("<think>\nIs the key blue?\n</think>\n\nred key", "red key"),
         ("Is the key blue?\n</think>\n\nred key", "red key"),
         ("<think>\nIs the key blue?", "old"),
+        ("<think>blue?</think>\n<think>Or red?", "old"),
         ("<think>\nIs the key blue?\n</think>\n", "old"),
     ],
 )

@@ -13,7 +13,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, FailureBudgetError, PlayerError
 from rollout.play.runtime import close_runtimes
 from rollout.players import manager
-from rollout.players.manager import PlayerProcesses, _Player
+from rollout.players.manager import _Player
 from rollout.players.process import Launched, Report, launch
 from rollout.workers.utilization import UNUSED, ProcessUsage
 from tests.fixtures.chatml import chatml_tokenizer
@@ -44,8 +44,7 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
 
 async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path) -> None:
     run = Run(tmp_path, rollout_processes=2)
-    players = (await run.runtime()).players
-    assert isinstance(players, PlayerProcesses)
+    players = await run.players()
 
     async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
         self._report(Report(Counter(), ProcessUsage(UNUSED.engine, UNUSED.env, 30.0, 0)))  # seconds of imports
@@ -78,8 +77,7 @@ async def test_the_players_share_the_environment_workers(
     monkeypatch.setattr(manager, "launch", launched)
     monkeypatch.setattr(_Player, "start", started)
     run = Run(tmp_path, rollout_processes=processes, env_workers=workers, n_env=16)
-    players = (await run.runtime()).players
-    assert isinstance(players, PlayerProcesses)
+    players = await run.players()
     await players.start()
     await close_runtimes()
     assert sum(shares) == max(workers, processes) and max(shares) - min(shares) <= 1
@@ -116,8 +114,7 @@ async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_play
 ) -> None:
     launches = Launches(monkeypatch, stop_at=1)
     run = Run(tmp_path, rollout_processes=2)
-    players = (await run.runtime()).players
-    assert isinstance(players, PlayerProcesses)
+    players = await run.players()
     await players.live(players._places[0])
     opening = [asyncio.create_task(players.open(run.source.episode(k))) for k in range(2)]
     await asyncio.sleep(0)  # one in the player that runs, one in the player that is being started
@@ -134,8 +131,7 @@ async def test_a_start_that_is_cancelled_is_no_death_and_leaves_the_reason_why_p
 ) -> None:
     launches = Launches(monkeypatch, stop_at=1)
     run = Run(tmp_path, rollout_processes=2)
-    players = (await run.runtime()).players
-    assert isinstance(players, PlayerProcesses)
+    players = await run.players()
     starting = asyncio.create_task(players.live(players._places[0]))
     await launches.reached.wait()
     for _ in range(5):

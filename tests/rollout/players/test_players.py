@@ -46,11 +46,14 @@ class Run:
     async def runtime(self) -> Runtime:
         return await get_runtime(self.args)
 
-    async def kill(self, number: int) -> None:
-        """End a player's process, once it runs, as the out-of-memory killer does; returns when its end is noticed."""
+    async def players(self) -> PlayerProcesses:
         players = (await self.runtime()).players
         assert isinstance(players, PlayerProcesses)
-        place = players._places[number]
+        return players
+
+    async def kill(self, number: int) -> None:
+        """End a player's process, once it runs, as the out-of-memory killer does; returns when its end is noticed."""
+        place = (await self.players())._places[number]
         while (player := place.player) is None or (process := player.launched) is None:
             await asyncio.sleep(0.005)
         process.end()
