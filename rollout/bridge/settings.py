@@ -198,7 +198,8 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
 def _check_writable(value: Any, key: str = "") -> None:
     """Raise ConfigError for a value that a checkpoint, which is JSON, cannot hold."""
     if isinstance(value, date | bytes | set):
-        raise ConfigError(f"{key}: {value!r} is neither text nor a number, and no checkpoint can hold it; quote it")
+        kind = type(value).__name__
+        raise ConfigError(f"{key}: {value} is a {kind}, which no checkpoint can hold; write it as text, in quotes")
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         inner = cast("Mapping[Any, Any]", value).items()

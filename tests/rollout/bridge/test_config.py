@@ -56,9 +56,9 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
         ({"max_turns": 0}, "max_turns must be at least 1"),
         (
             {"env": {"days": [{"start": date(2026, 1, 2)}]}},
-            "env.days.0.start: datetime.date(2026, 1, 2) is neither",
+            "env.days.0.start: 2026-01-02 is a date, which",
         ),
-        ({"chat_template_kwargs": {"x": b"y"}}, "chat_template_kwargs.x: b'y' is neither text nor a number"),
+        ({"chat_template_kwargs": {"x": b"y"}}, "chat_template_kwargs.x: b'y' is a bytes, which"),
     ],
 )
 def test_an_invalid_setting_is_refused_with_the_key_and_the_fix(
