@@ -197,9 +197,11 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
 
 def _check_writable(value: Any, key: str = "") -> None:
     """Raise ConfigError for a value that a checkpoint, which is JSON, cannot hold."""
+    kind = type(value).__name__
     if isinstance(value, date | bytes | set):
-        kind = type(value).__name__
-        raise ConfigError(f"{key}: {value} is a {kind}, which no checkpoint can hold; write it as text, in quotes")
+        raise ConfigError(
+            f"{key}: {cast('object', value)} is a {kind}, which no checkpoint can hold; write it as text, in quotes"
+        )
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         inner = cast("Mapping[Any, Any]", value).items()
