@@ -149,7 +149,9 @@ class Server:
         return web.json_response({"workers": [{"url": f"http://{request.host}"}]})
 
     async def loads(self, request: web.Request) -> web.Response:
-        return web.json_response({"num_reqs": len(self._answers)})
+        running = sum(len(engine.running) for engine in self.engines)
+        waiting = len(self._answers) - running
+        return web.json_response({"loads": [{"num_running_reqs": running, "num_waiting_reqs": waiting}]})
 
     async def abort(self, request: web.Request) -> web.Response:
         for engine in self.engines:

@@ -85,11 +85,6 @@ class RolloutFlags:
         return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
 
     @property
-    def places(self) -> int:
-        """Requests that all engines run at once; 0 if the framework does not tell."""
-        return (self.sglang_server_concurrency or 0) * self.engines
-
-    @property
     def engines(self) -> int:
         """Number of engines, 1 if the framework does not tell."""
         found = self.rollout_num_engines or (self.rollout_num_gpus or 1) // (self.rollout_num_gpus_per_engine or 1)

@@ -31,6 +31,7 @@ TOO_LONG = re.compile(
 MAX_WAIT_S = 60.0
 """Upper limit of the pause that a server asks for with `Retry-After`."""
 
+GET_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 JSON = {"Content-Type": "application/json"}
 PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
 
@@ -110,6 +111,17 @@ class EngineClient:
             raise EngineError(f"{type(error).__name__}: {error}", "connection_lost") from error
         if response.status != 200:
             raise _refusal(response.status, answer, response.headers.get("Retry-After", ""))
+        return read_json(answer)
+
+    async def get(self, url: str) -> Any:
+        """Return the JSON at this URL, asked once; raises EngineError."""
+        try:
+            async with self._connect().get(url, timeout=GET_TIMEOUT) as response:
+                answer = await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise EngineError(f"{type(error).__name__}: {error}", "connection_lost") from error
+        if response.status != 200:
+            raise _refusal(response.status, answer, "")
         return read_json(answer)
 
     def _connect(self) -> aiohttp.ClientSession:

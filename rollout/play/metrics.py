@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rollout.play.engine_loads import EngineLoad
 from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage
 
@@ -25,8 +26,8 @@ RETRIES = (
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
 BUSY = 0.8
 """Share of the time above which an event loop delays its slots."""
-QUEUED = 1.5
-"""Requests in flight per place of the engines above which the queues only make responses older."""
+QUEUED = 0.5
+"""Waiting requests per running one above which the engines' queues only make responses older."""
 MIN_SECONDS = 10.0
 """Shorter batches tell nothing about bottlenecks."""
 FAULTS = (
@@ -47,11 +48,14 @@ class BatchLoad:
     """CPU seconds of the event loops' threads."""
     processes: Sequence[ProcessUsage] = ()
     """Each process: this one, then the players."""
+    engines: Sequence[EngineLoad] = ()
+    """Each engine that tells its load."""
 
 
 def measure(runtime: Runtime) -> Callable[[], Awaitable[BatchLoad]]:
     """Start to measure; the returned function gives the load since then, or since it was last called."""
     before = runtime.usage()
+    runtime.engine_loads.start()
 
     async def load() -> BatchLoad:
         nonlocal before
@@ -60,7 +64,7 @@ def measure(runtime: Runtime) -> Callable[[], Awaitable[BatchLoad]]:
         then, before = before, runtime.usage()
         used = [now.plus(one, -1) for now, one in zip(before, then, strict=True)]
         engine, env = _together([one.engine for one in used]), _together([one.env for one in used])
-        return BatchLoad(engine, env, sum(one.cpu_s for one in used), used)
+        return BatchLoad(engine, env, sum(one.cpu_s for one in used), used, runtime.engine_loads.take())
 
     return load
 
@@ -97,11 +101,11 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) 
             f"{stood_s / seconds:.0f} of {slots} slots wait for new weights on average, because max_staleness is "
             f"{runtime.settings.max_staleness}: raise it, or give the trainer more GPUs and the rollout fewer"
         )
-    asked, places = load.engine.request_s / seconds, runtime.flags.places
-    if places and asked > QUEUED * places:
+    running, queued = (sum(numbers) for numbers in zip(*load.engines, strict=True)) if load.engines else (0.0, 0.0)
+    if queued > max(QUEUED * running, 1.0):
         found["engine"] = (
-            f"{asked:.0f} requests are in flight on average, and the engines run {places} at once: the others wait in "
-            "their queues; add engines, raise --sglang-server-concurrency if their memory allows, or lower n_env"
+            f"the engines run {running:.0f} requests at once on average, and {queued:.0f} wait in their queues: add "
+            "engines, raise --sglang-max-running-requests if their memory allows, or lower n_env"
         )
     for kind in found.keys() - runtime.warned:
         runtime.warned.add(kind)
@@ -155,6 +159,7 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
         "rollout/host_busy_share": max((one.cpu_s for one in load.processes), default=0.0) / (seconds or 1.0),
         "turn/host_s": load.host_s / turns if turns else 0.0,
         **_process_metrics(load.processes[1:], seconds or 1.0),
+        **{f"rollout/engine/{k}/{name}": x for k, one in enumerate(load.engines) for name, x in one._asdict().items()},
     }
 
 

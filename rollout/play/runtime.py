@@ -24,6 +24,7 @@ from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient
+from rollout.play.engine_loads import EngineLoads
 from rollout.play.memory import Memory, build_memory
 from rollout.play.metrics import count_retries
 from rollout.spec import EpisodeSpec, Replay
@@ -104,6 +105,7 @@ class Runtime:
     flags: RolloutFlags
     encoder: DeltaEncoder
     engine: EngineClient
+    engine_loads: EngineLoads
     pool: EnvPool
     memory: Memory
     samples: SampleWriter
@@ -172,6 +174,7 @@ class Runtime:
         if self.players is not None:
             await self.players.close()
         self.pool.close()
+        self.engine_loads.close()
         await self.engine.close()
 
 
@@ -186,13 +189,16 @@ def build_runtime(args: Any) -> Runtime:
     small = FRAMEWORK == "slime" and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
+    connections = max(MIN_CONNECTIONS, settings.n_env)
+    engine = EngineClient(url, _patient(settings.engine, args), max_connections=connections)
     return Runtime(
         settings=settings,
         flags=flags,
         samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
         encoder=encoder,
         make_encoder=make_encoder,
-        engine=EngineClient(url, _patient(settings.engine, args), max_connections=max(MIN_CONNECTIONS, settings.n_env)),
+        engine=engine,
+        engine_loads=EngineLoads(url, engine.get),
         pool=EnvPool(settings),
         memory=build_memory(settings.memory),
         traced=is_traced(args),

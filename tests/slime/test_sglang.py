@@ -1,6 +1,7 @@
 """slime's train.py with a real SGLang behind slime's own router: turns, log-probs, versions and targets."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -117,3 +118,8 @@ def test_turns_add_up(run: Run) -> None:
     for rollout in range(3):
         assert sum(s["metadata"]["kind"] == "turn" for s in run.samples(rollout)) == 16
     assert len(run.samples("eval_0")) == 6
+
+
+def test_slimes_router_and_sglang_tell_what_the_engine_runs(run: Run) -> None:
+    found = re.findall(r"'rollout/engine/0/running': ([\d.]+)", run.log.read_text(errors="replace"))
+    assert found and all(0 <= float(running) <= 16 for running in found)

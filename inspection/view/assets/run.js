@@ -191,6 +191,7 @@ function speed(study) {
   };
   const [play, train, turns] = ["perf/rollout_s", "perf/train_s", "rollout/turns"].map(recent);
   const [engine, env, requests] = ["rollout/engine_busy_share", "rollout/env_busy_share", "rollout/engine_concurrency"].map(recent);
+  const waiting = Object.keys(study.columns).filter((key) => /^rollout\/engine\/\d+\/waiting$/.test(key)).map(recent).reduce((a, b) => a + b, 0);
   const words = [];
   if (play !== null && turns) {
     const share = train / (play + train);
@@ -199,6 +200,7 @@ function speed(study) {
   }
   if (engine !== null) {
     words.push(`While a batch is played, the engine works ${percent(engine)} of the time, on ${short(requests)} requests at once, and the environments ${percent(env)}.`);
+    if (waiting >= 1) words.push(`${short(waiting)} requests wait in the engines' queues on average.`);
     if (!(train > play)) words.push(engine >= 0.9 ? "The engine is the bottleneck." : "The engine waits, so the environments or this process are the bottleneck.");
   }
   return words.length ? h("p", { class: "speed" }, h("b", null, "Speed "), words.join(" ")) : null;

@@ -23,6 +23,7 @@ def collapsing(last: int = 30) -> list[dict[str, Any]]:
         {"update": k, "turns": 64.0 * k, "seconds": 3.0 * k, "turn/reward": 0.01 * k, "train/actor_trains": 1.0}
         | {"actor/ref_kl": 0.1 if k < 16 else 2.9, "actor/entropy": 0.2 if k < 16 else 1.4, "rollout/turns": 64.0}
         | {"rollout/engine_busy_share": 0.97, "rollout/engine_concurrency": 8.0, "rollout/env_busy_share": 0.2}
+        | {"rollout/engine/0/waiting": 1.5, "rollout/engine/1/waiting": 2.5, "rollout/engine/1/running": 4.0}
         | {"perf/rollout_s": 1.0, "perf/train_s": 3.0}
         for k in range(1, last + 1)
     ]
@@ -57,6 +58,7 @@ def test_the_overview_says_when_it_collapsed_and_what_changed(browser: Browser, 
     assert second.startswith("update 20 the KL to the policy before PPO")
     assert "30 of 60 updates" in browser.text(".state") and "1,920 turns" in browser.text(".state")
     assert "Training is the bottleneck." in browser.text(".speed") and "75 % training" in browser.text(".speed")
+    assert "4 requests wait in the engines' queues" in browser.text(".speed")
     assert "gamma_step" in browser.evaluate("document.querySelector('.settings').textContent")
     assert browser.complaints == []
 

@@ -73,17 +73,18 @@ def used(cpu_s: float, waiting_s: float = 0.0) -> ProcessUsage:
         ([used(4.0, 400.0)], "8 of 8 slots wait for their environment on average: raise env_workers"),
         ([used(4.0), used(12.0)], ""),
         ([used(4.0), used(4.0), {"stood_s": 110.0}], "6 of 8 slots wait for new weights on average, because max_stale"),
-        ([used(4.0), used(4.0), {"places": 6}], "10 requests are in flight on average, and the engines run 6 at once"),
+        ([used(4.0), used(4.0), {"engines": [(4, 3), (2, 1)]}], "run 6 requests at once on average, and 4 wait in"),
+        ([used(4.0), used(4.0), {"engines": [(6, 1), (4, 1)]}], ""),
+        ([used(4.0), used(4.0), {"engines": [(0, 1)]}], ""),
     ],
 )
 def test_a_bottleneck_is_named_once_with_the_setting_that_relieves_it(
     processes: list[Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     more = processes.pop() if isinstance(processes[-1], dict) else {}
-    settings, flags = SimpleNamespace(n_env=8, max_staleness=1), SimpleNamespace(places=more.get("places", 8))
-    runtime: Any = SimpleNamespace(settings=settings, flags=flags, warned=set())
+    runtime: Any = SimpleNamespace(settings=SimpleNamespace(n_env=8, max_staleness=1), warned=set())
     env = Usage(20.0, 10.0, sum(one.env.request_s for one in processes))
-    load = BatchLoad(Usage(20.0, 20.0, 200.0), env, 1.0, processes)
+    load = BatchLoad(Usage(20.0, 20.0, 200.0), env, 1.0, processes, more.get("engines", ()))
     for _ in range(2):
         warn_of_bottleneck(runtime, load, more.get("stood_s", 0.0))
     assert len(caplog.messages) == bool(said) and said in caplog.text

@@ -1,0 +1,117 @@
+"""Each engine's running and waiting requests reach the batch's metrics, and engines that do not tell stop nothing."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rollout.bridge.settings import EngineSettings
+from rollout.play import engine_loads
+from rollout.play.engine import EngineClient
+from rollout.play.engine_loads import EngineLoad, EngineLoads
+from rollout.play.metrics import BatchLoad, batch_metrics
+from rollout.workers.utilization import Usage
+from tests.fixtures.metrics_page import unexplained
+
+
+@asynccontextmanager
+async def serving(routes: dict[str, Any]) -> AsyncIterator[str]:
+    """A server that answers GET requests with this JSON; a list is answered one item per request, the last again."""
+
+    async def answer(request: web.Request) -> web.Response:
+        found = routes[request.path]
+        return web.json_response((found.pop(0) if len(found) > 1 else found[0]) if isinstance(found, list) else found)
+
+    app = web.Application()
+    app.add_routes([web.get(path, answer) for path in routes])
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+def load(running: int, waiting: int, ranks: int = 1) -> dict[str, Any]:
+    rank = {"dp_rank": 0, "num_running_reqs": running, "num_waiting_reqs": waiting, "num_used_tokens": 9}
+    return {"version": "0.5.9", "loads": [rank] * ranks}
+
+
+@asynccontextmanager
+async def watching(router: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineLoads]:
+    monkeypatch.setattr(engine_loads, "PAUSE_S", 0.02)
+    client = EngineClient(router, EngineSettings())
+    loads = EngineLoads(router, client.get)
+    loads.start()
+    yield loads
+    loads.close()
+    await client.close()
+
+
+async def until_known(loads: EngineLoads, engines: int) -> list[EngineLoad]:
+    for _ in range(200):
+        await asyncio.sleep(0.02)
+        if len(found := loads.take()) == engines:
+            return found
+    raise AssertionError(f"no loads of {engines} engines")
+
+
+def test_engines_behind_a_router_tell_what_runs_and_waits_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with serving({"/v1/loads": load(3, 1, ranks=2)}) as one, serving({"/v1/loads": load(5, 0)}) as two:
+            dead = "http://127.0.0.1:9"
+            listed = {"workers": [{"url": url} for url in (one, dead, two)]}
+            async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
+                found = await until_known(loads, 2)
+        assert found == [load for _, load in sorted([(one, EngineLoad(6.0, 2.0)), (two, EngineLoad(5.0, 0.0))])]
+
+    asyncio.run(play())
+
+
+def test_a_load_is_the_mean_since_the_last_batch() -> None:
+    loads = EngineLoads("http://router", lambda url: asyncio.sleep(0, answers[url].pop(0)))
+    answers = {"http://engine/v1/loads": [load(2, 0), load(4, 3), load(7, 7)]}
+
+    async def play() -> None:
+        for _ in range(2):
+            await loads._ask("http://engine")
+        assert loads.take() == [EngineLoad(3.0, 1.5)]
+        await loads._ask("http://engine")
+        assert (loads.take(), loads.take()) == ([EngineLoad(7.0, 7.0)], [])
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_comes_back_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine restarts with another list of loads; a router that fails for a moment is asked again, too."""
+
+    async def play() -> None:
+        async with serving({"/v1/loads": [{"loads": None}, {}, load(1, 0)]}) as engine:
+            listed: dict[str, Any] = {"workers": [{"url": engine}]}
+            async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
+                assert await until_known(loads, 1) == [EngineLoad(1.0, 0.0)]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("routes", [{}, {"/workers": {"urls": []}}, {"/workers": [[]]}])
+def test_a_router_that_lists_no_engines_is_asked_once(
+    routes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        async with serving(routes) as router, watching(router, monkeypatch) as loads:
+            await asyncio.sleep(0.3)
+            assert loads.take() == []
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(play())
+    assert caplog.text.count("does not list its engines") == 1
+
+
+def test_the_metrics_of_each_engine_are_on_the_metrics_page() -> None:
+    idle = Usage(10.0, 0.0, 0.0)
+    metrics = batch_metrics([], Counter(), BatchLoad(idle, idle, 0.0, engines=[EngineLoad(3.0, 1.0)] * 2), [])
+    assert (metrics["rollout/engine/1/running"], metrics["rollout/engine/1/waiting"]) == (3.0, 1.0)
+    assert not unexplained(metrics)
