@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embedded.run.record import actor_fault
-from embedded.studies.contrasts import area_lines, contrast_lines
+from embedded.studies.contrasts import area_lines, areas, contrast_lines, interval
 from embedded.studies.results import MEASURES, Run, curve, iqm_cell, markdown, mean_cell, read_runs
 from embedded.studies.study import Study
 
@@ -154,30 +154,37 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
 
 
 def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
-    """Plot held-out scores over turns, one panel per length, which is the last part of a variant's name (`dual_400`).
+    """Plot areas over the length with their 90 % intervals, then held-out scores over turns, one panel per length.
 
-    Lengths without a run are left out. Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1
-    for the expert.
+    The length is the last part of a variant's name (`dual_400`). Lengths without a run are left out, and methods with
+    one length have no area. Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1 for the
+    expert.
     """
     from matplotlib.figure import Figure
 
-    names = [variant.rpartition("_") for variant in study.variants]
+    found = {variant: list(by_seed.values()) for variant, by_seed in areas(study, runs).items() if by_seed}
+    names = [variant.rpartition("_") for variant in found or study.variants]
     methods, _, lengths = (list(dict.fromkeys(parts)) for parts in zip(*names, strict=True))
-    lengths = [length for length in lengths if any(run.variant.endswith(f"_{length}") for run in runs)] or lengths
-    figure = Figure(figsize=(4 * len(lengths), 4), layout="constrained")
-    axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)
-    for axis, length in zip(axes[0], sorted(lengths, key=int), strict=True):
-        for number, method in enumerate(methods):
-            mine = [run for run in runs if run.variant == f"{method}_{length}"]
-            curves = [curve(run.rows, f"eval/{study.measure}") for run in mine]
+    lengths = sorted(lengths, key=int)
+    figure = Figure(figsize=(4 * len(lengths) + 4, 4.5), layout="constrained")
+    over_length, *axes = figure.subplots(1, len(lengths) + 1, sharey=True)
+    for number, method in enumerate(methods):
+        mine = {length: found[f"{method}_{length}"] for length in lengths if f"{method}_{length}" in found}
+        if len(mine) > 1:
+            means, ends = map(np.mean, mine.values()), map(interval, mine.values())
+            rows = [(length, mean, high - mean) for length, mean, (_, high) in zip(mine, means, ends, strict=True)]
+            over_length.errorbar(*zip(*rows, strict=True), color=f"C{number}", marker="o", capsize=3)
+        for axis, length in zip(axes, lengths, strict=True):
+            curves = [curve(r.rows, f"eval/{study.measure}") for r in runs if r.variant == f"{method}_{length}"]
             scores = [(turns, list(map(study.score, values))) for turns, values in curves]
-            if scores:
-                _draw(axis, scores, f"C{number}", method.replace("_", " "), False)
-        axis.set(title=f"{length} turns per episode", xlabel="turns played", ylim=(-0.05, 1.02))
+            _draw(axis, scores, f"C{number}", method.replace("_", " "), False)
+    over_length.set(title="mean score of the whole run", xlabel="turns per episode", ylabel="score, held-out episodes")
+    for axis, length in zip(axes, lengths, strict=True):
+        axis.set(title=f"{length} turns per episode", xlabel="turns played")
+    for axis in (over_length, *axes):
         axis.grid(alpha=0.3)
-    axes[0][0].set(ylabel="score, held-out episodes")
-    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(methods), frameon=False)
+    lines, labels = axes[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=min(len(methods), 8), frameon=False)
     figure.savefig(path, dpi=120)
 
 
