@@ -13,10 +13,7 @@ from typing import Any
 
 from inspection import target
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    target.add_arguments(parser)
+add_arguments = target.add_arguments
 
 
 def run(options: argparse.Namespace) -> int:

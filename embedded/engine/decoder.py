@@ -51,7 +51,7 @@ class Decoder:
         model = load_hf_model(folder)
         config = model.config
         self.heads = config.num_attention_heads
-        self.kv_heads = config.num_key_value_heads or self.heads
+        self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = config.rms_norm_eps
         self.layer_count = config.num_hidden_layers

@@ -93,7 +93,7 @@ def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
-        num_query_groups=query_groups(config),
+        num_query_groups=config.num_key_value_heads,
         kv_channels=head_dim(config),
         ffn_hidden_size=config.intermediate_size,
         normalization="RMSNorm",
@@ -246,7 +246,7 @@ def hf_to_megatron(state: Mapping[str, torch.Tensor], config: Any, *, head: bool
         for kind in ("weight", "bias"):
             if f"{source}self_attn.q_proj.{kind}" in state:
                 parts = [state[f"{source}self_attn.{x}_proj.{kind}"] for x in "qkv"]
-                grouped = [p.view(query_groups(config), -1, head_dim(config), *p.shape[1:]) for p in parts]
+                grouped = [p.view(config.num_key_value_heads, -1, head_dim(config), *p.shape[1:]) for p in parts]
                 fused = torch.cat(grouped, 1)
                 out[f"{target}self_attention.linear_qkv.{kind}"] = fused.reshape(-1, *parts[0].shape[1:])
         gate_up = [state[f"{source}mlp.{x}_proj.weight"] for x in ("gate", "up")]
@@ -269,7 +269,7 @@ def megatron_to_hf(state: Mapping[str, torch.Tensor], config: Any) -> dict[str, 
         for kind in ("weight", "bias"):
             fused = state.get(f"{source}self_attention.linear_qkv.{kind}")
             if fused is not None:
-                grouped = fused.view(query_groups(config), -1, head_dim(config), *fused.shape[1:])
+                grouped = fused.view(config.num_key_value_heads, -1, head_dim(config), *fused.shape[1:])
                 for x, part in zip("qkv", (grouped[:, :-2], grouped[:, -2], grouped[:, -1]), strict=True):
                     out[f"{target}self_attn.{x}_proj.{kind}"] = part.reshape(-1, *fused.shape[1:])
         gate, up = state[source + "mlp.linear_fc1.weight"].chunk(2)
@@ -280,8 +280,3 @@ def megatron_to_hf(state: Mapping[str, torch.Tensor], config: Any) -> dict[str, 
 def head_dim(config: Any) -> int:
     """Read the width of one attention head from a Hugging Face model config."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def query_groups(config: Any) -> int:
-    """Read the number of key and value heads from a Hugging Face model config."""
-    return config.num_key_value_heads or config.num_attention_heads

@@ -209,17 +209,6 @@ def _guard(world: World) -> str | None:
     return act_before(world, "Place Stone", lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18)
 
 
-def _meet(kind: int, achievement: str) -> _Goal:
-    """Make the goal to defeat a kind of creature for the first time, while healthy."""
-
-    def goal(world: World) -> str | None:
-        if world.player.achievements[achievement] or world.player.health < 6:
-            return None
-        return reach_kind(world, kind, farthest=60)
-
-    return goal
-
-
 def _craft(level: str) -> _Goal:
     return lambda world: job.action if (job := find_job(world, level)) else None
 
@@ -291,13 +280,19 @@ def _stock(item: str, count: int, achievement: str) -> _Goal:
     return goal
 
 
-def _once(achievement: str, item: str, act: _Goal) -> _Goal:
-    """Make the goal to reach an achievement for the first time, with an item that it takes."""
+def _once(achievement: str, item: str, act: _Goal, least: int = 1) -> _Goal:
+    """Make the goal to reach an achievement for the first time, with at least so much of an item, or of health."""
 
     def goal(world: World) -> str | None:
-        return act(world) if world.player.inventory[item] and not world.player.achievements[achievement] else None
+        is_open = world.player.inventory[item] >= least and not world.player.achievements[achievement]
+        return act(world) if is_open else None
 
     return goal
+
+
+def _meet(kind: int, achievement: str) -> _Goal:
+    """Make the goal to defeat a kind of creature for the first time, while healthy."""
+    return _once(achievement, "health", lambda world: reach_kind(world, kind, farthest=60), least=6)
 
 
 _GOALS: dict[str, _Goal] = {

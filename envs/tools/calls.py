@@ -19,6 +19,8 @@ _FENCES = ("```json", "```tool_call", "```")
 _FUNCTION = re.compile(r"\s*<function=([^<>\s]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\s]+)>")
 _SEPARATOR = re.compile(r"[\s;,]*")
+_CLOSED = re.compile(rf"\s*(?:{CLOSE}|{OPEN}|\Z)")
+"""What must follow a call: a tag, or the end of the text."""
 _FUNCTION_END, _PARAMETER_END = "</function>", "</parameter>"
 _FORM = '{"name": ..., "arguments": {...}}'
 _UNCLOSED = f"after the call comes something other than {CLOSE}"
@@ -110,22 +112,12 @@ def reasoning_end(text: str) -> int | None:
 
 def _inside_json(text: str, position: int) -> bool:
     """Return whether `position` is inside the JSON of a call or of a bare response, so inside one of its strings."""
-    start = len(text) - len(text.lstrip())
-    if not text.startswith(("{", "["), start):
-        opened = text.find(OPEN, 0, position)
-        if opened < 0:
-            return False
-        start = opened + len(OPEN)
-    while start < position:
-        _, end, error = decode(text, start)
-        if error:
-            return False
-        if end > position:
-            return True
-        opened = text.find(OPEN, end, position)
-        if opened < 0:
-            return False
-        start = opened + len(OPEN)
+    end, is_bare = 0, text.lstrip().startswith(("{", "["))
+    while is_bare or (end := text.find(OPEN, end, position)) >= 0:
+        _, end, error = decode(text, end if is_bare else end + len(OPEN))
+        if error or end > position:
+            return not error
+        is_bare = False
     return False
 
 
@@ -136,7 +128,7 @@ def _block(text: str, start: int) -> tuple[Call | str, int]:
     value, end, error = decode(text, start)
     if error:
         return error, start
-    return read_call(value) if _closed(text, end) else _UNCLOSED, end
+    return read_call(value) if _CLOSED.match(text, end) else _UNCLOSED, end
 
 
 def _markup(text: str, head: re.Match[str], start: int) -> tuple[Call | str, int]:
@@ -156,13 +148,7 @@ def _markup(text: str, head: re.Match[str], start: int) -> tuple[Call | str, int
     if rest.strip():
         return f"the call of {name} holds something after its last {_PARAMETER_END}", end
     call = _checked(Call(head[1], arguments, as_text=True))
-    return call if isinstance(call, str) or _closed(text, end) else _UNCLOSED, end
-
-
-def _closed(text: str, position: int) -> bool:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position == len(text) or text.startswith((CLOSE, OPEN), position)
+    return call if isinstance(call, str) or _CLOSED.match(text, end) else _UNCLOSED, end
 
 
 def _bare(text: str, start: int, limit: int) -> Calls:

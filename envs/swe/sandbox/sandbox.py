@@ -18,7 +18,7 @@ from pathlib import Path
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox.seccomp import seccomp_filter
 from envs.swe.sandbox.supervise import INNER_FILTER, OUTER_FILTER, Limits, Outcome, supervise
-from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, process_folder
+from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, per_process, process_folder
 
 WRITABLE_TREE = ((".", TESTBED),)
 _IDS = (f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups")
@@ -104,7 +104,7 @@ class Sandbox:
     def _mounts(self) -> list[str]:
         mounts = [*system_mounts(), *self._own_files()]
         shown = [(path, str(path)) for path in python_folders(self.python)]
-        own = ((_passwd(os.getpid()), "/etc/passwd"), (_hosts(os.getpid()), "/etc/hosts"))
+        own = zip(_system_files(), ("/etc/hosts", "/etc/passwd"), strict=True)
         mounts += _read_only((*shown, *own, *self.readable))
         mounts += self._tree()
         for part in python_in((place for _, place in self.places), self.python):
@@ -130,7 +130,7 @@ class Sandbox:
                 mounts += ["--ro-bind", str(entry), f"{_IMAGE}/{entry.name}"]
         hosts = root / "etc" / "hosts"  # empty in most images, because docker mounts its own there
         is_direct = hosts.is_file() and Path(os.path.realpath(hosts)) == Path(os.path.realpath(root)) / "etc" / "hosts"
-        known = [(_hosts(os.getpid()), "/etc/hosts")] if is_direct else []
+        known = [(_system_files()[0], "/etc/hosts")] if is_direct else []
         mounts += [*self._own_files(_IMAGE), *_read_only((*known, *self.readable), _IMAGE), *self._tree(_IMAGE)]
         return [*mounts, "--remount-ro", f"{_IMAGE}/dev", "--remount-ro", _IMAGE, "--chdir", "/"]
 
@@ -189,23 +189,17 @@ def _read_only(shown: Iterable[tuple[Path, str]], at: str = "") -> list[str]:
     return [w for path, place in shown for w in (*_parents(Path(place), at), "--ro-bind", str(path), at + place)]
 
 
-@functools.lru_cache(maxsize=1)
-def _hosts(pid: int) -> Path:
-    """A file that says where localhost is, because most programs look it up there."""
-    path = process_folder().make() / "hosts"
-    path.write_text("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", encoding="utf-8")
-    path.chmod(0o644)
-    return path
-
-
-@functools.lru_cache(maxsize=1)
-def _passwd(pid: int) -> Path:
-    """A file that names the commands' user, because programs such as Node's `os.userInfo()` fail without it."""
+@per_process
+def _system_files() -> tuple[Path, Path]:
+    """Files that say where localhost is and who the commands' user is; Node's `os.userInfo()` fails without a user."""
     user = AGENT_ID if os.geteuid() == 0 else os.geteuid()
-    path = process_folder().make() / "passwd"
-    path.write_text(f"agent:x:{user}:{user}::/tmp:/bin/sh\n", encoding="utf-8")
-    path.chmod(0o644)
-    return path
+    folder = process_folder().make()
+    hosts, passwd = folder / "hosts", folder / "passwd"
+    hosts.write_text("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", encoding="utf-8")
+    passwd.write_text(f"agent:x:{user}:{user}::/tmp:/bin/sh\n", encoding="utf-8")
+    for path in (hosts, passwd):
+        path.chmod(0o644)
+    return hosts, passwd
 
 
 @functools.lru_cache(maxsize=32)
