@@ -23,7 +23,7 @@ from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
 from advantage.patch.critic import install_critic, install_value_head, pretrain_critic
 from advantage.patch.roles import install_roles
-from advantage.patch.versions import Framework, find_framework, original, replace
+from advantage.patch.versions import Framework, find_framework, original, replace, wrap
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm
 from advantage.training.images import expand
@@ -97,27 +97,23 @@ def _install_training_steps(model: ModuleType, settings: AdvantageSettings) -> N
             raise UnsupportedFrameworkError(f"{model.__name__} has no {name}, which the patch has to wrap")
     alarm = OffPolicyAlarm(settings)
 
-    def extending(get_batch: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        @functools.wraps(get_batch)
-        def extended(data_iterator: Any, keys: Sequence[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
-            batch = get_batch(data_iterator, [*keys, STALENESS], *args, **kwargs)
-            if batch.get("multimodal_train_inputs"):
-                batch["multimodal_train_inputs"] = expand(batch["multimodal_train_inputs"])
-            return batch
+    def extended(
+        get_batch: Callable[..., dict[str, Any]], data_iterator: Any, keys: Sequence[str], *args: Any, **named: Any
+    ) -> dict[str, Any]:
+        batch = get_batch(data_iterator, [*keys, STALENESS], *args, **named)
+        if batch.get("multimodal_train_inputs"):
+            batch["multimodal_train_inputs"] = expand(batch["multimodal_train_inputs"])
+        return batch
 
-        return extended
+    def watched(
+        train_one_step: Callable[..., tuple[dict[str, Any], Any]], args: Any, rollout_id: int, *rest: Any, **named: Any
+    ) -> tuple[dict[str, Any], Any]:
+        metrics, norm = train_one_step(args, rollout_id, *rest, **named)
+        metrics = finish_dis(metrics)
+        return metrics | alarm.watch(metrics, rollout_id), norm
 
-    def watching(train_one_step: Callable[..., tuple[dict[str, Any], Any]]) -> Callable[..., Any]:
-        @functools.wraps(train_one_step)
-        def watched(args: Any, rollout_id: int, *rest: Any, **named: Any) -> tuple[dict[str, Any], Any]:
-            metrics, norm = train_one_step(args, rollout_id, *rest, **named)
-            metrics = finish_dis(metrics)
-            return metrics | alarm.watch(metrics, rollout_id), norm
-
-        return watched
-
-    replace(model, "get_batch", extending)
-    replace(model, "train_one_step", watching)
+    wrap(model, "get_batch", extended)
+    wrap(model, "train_one_step", watched)
 
 
 def _install_retraction(mode: str | None, framework: Framework) -> None:
@@ -132,20 +128,16 @@ def _install_retraction(mode: str | None, framework: Framework) -> None:
     module, name = _UPDATERS[mode or "full"]
     path = f"{framework.name}.backends.megatron_utils.update_weight.{module}"
     try:
-        replace(getattr(importlib.import_module(path), name), "connect_rollout_engines", _connecting)
+        wrap(getattr(importlib.import_module(path), name), "connect_rollout_engines", _connected)
     except (ImportError, AttributeError) as error:
         raise UnsupportedFrameworkError(
             f"on_update: continue does not know how this {framework.name} pushes weights ({error}); use abort"
         ) from error
 
 
-def _connecting(connect: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(connect)
-    def connected(self: Any, rollout_engines: Any, *rest: Any, **named: Any) -> None:
-        connect(self, rollout_engines, *rest, **named)
-        self.rollout_engines = [_RetractingEngine(engine) for engine in self.rollout_engines]
-
-    return connected
+def _connected(connect: Callable[..., None], updater: Any, *args: Any, **named: Any) -> None:
+    connect(updater, *args, **named)
+    updater.rollout_engines = [_RetractingEngine(engine) for engine in updater.rollout_engines]
 
 
 class _RetractingEngine:

@@ -6,7 +6,6 @@ A critic of images gets its value head where slime leaves a head for tokens.
 """
 
 import copy
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 from advantage.critic import Progress
 from advantage.errors import UnsupportedFrameworkError
 from advantage.exchange import current_layout
-from advantage.patch.versions import Framework, replace
+from advantage.patch.versions import Framework, wrap
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 
@@ -30,17 +29,14 @@ def install_value_head() -> None:
     """Move the value head of a critic with a `language_model` into it: slime puts it on the model around it, unused."""
     provider = sys.modules.get("slime.backends.megatron_utils.model_provider")
     if hasattr(provider, "freeze_model_params"):  # the last thing that is done to a model before DDP
-        replace(provider, "freeze_model_params", _moving_head)
+        wrap(provider, "freeze_model_params", _move_head)
 
 
-def _moving_head(freeze: Callable[..., None]) -> Callable[..., None]:
-    def freeze_model_params(model: Any, args: Any) -> None:
-        if hasattr(model, "language_model") and "output_layer" in model._modules:
-            head = model.language_model.output_layer = model._modules.pop("output_layer")
-            model.__dict__["output_layer"] = head  # unregistered: slime compares its shape with the checkpoint's
-        freeze(model, args)
-
-    return freeze_model_params
+def _move_head(freeze: Callable[..., None], model: Any, args: Any) -> None:
+    if hasattr(model, "language_model") and "output_layer" in model._modules:
+        head = model.language_model.output_layer = model._modules.pop("output_layer")
+        model.__dict__["output_layer"] = head  # unregistered: slime compares its shape with the checkpoint's
+    freeze(model, args)
 
 
 def install_critic(framework: Framework, settings: AdvantageSettings) -> None:
@@ -59,29 +55,25 @@ def install_critic(framework: Framework, settings: AdvantageSettings) -> None:
         )
     actor: Any = framework.actor
 
-    def wrapped(train: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(train)
-        def train_critic(
-            rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, *rest: Any, **named: Any
-        ) -> Any:
-            role = getattr(model[0], "role", "actor")
-            if role != "critic":
-                return train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
-            try:
-                for number in range(1, passes):
-                    model[0].role = f"critic-pass{number}"  # the prefix of its metrics
-                    train(rollout_id, model, optimizer, _still(opt_param_scheduler), *rest, **named)
-            finally:
-                model[0].role = role
-            result = train(rollout_id, model, optimizer, opt_param_scheduler, *rest, **named)
-            if after:  # slime sends the values to the actor next
-                role_args = sys.modules["megatron.training.global_vars"].get_args()
-                _compute_values(role_args, actor, model, *rest[:2])
-            return result
+    def train_critic(
+        train: Callable[..., Any], rollout_id: int, model: Any, optimizer: Any, schedule: Any, *rest: Any, **named: Any
+    ) -> Any:
+        role = getattr(model[0], "role", "actor")
+        if role != "critic":
+            return train(rollout_id, model, optimizer, schedule, *rest, **named)
+        try:
+            for number in range(1, passes):
+                model[0].role = f"critic-pass{number}"  # the prefix of its metrics
+                train(rollout_id, model, optimizer, _still(schedule), *rest, **named)
+        finally:
+            model[0].role = role
+        result = train(rollout_id, model, optimizer, schedule, *rest, **named)
+        if after:  # slime sends the values to the actor next
+            role_args = sys.modules["megatron.training.global_vars"].get_args()
+            _compute_values(role_args, actor, model, *rest[:2])
+        return result
 
-        return train_critic
-
-    replace(actor, "train", wrapped)
+    wrap(actor, "train", train_critic)
 
 
 def _compute_values(args: Any, actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
@@ -98,30 +90,26 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
     if missing:
         raise UnsupportedFrameworkError(f"{actor.__name__} has no {missing[0]}, which value_pretraining needs")
 
-    def pretrained(train: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(train)
-        def all_passes(
-            rollout_id: int, model: Any, optimizer: Any, schedule: Any, iterator: Any, microbatches: Any, *rest: Any
-        ) -> None:
-            if rollout_id + 1 < settings.batches:
-                return
-            args.value_clip = math.inf
-            data, progress, layout = iterator[0].rollout_data, Progress(), current_layout()
-            while progress.begin_pass(settings, data, model, layout):
-                _log(args, framework, progress)
-                # The pass counts as a rollout, so that its metrics are logged after those of the one before.
-                number = rollout_id + len(progress.explained) - 1
-                with progress.held_out_hidden(data):
-                    train(number, model, optimizer, _still(schedule), iterator, microbatches, *rest)
-                _compute_values(args, actor, model, iterator, microbatches)
-                actor.compute_advantages_and_returns(args, data)
+    def all_passes(
+        train: Callable[..., Any], rollout_id: int, model: Any, optimizer: Any, schedule: Any, iterator: Any, *rest: Any
+    ) -> None:
+        if rollout_id + 1 < settings.batches:
+            return
+        args.value_clip = math.inf
+        data, progress, layout = iterator[0].rollout_data, Progress(), current_layout()
+        while progress.begin_pass(settings, data, model, layout):
             _log(args, framework, progress)
-            progress.finish(settings, model)
-            optimizer.reload_model_params()
+            # The pass counts as a rollout, so that its metrics are logged after those of the one before.
+            number = rollout_id + len(progress.explained) - 1
+            with progress.held_out_hidden(data):
+                train(number, model, optimizer, _still(schedule), iterator, *rest)
+            _compute_values(args, actor, model, iterator, rest[0])
+            actor.compute_advantages_and_returns(args, data)
+        _log(args, framework, progress)
+        progress.finish(settings, model)
+        optimizer.reload_model_params()
 
-        return all_passes
-
-    replace(actor, "train", pretrained)
+    wrap(actor, "train", all_passes)
 
 
 def _log(args: Any, framework: Framework, progress: Progress) -> None:

@@ -3,7 +3,6 @@
 A pattern that matches nothing is refused, and so is an optimizer's state that was saved with another list.
 """
 
-import functools
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.exchange import current_layout
 from advantage.flags import FROZEN, advantage_flags
-from advantage.patch.versions import Framework, replace
+from advantage.patch.versions import Framework, wrap
 from advantage.settings import ROLE, advantage_settings
 
 logger = logging.getLogger(__name__)
@@ -26,30 +25,26 @@ def install_roles(framework: Framework) -> None:
     if not hasattr(framework.actor, "initialize_model_and_optimizer"):
         return
 
-    def noting(initialize: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(initialize)
-        def initialized(args: Any, role: str = "actor", *rest: Any, **named: Any) -> Any:
-            setattr(args, ROLE, role)
-            frozen = advantage_settings(args).critic_frozen
-            if role == "critic" and frozen:
-                setattr(args, FROZEN, list(frozen))
-            check_saved_frozen(args)
-            result = initialize(args, role, *rest, **named)
-            patterns = advantage_flags(args).frozen
-            named_parameters = (item for chunk in result[0] for item in chunk.named_parameters())
-            parameters = {re.sub(r"^(module\.)+", "", name): p for name, p in named_parameters}  # without DDP's names
-            for name in report_frozen(role, parameters, patterns):
-                if parameters[name].requires_grad:
-                    raise UnsupportedFrameworkError(
-                        f"{framework.name} trains {name} although it is to be frozen; leave critic_frozen out"
-                    )
-            if role == "critic":
-                check_head(parameters)
-            return result
+    def initialized(initialize: Callable[..., Any], args: Any, role: str = "actor", *rest: Any, **named: Any) -> Any:
+        setattr(args, ROLE, role)
+        frozen = advantage_settings(args).critic_frozen
+        if role == "critic" and frozen:
+            setattr(args, FROZEN, list(frozen))
+        check_saved_frozen(args)
+        result = initialize(args, role, *rest, **named)
+        patterns = advantage_flags(args).frozen
+        named_parameters = (item for chunk in result[0] for item in chunk.named_parameters())
+        parameters = {re.sub(r"^(module\.)+", "", name): p for name, p in named_parameters}  # without DDP's names
+        for name in report_frozen(role, parameters, patterns):
+            if parameters[name].requires_grad:
+                raise UnsupportedFrameworkError(
+                    f"{framework.name} trains {name} although it is to be frozen; leave critic_frozen out"
+                )
+        if role == "critic":
+            check_head(parameters)
+        return result
 
-        return initialized
-
-    replace(framework.actor, "initialize_model_and_optimizer", noting)
+    wrap(framework.actor, "initialize_model_and_optimizer", initialized)
 
 
 def check_head(parameters: Mapping[str, torch.Tensor]) -> None:

@@ -3,6 +3,7 @@
 miles lacks `--custom-advantage-function-path`. slime up to v0.3.1 and miles whiten without context parallelism.
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -94,3 +95,16 @@ def replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
         new = make(old)
         new.__advantage_original__ = old
         setattr(module, name, new)
+
+
+def wrap(module: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a module's function by `around`, which is called with the old function and its arguments; once."""
+
+    def make(old: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(old)
+        def wrapped(*args: Any, **named: Any) -> Any:
+            return around(old, *args, **named)
+
+        return wrapped
+
+    replace(module, name, make)
