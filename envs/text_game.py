@@ -121,7 +121,9 @@ class TextGame(BaseInteractionEnv):
         if settings.shaping and type(self).distance_left is TextGame.distance_left:
             raise ConfigError(f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to 0")
         self.settings = settings
-        self._running, self._turns, self._potential = False, 0, 0.0
+        self._running, self._potential = False, 0.0
+        self._turns = 0
+        """Turns of the episode so far; while one is played, it is among them."""
 
     @abc.abstractmethod
     def start(self) -> Frame:
@@ -336,6 +338,11 @@ def clean_command(candidate: str) -> str | None:
     if len(command) > MAX_CHARACTERS or not _COMMAND.fullmatch(command):
         return None
     return None if _JOINING & set(command.lower().split()) else command
+
+
+def towards(direction: str) -> str:
+    """Return the end of a sentence about a move: `up`, `to the left`."""
+    return direction if direction in ("up", "down") else f"to the {direction}"
 
 
 def list_commands(commands: list[str] | tuple[str, ...]) -> str:

@@ -84,12 +84,11 @@ class ALFWorld(PlannedGame, CommandGame):
             where = "set env.data_path or ALFWORLD_DATA to the data set, or run alfworld-download"
             raise ConfigError(f"ALFWorld's data set is not in {self._root}, which has no folder json_2.1.1; {where}")
         self._player: Any = None
-        self._steps = 0
 
     def start(self) -> Frame:
         if self._player is None:
             self._player = self._engine.Player(self._load_game())
-        self._steps, self._now = 0, self._player.reset()
+        self._now = self._player.reset()
         task = _TASK.search(self._now.text)
         self.mission = task.group(1) if task else ""
         return self._frame()
@@ -106,7 +105,7 @@ class ALFWorld(PlannedGame, CommandGame):
         return self._send(command) if command in self._now.commands else None
 
     def _send(self, command: str) -> Frame:
-        self._steps, self._now = self._steps + 1, self._player.send(command)
+        self._now = self._player.send(command)
         return self._frame()
 
     def _frame(self) -> Frame:
@@ -116,7 +115,7 @@ class ALFWorld(PlannedGame, CommandGame):
             short_term=list_commands(shown) if shown else "",
             reward=float(self._now.won),
             terminated=self._now.won,
-            truncated=self._steps >= self.max_steps and not self._now.won,
+            truncated=self._turns >= self.max_steps and not self._now.won,
             progression=float(self._now.won),
         )
 

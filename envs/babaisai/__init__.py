@@ -21,7 +21,7 @@ import numpy as np
 from envs.babaisai.levels import find_task, make_level
 from envs.babaisai.world import DIRECTIONS, Cell, World, draw_world
 from envs.errors import EnvironmentFault
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, towards
 
 ACTIONS = {
     "idle": "stay where you are for this turn",
@@ -75,7 +75,6 @@ class BabaIsAI(PlannedGame):
         self._text = ""
         self._plans: dict[tuple[Cell, ...], Plan] = {}
         self.world: World
-        self.steps = 0
 
     def start(self) -> Frame:
         # NumPy's legacy generator is seeded with 32 bits.
@@ -84,13 +83,12 @@ class BabaIsAI(PlannedGame):
         return self._frame(self._text)
 
     def play(self, action: str) -> Frame:
-        self.steps += 1
         won = lost = broken = False
         if action in DIRECTIONS:
             won, lost = self.world.step(action)
             broken = not self._look()
-        reward = 1 - 0.9 * (self.steps / self.max_steps) if won else -1.0 if lost else 0.0
-        late = self.steps >= self.max_steps and not (won or lost)
+        reward = 1 - 0.9 * (self._turns / self.max_steps) if won else -1.0 if lost else 0.0
+        late = self._turns >= self.max_steps and not (won or lost)
         if broken:
             self._next_level()
         terminates = late and self.settings.time_limit == "terminated"
@@ -124,8 +122,8 @@ class BabaIsAI(PlannedGame):
         if push := _next_push(self.world, plan):
             number, label, direction = push
             begin = "I push" if number == 0 else "I walk to where I can push"
-            purpose = f"{begin} {label} {_name(direction)}{_rule_change(self.world, plan)}. Next:"
-        return f"{goal} {purpose} go one step {_name(plan[0])}."
+            purpose = f"{begin} {label} {towards(direction)}{_rule_change(self.world, plan)}. Next:"
+        return f"{goal} {purpose} go one step {towards(plan[0])}."
 
     def render(self) -> np.ndarray:
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
@@ -147,7 +145,7 @@ class BabaIsAI(PlannedGame):
     def _next_level(self) -> None:
         """Draw the next level; steps are counted from zero again, as in BALROG."""
         self.world = make_level(self._task, self._rng)
-        self.steps = self._turns = self._whole_way = 0
+        self._turns = self._whole_way = 0
         self._plans.clear()
         if not self._look():
             raise EnvironmentFault(f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level")
@@ -216,10 +214,6 @@ def _rule_change(world: World, plan: Plan) -> str:
         if broken:
             return f" to break {' is '.join(sorted(broken)[0])}"
     return " out of the way"
-
-
-def _name(direction: str) -> str:
-    return direction if direction in ("up", "down") else f"to the {direction}"
 
 
 def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:

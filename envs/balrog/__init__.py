@@ -69,7 +69,6 @@ class Balrog(TextGame):
         self._config["agent"]["max_image_history"] = int(bool(settings.vlm))
         self._random = OwnRandomness(seed)
         self._env: Any = None
-        self._steps = 0
 
     def start(self) -> Frame:
         self._close_env()
@@ -86,7 +85,7 @@ class Balrog(TextGame):
         space = _find(self._env, "language_action_space")
         self.actions = tuple(space) if hasattr(space, "__iter__") else ()
         self.default_action = str(_find(self._env, "default_action"))
-        self.max_steps, self._steps, self._paid = self.settings.max_steps or int(self._env.max_steps), 0, 0.0
+        self.max_steps, self._paid = self.settings.max_steps or int(self._env.max_steps), 0.0
         self.mission = str(observation.get("mission") or "")
         return self._frame(observation)
 
@@ -99,8 +98,7 @@ class Balrog(TextGame):
                 if "not recognized or not supported" in str(error):
                     raise _UnsupportedActionError(action) from error
                 raise
-        self._steps += 1
-        late = self._steps >= self.max_steps and not terminated
+        late = self._turns >= self.max_steps and not terminated
         # BALROG's TextWorld reports the score so far as the reward of every step; `verlog` pays the difference.
         if self.family == "textworld" and self.settings.preset == "verlog":
             reward, self._paid = reward - self._paid, reward

@@ -51,19 +51,16 @@ class Crafter(TextGame):
         super().__init__(settings)
         self.task, self.seed = task, seed
         self.max_steps = settings.max_steps or LENGTH
-        self.steps = 0
         self.world: World
 
     def start(self) -> Frame:
         self.world = World(self.seed, images=bool(self.settings.vlm))
         self.world.play(self.default_action)
-        self.steps = 0
         return self._frame()
 
     def play(self, action: str) -> Frame:
         unlocked = self.world.unlocked
         reward = self.world.play(action)
-        self.steps += 1
         if self.world.unlocked != unlocked and self.settings.open_achievements_only:
             self.instruction_prompt = self.render_prompt()
         return self._frame(reward, len(self.world.unlocked) - len(unlocked))
@@ -74,7 +71,7 @@ class Crafter(TextGame):
         return super()._pay(reward, valid or final) - self.settings.format_penalty * (final and not valid)
 
     def translate(self, candidate: str) -> str | None:
-        return translate(candidate, self.steps)
+        return translate(candidate, self._turns - 1)
 
     def prompt_variables(self) -> dict[str, Any]:
         open_only = self.settings.open_achievements_only
@@ -119,7 +116,7 @@ class Crafter(TextGame):
         long_term, short_term = describe(world)
         dead = world.player.health <= 0
         # The initial Noop counts towards Crafter's own limit, but not as one of the responses.
-        late = self.steps >= self.max_steps or world.steps >= LENGTH
+        late = self._turns >= self.max_steps or world.steps >= LENGTH
         reached = float(len(world.unlocked)) if dead or late else 0.0
         metrics = {f"achievement/{name}": float(name in world.unlocked) for name in ACHIEVEMENTS}
         paid = {"native": reward, "achievements": float(new), "final": reached}

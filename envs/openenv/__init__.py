@@ -70,13 +70,12 @@ class OpenEnvGame(TextGame):
 
     def start(self) -> Frame:
         self.close()
-        self._steps, self._return = 0, 0.0
+        self._return = 0.0
         self._session, outcome = open_session(self.settings, self.seed, lambda session: session.reset(self.seed))
         with self._ended_by_errors():
             return self._frame(outcome)
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
-        self._steps += 1
         with self._ended_by_errors():
             try:
                 action = self.translate(candidate)
@@ -86,7 +85,7 @@ class OpenEnvGame(TextGame):
             except RejectedError as why:
                 if self._sends_default:
                     return None, self.play(self.default_action)
-                if late := 0 < self.max_steps <= self._steps:
+                if late := 0 < self.max_steps <= self._turns:
                     self.close()
                 shown = f"Nothing was done: {why}.\n{self._last.long_term}"
                 return None, replace(self._last, long_term=shown, reward=0.0, truncated=late)
@@ -129,7 +128,7 @@ class OpenEnvGame(TextGame):
     def _frame(self, outcome: Outcome) -> Frame:
         """Return the frame of a reply; ends the session with the episode."""
         ending = self._ending(outcome) if outcome.done else None
-        out_of_time = 0 < self.max_steps <= self._steps
+        out_of_time = 0 < self.max_steps <= self._turns
         if ending or out_of_time:
             self.close()
         long_term, short_term = self._read(outcome.observation)

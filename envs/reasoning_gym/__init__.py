@@ -49,11 +49,10 @@ class ReasoningGym(TextGame):
         with self._random.in_place():
             self._dataset = _make(library, task, seed, settings)
         self.entry: dict[str, Any] = {}
-        self._answers = 0
 
     def start(self) -> Frame:
         with self._random.in_place():
-            self.entry, self._answers = self._dataset[0], 0
+            self.entry = self._dataset[0]
         return Frame(str(self.entry["question"]))
 
     def translate(self, candidate: str) -> str | None:
@@ -66,9 +65,8 @@ class ReasoningGym(TextGame):
                 score = float(self._dataset.score_answer(action, self.entry))
             except Exception:  # several verifiers fail at an answer of another form, such as a word for a number
                 metrics["verifier_failed"] = 1.0
-        self._answers += 1
         right = score >= 1.0
-        last = right or self._answers >= self.max_steps
+        last = right or self._turns >= self.max_steps
         text = "Your answer is right." if right else f"Your answer is not right. Its score is {score:.2f} of 1."
         return Frame(text, "", score * last, last, progression=min(max(score, 0.0), 1.0), metrics=metrics)
 

@@ -55,17 +55,16 @@ class Recall(TextGame):
         self.seed, self.max_steps = seed, settings.max_steps or 100
         self.questions = self.max_steps // settings.ask_every
         self.actions = (self.default_action,)
-        self.first, self.steps, self.right = "", 0, 0
+        self.first, self.right = "", 0
 
     def start(self) -> Frame:
         self._random = random.Random(f"recall/{self.seed}")
-        self.first, self.steps, self.right = self._random.choice(COLOURS), 0, 0
+        self.first, self.right = self._random.choice(COLOURS), 0
         return self._frame(0.0)
 
     def play(self, action: str) -> Frame:
-        pays = self._asks and action == self.first
+        pays = action == self.first  # a colour is an action only where it was asked for
         self.right += pays
-        self.steps += 1
         return self._frame(float(pays))
 
     def translate(self, candidate: str) -> str | None:
@@ -88,12 +87,12 @@ class Recall(TextGame):
 
     @property
     def _asks(self) -> bool:
-        return self.steps % self.settings.ask_every == self.settings.ask_every - 1
+        return self._turns % self.settings.ask_every == self.settings.ask_every - 1
 
     def _frame(self, reward: float) -> Frame:
-        over = self.steps >= self.max_steps
+        over = self._turns >= self.max_steps
         self.actions = (*COLOURS, self.default_action) if self._asks and not over else (self.default_action,)
-        if not self.steps:
+        if not self._turns:
             text = f"The first light is {self.first}."
         elif over:
             text = "The lights are off."

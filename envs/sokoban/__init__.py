@@ -17,7 +17,7 @@ from envs.base import make_image
 from envs.errors import ConfigError, did_you_mean
 from envs.sokoban.board import SYMBOLS, Push, Room, State, draw_room, find_pushes, is_stuck, moves_of
 from envs.sokoban.levels import TASKS, make_level, read_level
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, towards
 from slime_verlog import Field
 
 ACTIONS = {
@@ -88,24 +88,21 @@ class Sokoban(PlannedGame):
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)
-        self.steps = 0
 
     def start(self) -> Frame:
         self.room, self.state = self._written or make_level(self._shape, self.seed)
-        self.steps = 0
         return self._frame("")
 
     def play(self, action: str) -> Frame:
         before = self.state
         if action in self.room.strides:
             self.state = self.room.move(before, action)
-        self.steps += 1
         gained = self.room.placed(self.state.boxes) - self.room.placed(before.boxes)
         solved = self.state.boxes == self.room.targets
         reward = gained + 10.0 * solved - 0.1 if self.settings.reward == "native" else float(solved)
-        event = f"You {'went' if self.state.boxes == before.boxes else 'pushed a box'} {_towards(action)}."
+        event = f"You {'went' if self.state.boxes == before.boxes else 'pushed a box'} {towards(action)}."
         if self.state == before:
-            event = f"You could not go {_towards(action)}: something is in the way."
+            event = f"You could not go {towards(action)}: something is in the way."
         return self._frame("You stayed." if action == "stay" else event, reward, solved)
 
     def translate(self, candidate: str) -> str | None:
@@ -129,7 +126,7 @@ class Sokoban(PlannedGame):
         across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
         along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
         box = f"the box ({', '.join(filter(None, (across, along)))} from me)"
-        return f"{left}. Next I push {box} {_towards(first.direction)}. {how}."
+        return f"{left}. Next I push {box} {towards(first.direction)}. {how}."
 
     def render(self) -> np.ndarray:
         """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
@@ -156,7 +153,7 @@ class Sokoban(PlannedGame):
         placed, total = room.placed(boxes), room.targets.bit_count()
         stuck = is_stuck(room, boxes)
         lost = stuck and self.settings.end_when_stuck
-        late = self.steps >= self.max_steps and not (solved or lost)
+        late = self._turns >= self.max_steps and not (solved or lost)
         status = f"Boxes on targets: {placed} of {total}."
         return Frame(
             long_term=" ".join(filter(None, (event, status, "A box can no longer reach a target." if lost else ""))),
@@ -175,7 +172,3 @@ DEFAULT_TASK = "one_box"
 build_env = Sokoban.from_sample
 expert_action = Sokoban.advice
 explain_action = Sokoban.explain
-
-
-def _towards(direction: str) -> str:
-    return direction if direction in ("up", "down") else f"to the {direction}"

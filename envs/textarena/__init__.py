@@ -66,7 +66,6 @@ class TextArena(TextGame):
         self._random = OwnRandomness(seed)
         self.game: Any = None
         self._board = self._rules = ""
-        self._steps = 0
 
     def start(self) -> Frame:
         self._random = OwnRandomness(self.seed)
@@ -77,7 +76,7 @@ class TextArena(TextGame):
                 raise ConfigError(f"TextArena's {self._id} is for several players; {_CHOOSE}")
         if self.settings.invalid_moves_allowed is not None:
             self.game.state.error_allowance = self.settings.invalid_moves_allowed
-        self._board, self._steps = "", 0
+        self._board = ""
         kinds = self._library.ObservationType
         messages = self.game.get_observation()[1]
         self._rules = "\n\n".join(str(text).strip() for _, text, kind in messages if kind == kinds.PROMPT)
@@ -89,7 +88,6 @@ class TextArena(TextGame):
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         if len(candidate) > MAX_CHARACTERS:
-            self._steps += 1
             return None, self._frame(f"Your move has more than {MAX_CHARACTERS} characters. The game did not read it.")
         valid, frame = self._send(candidate)
         return (candidate if valid else None), frame
@@ -107,7 +105,6 @@ class TextArena(TextGame):
         state, errors = self.game.state, self.game.state.error_count
         with self._random.in_place():
             self.game.step(move)
-        self._steps += 1
         outcome = state.game_info[0] if state.done else {}
         text, reason = self._read(self.game.get_observation()[1]), str(outcome.get("reason", ""))
         valid = state.error_count <= errors and not outcome.get("invalid_move")
@@ -133,7 +130,7 @@ class TextArena(TextGame):
             short_term=self._board,
             reward=reward,
             terminated=bool(state.done),
-            truncated=self._steps >= self.max_steps and not state.done,
+            truncated=self._turns >= self.max_steps and not state.done,
             progression=min(max(reward, 0.0), 1.0),
         )
 

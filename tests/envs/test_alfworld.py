@@ -133,7 +133,7 @@ def test_what_the_game_would_not_accept_now_is_invalid_and_costs_a_turn_of_looki
     env.reset()
     info = env.step(f"ACTION: {command}")[2]
     assert (info["valid_action"], info["executed_action"], info["reward"]) == (False, "look", -0.1)
-    assert env._steps == 1
+    assert env._turns == 1
 
 
 def test_capitals_and_the_older_way_to_put_things_down_are_understood() -> None:

@@ -155,7 +155,7 @@ def test_a_listed_action_that_the_game_refuses_is_invalid() -> None:
     env = build()
     env.reset()
     info = env.step("ACTION: 68")[2]
-    assert (info["valid_action"], info["executed_action"], env._steps) == (False, "Wait", 1)
+    assert (info["valid_action"], info["executed_action"], env._turns) == (False, "Wait", 1)
 
 
 def test_actions_are_matched_whole_and_capitals_forgiven() -> None:

@@ -261,7 +261,7 @@ def test_the_scripted_player_reaches_most_achievements_through_answers() -> None
     env = build(5)
     env.reset()
     done = False
-    while not done and env.steps < 300:
+    while not done and env._turns < 300:
         _, done, info = env.step(f"THINK: as the script says\nACTION: {crafter.expert_action(env)}")
         assert info["valid_action"]
     assert info["progression"] > 0.5
