@@ -89,8 +89,7 @@ def scan_turns_by_decay(
     nonempty = (lengths > 0).nonzero()[:, 0]
     first = (last - lengths + 1)[nonempty]
     entry = (values[first].double(), alone[first], reach[first])
-    of_turns = _per_turn(entry, nonempty, lengths)
-    return TurnScan(of_turns[0], of_turns[1], of_turns[2], finish)
+    return TurnScan(*_per_turn(entry, nonempty, lengths), finish=finish)
 
 
 class _Rows:

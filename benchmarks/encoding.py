@@ -15,6 +15,7 @@ import argparse
 import random
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -49,15 +50,9 @@ class Conversation:
         return [SYSTEM, *(message for user in self.users[:turn] for message in (user, response)), self.users[turn]]
 
 
-def cpu_ms(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None, repeats: int = 9) -> float:
-    """Median CPU milliseconds of `work` on the result of `prepare`, without the time of `prepare`."""
-    times = []
-    for _ in range(repeats):
-        prepared = prepare()
-        began = time.process_time()
-        work(prepared)
-        times.append(1e3 * (time.process_time() - began))
-    return statistics.median(times)
+def cpu_ms(work: Callable[[], Any], repeats: int, prepare: Callable[[], Any] = lambda: None) -> float:
+    """Median CPU milliseconds of `work`, without the time of `prepare`, which is called before each."""
+    return 1e3 * statistics.median(timeit.repeat(work, prepare, time.process_time, repeats, number=1))
 
 
 def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
@@ -99,7 +94,7 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
         shown = [message["content"][0]["image"] for message in messages if message["role"] == "user"]
         return processor()(text=[text], images=shown, return_tensors="pt")
 
-    def two_templates(_: None) -> None:
+    def two_templates() -> None:
         earlier = whole[:-1]
         old, now = rendered(earlier), rendered(whole)
         if images:
@@ -115,11 +110,11 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
     repeats = 5 if turn > 100 else 15
     append, request = appended_ms(conversation, turn)
     return {
-        "re-encode": cpu_ms(lambda _: encoded(rendered(whole), whole), repeats=repeats),
-        "two templates": cpu_ms(two_templates, repeats=repeats),
+        "re-encode": cpu_ms(lambda: encoded(rendered(whole), whole), repeats),
+        "two templates": cpu_ms(two_templates, repeats),
         "ours, full": append,
         "ours, request": request,
-        "ours, window": cpu_ms(lambda _: encoder.prompt(window), past_known, 41),
+        "ours, window": cpu_ms(lambda: encoder.prompt(window), 41, past_known),
     }
 
 

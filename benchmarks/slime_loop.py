@@ -8,12 +8,12 @@ import contextlib
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loops import MEAN_EPISODE, Case, Meter, make_args, make_engines
-from rollout.bridge.framework import Sample, run
+from rollout.bridge.framework import run
+from rollout.bridge.sample import flatten
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
 from tests.fixtures.stand_ins import allow_absent_packages
@@ -45,15 +45,6 @@ def slime_args(case: Case, port: int, checkpoint: Path) -> Namespace:
     return make_args(case, port, checkpoint, **flags)
 
 
-def flat(found: Any) -> Iterator[Sample]:
-    """Yield the samples of nested lists."""
-    if isinstance(found, Sample):
-        yield found
-    else:
-        for part in found:
-            yield from flat(part)
-
-
 def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     """Play one case."""
     from slime.rollout.sglang_rollout import GenerateState, generate_rollout
@@ -71,7 +62,7 @@ def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
             output = generate_rollout(args, k, source)
             if k >= case.warm:
                 meter.stop()
-                meter.add(flat(output.samples), k)
+                meter.add(flatten(flatten(output.samples)), k)
             engines.update()
         run(close_runtimes())
         return meter.row()

@@ -5,6 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -77,14 +78,12 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
 async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once: int) -> list[EpisodeResult]:
     """Play the episodes, `at_once` at a time; return their results in the order of `specs`. Raises as `evaluate`."""
     places = asyncio.Semaphore(at_once)
+    play_one = partial(play_episode, runtime) if runtime.players is None else runtime.players.evaluate
     with tqdm(total=len(specs), desc="evaluation", unit="episode", leave=False, mininterval=BAR_S) as progress:
 
         async def one(spec: EpisodeSpec) -> EpisodeResult:
             async with places:
-                if runtime.players is not None:
-                    result = await runtime.players.evaluate(spec)
-                else:
-                    result = await play_episode(runtime, spec)
+                result = await play_one(spec)
                 progress.update()
                 return result
 

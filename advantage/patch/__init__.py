@@ -70,7 +70,7 @@ def install(args: Any) -> None:
     whitens_slices = flags.normalize_advantages and flags.context_parallel_size > 1
     replaces = not framework.has_flag or (whitens_slices and not framework.whitens_all_ranks)
     if replaces:
-        ours = _compute_and_whiten(framework.loss)
+        ours = functools.partial(_compute_and_whiten, framework.loss)
         for module in filter(None, (framework.loss, framework.actor)):
             replace(module, "compute_advantages_and_returns", lambda _: ours)
     if framework.has_flag:
@@ -154,30 +154,26 @@ class _RetractingEngine:
         return getattr(self._engine, name)
 
 
-def _compute_and_whiten(loss: ModuleType) -> Callable[[Any, MutableMapping[str, Any]], None]:
-    """Make a `compute_advantages_and_returns` that computes the framework's KL, calls the hook, and whitens."""
-
-    def compute_advantages_and_returns(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
-        layout = current_layout()
-        if not layout.last_stage:
-            return
-        flags = advantage_flags(args)
-        log_probs = rollout_data.get("rollout_log_probs" if flags.use_rollout_logprobs else "log_probs")
-        reference = rollout_data.get("ref_log_probs")
-        if flags.kl_coef and log_probs and reference:
-            pairs = zip(log_probs, reference, strict=True)
-            kl = [loss.compute_approx_kl(new, old, kl_loss_type=flags.kl_loss_type) for new, old in pairs]
-        else:  # no reference: slime's critic, or critic-only steps
-            kl = [torch.zeros_like(values, dtype=torch.float32) for values in rollout_data.get("values") or ()]
-        rollout_data["kl"] = kl
-        compute_advantages(args, rollout_data)
-        if flags.use_opd:
-            loss.apply_opd_kl_to_advantages(
-                args=args, rollout_data=rollout_data, advantages=rollout_data["advantages"], student_log_probs=log_probs
-            )
-        if flags.normalize_advantages:
-            masks = rollout_data["loss_masks"]
-            masks = local_tokens(rollout_data, layout).split(torch.cat(masks) if masks else torch.zeros(0))
-            rollout_data["advantages"] = whiten(rollout_data["advantages"], masks, layout.data_context)
-
-    return compute_advantages_and_returns
+def _compute_and_whiten(loss: ModuleType, args: Any, rollout_data: MutableMapping[str, Any]) -> None:
+    """Replace `compute_advantages_and_returns`: compute the framework's KL, call the hook, and whiten."""
+    layout = current_layout()
+    if not layout.last_stage:
+        return
+    flags = advantage_flags(args)
+    log_probs = rollout_data.get("rollout_log_probs" if flags.use_rollout_logprobs else "log_probs")
+    reference = rollout_data.get("ref_log_probs")
+    if flags.kl_coef and log_probs and reference:
+        pairs = zip(log_probs, reference, strict=True)
+        kl = [loss.compute_approx_kl(new, old, kl_loss_type=flags.kl_loss_type) for new, old in pairs]
+    else:  # no reference: slime's critic, or critic-only steps
+        kl = [torch.zeros_like(values, dtype=torch.float32) for values in rollout_data.get("values") or ()]
+    rollout_data["kl"] = kl
+    compute_advantages(args, rollout_data)
+    if flags.use_opd:
+        loss.apply_opd_kl_to_advantages(
+            args=args, rollout_data=rollout_data, advantages=rollout_data["advantages"], student_log_probs=log_probs
+        )
+    if flags.normalize_advantages:
+        masks = rollout_data["loss_masks"]
+        masks = local_tokens(rollout_data, layout).split(torch.cat(masks) if masks else torch.zeros(0))
+        rollout_data["advantages"] = whiten(rollout_data["advantages"], masks, layout.data_context)

@@ -81,12 +81,8 @@ class RunReport:
 
     def _best(self) -> int:
         """Return the updates before the policy with the highest win rate, then return; the first of equals."""
-
-        def score(updates: int) -> tuple[float, float]:
-            means = evaluation_means(self.evaluations[updates])
-            return means["eval/success"], means["eval/return"]
-
-        return max(sorted(self.evaluations), key=score)
+        means = {updates: evaluation_means(played) for updates, played in sorted(self.evaluations.items())}
+        return max(means, key=lambda updates: (means[updates]["eval/success"], means[updates]["eval/return"]))
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record one update and print its line."""

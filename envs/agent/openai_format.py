@@ -60,11 +60,9 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
     """Return the body of a whole response; `number` counts the episode's responses."""
     calls = _calls(response, number)
-    message: dict[str, Any] = {"role": "assistant", "content": response.text or (None if calls else "")}
-    if response.reasoning:
-        message["reasoning_content"] = response.reasoning
+    message: dict[str, Any] = assistant_message(response, number)
     if calls:
-        message["tool_calls"] = calls
+        message |= {"content": response.text or None, "tool_calls": calls}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop", "logprobs": None}
     return {**_head("chat.completion", request, number), "choices": [choice], "usage": _usage(response, request)}
 

@@ -271,23 +271,14 @@ def _build(world: World, placing: Recipe) -> str | None:
 
 def _stock(item: str, count: int, achievement: str) -> _Goal:
     """Make the goal to carry `count` of a material that is close by, once `achievement` is reached."""
-
-    def goal(world: World) -> str | None:
-        if world.player.inventory[item] >= count or not world.player.achievements[achievement]:
-            return None
-        return reach_kind(world, SOURCE[item], farthest=12)
-
-    return goal
+    is_open = lambda player: player.achievements[achievement] and player.inventory[item] < count
+    return lambda world: reach_kind(world, SOURCE[item], farthest=12) if is_open(world.player) else None
 
 
 def _once(achievement: str, item: str, act: _Goal, least: int = 1) -> _Goal:
     """Make the goal to reach an achievement for the first time, with at least so much of an item, or of health."""
-
-    def goal(world: World) -> str | None:
-        is_open = world.player.inventory[item] >= least and not world.player.achievements[achievement]
-        return act(world) if is_open else None
-
-    return goal
+    is_open = lambda player: not player.achievements[achievement] and player.inventory[item] >= least
+    return lambda world: act(world) if is_open(world.player) else None
 
 
 def _meet(kind: int, achievement: str) -> _Goal:

@@ -55,7 +55,7 @@ def test_where_the_patch_whitens_it_whitens_there() -> None:
     flags = {"kl_coef": 0.0, "normalize_advantages": True, "use_rollout_logprobs": False, "use_opd": False}
     with pretended_device():
         data = on_the_device(samples)
-        _compute_and_whiten(ModuleType("loss"))(make_args(**flags), data)
+        _compute_and_whiten(ModuleType("loss"), make_args(**flags), data)
         assert all(row.device == ELSEWHERE for row in data["advantages"])
 
 
