@@ -4,6 +4,7 @@ import os
 import random
 import traceback
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +26,7 @@ from advantage.training.losses import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 from tests.advantage.test_pretraining import collected
+from tests.advantage.test_summary_turns import state, turn
 from tests.fixtures.warm_python import WARM
 
 WORLD = 4
@@ -88,6 +90,11 @@ def test_value_pretraining_measures_the_same_and_an_error_stops_every_rank_of_th
     check_ranks(outcomes, (layout, "measured"))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_notes_between_turns_of_other_ranks_give_the_exact_values(outcomes: list[dict[str, Any]], layout: str) -> None:
+    check_ranks(outcomes, (layout, "notes"))
+
+
 def test_the_traffic_does_not_grow_with_the_tokens(outcomes: list[dict[str, Any]]) -> None:
     """The number of turns, eight numbers per turn, and at the end whether the rank failed."""
     for outcome in outcomes:
@@ -109,6 +116,7 @@ def _worker(rank: int, folder: str) -> None:
         for where in STEPS:
             outcome[name, where] = _text_of(lambda where=where: _check_any_error(where))
         outcome[name, "measured"] = _text_of(lambda: [_check_measured(seed) for seed in range(3)])
+        outcome[name, "notes"] = _text_of(_check_notes)
         if name == "dp4":
             outcome["bytes"] = [_bytes_of(tokens) for tokens in (2, 200)]
         parallel_state.destroy_model_parallel()
@@ -232,6 +240,28 @@ def _check_measured(seed: int) -> None:
         fails = layout.stage.rank == 0
         with pytest.raises(KeyError if fails else OtherRankError):
             here.begin_pass(settings, data if fails else {**data, "returns": data["kl"]}, [], layout)
+
+
+def _check_notes() -> None:
+    """A turn, the notes after it, and a win; then a turn and its notes, after which the batch ends: spread over ranks.
+
+    In tests/advantage/test_summary_turns.py, the same on one rank.
+    """
+    won = [turn(0, 0.5), turn(1, 0.6, moves=False), turn(2, 0.7, reward=1.0, end=True)]
+    cut = [turn(3, 0.5), turn(4, 0.6, moves=False), state(5, 0.7)]
+    cut = [replace(sample, row=replace(sample.row, segment=1)) for sample in cut]
+    layout, samples = current_layout(), won + cut
+    mine = range(layout.data.rank, len(samples), layout.data.size)
+    data = rollout_data([samples[i] for i in mine])
+    for key in ("values", "kl"):
+        data[key] = sliced(data[key], data, layout)
+    compute_advantages(make_args(kl_coef=0.0), data)
+    if layout.last_stage:
+        truth = [(0.4702, 0.9702), (0.4, 1.0), (0.3, 1.0), (0.18805, 0.68805), (0.1, 0.7), (0.0, 0.0)]
+        for k, key in enumerate(("advantages", "returns")):
+            wanted = sliced([torch.tensor([truth[i][k]]).double() for i in mine], data, layout)
+            torch.testing.assert_close(data[key], wanted, atol=1e-7, rtol=0, check_dtype=False)
+        assert data["summary_advantage"].item() == pytest.approx((0.4 + 0.1) / 2)
 
 
 def _bytes_of(tokens: int) -> list[int]:

@@ -1,0 +1,100 @@
+"""Notes in separate turns beside tools and images: what the prompts show, and what reaches tools and training."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.data_source import EpisodeSource
+from rollout.fixed_turn import collect_or_draw
+from rollout.play.memory import SUMMARY_REQUEST
+from rollout.play.runtime import close_runtimes
+from tests.envs.tools.test_tool_env import call
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.tokenizers import real_tokenizer
+from tests.rollout.play.test_summary_turns import asked, one_slot, turns_of
+from tests.rollout.test_tool_rollout import overrides, schemas
+from tests.rollout.test_vlm_games import assert_no_stray_placeholder, assert_pictures, pictures_of, settings
+
+NOTES = {"kind": "notes", "every": 2, "budget": 4000, "keep": 1, "max_tokens": 64}
+WRITTEN = call("counter", step=100)
+
+
+async def play(
+    args: Any, tokenizer: Any, answer: str, notes: str, batches: range = range(1)
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """All turns of these batches, and the requests; every response is `answer`, or `notes` if they are asked for."""
+
+    def script(body: dict[str, Any], number: int) -> str:
+        return notes if asked(tokenizer.decode(body["input_ids"])) else answer
+
+    async with ScriptedEngine(tokenizer, script) as engine:
+        args.sglang_router_port = engine.port
+        source = EpisodeSource(args)
+        source.load(batches[0] - 1)
+        turns = []
+        try:
+            for number in batches:
+                output = await collect_or_draw(args, number, source)
+                source.save(number)
+                turns += turns_of(output)
+                assert output.metrics["rollout/faults/episodes_lost_at_resume"] == 0
+        finally:
+            await close_runtimes()
+    return turns, engine.requests
+
+
+@pytest.mark.parametrize("family", [None, "qwen3"])
+async def test_a_tool_call_in_the_notes_runs_nothing_and_later_prompts_show_it_as_text(
+    tmp_path: Path, family: str | None
+) -> None:
+    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
+    args = rollout_args(tmp_path, **overrides(tmp_path, family, memory=NOTES, history="window", **one_slot(6)))
+    turns, requests = await play(args, tokenizer, call("counter"), WRITTEN)
+    texts = [tokenizer.decode(request["input_ids"]) for request in requests]
+    assert [asked(text) for text in texts] == ["summary" in turn.metadata for turn in turns] == [False, False, True] * 2
+    system = texts[0].partition("<|im_start|>user")[0]
+    assert all(json.dumps(schema) in system for schema in schemas())
+    assert all(text.startswith(system) for text in texts), "the request for notes keeps the tools, and so the prefix"
+    assert f"{SUMMARY_REQUEST.format(64)}<|im_end|>\n<|im_start|>assistant\n" in texts[2]
+    assert texts[2].count("What is 2 + 3?") == 1 and texts[2].count("Previous plan:") == 2
+    for text in texts[3:]:
+        assert f"Your notes:\n{WRITTEN}" in text and text.count("What is 2 + 3?") == 1
+    shown = [text.rpartition("Current Observation:")[2] for text in texts]
+    assert [f"count {k}" in text for k, text in zip((1, 2, 2, 3, 4), shown[1:], strict=True)] == [True] * 5
+    assert [turn.metadata["env_metrics"]["tool_calls"] for turn in turns] == [1, 2, 2, 3, 4, 4]
+    assert [turn.metadata["reward"] for turn in turns if "summary" in turn.metadata] == [0.0, 0.0]
+
+
+def test_a_run_resumed_after_any_turn_replays_no_call_of_the_notes(tmp_path: Path) -> None:
+    def played(batches: range) -> list[list[int]]:
+        keys = overrides(tmp_path, None, memory=NOTES, history="window", load=str(tmp_path / "save"), **one_slot(1))
+        turns, _ = asyncio.run(
+            play(rollout_args(tmp_path, **keys), chatml_tokenizer(), call("counter"), WRITTEN, batches)
+        )
+        return [turn.tokens for turn in turns]
+
+    whole = played(range(6))
+    for turn in range(1, 6):
+        assert played(range(turn, turn + 1)) == whole[turn : turn + 1]
+
+
+async def test_images_leave_prompts_and_samples_with_their_turns(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid", reason="minigrid is not installed; pip install 'slime-verlog[envs]' enables this")
+    keys = settings(tmp_path, "envs.babyai", True, memory=NOTES, **one_slot(6))
+    written = "a door <|image_pad|> ahead"
+    turns, requests = await play(rollout_args(tmp_path, **keys), chatml_tokenizer(), "turn left", written)
+    expected = pictures_of("envs.babyai", True)
+    # Turns of the environment 0 and 1, the notes after them, then only the kept turn 1 beside the current one.
+    shown = [expected[:1], expected[:2], expected[:3], expected[1:3], expected[1:4]]
+    assert ["summary" in turn.metadata for turn in turns] == [False, False, True, False, False, False]
+    for turn, request, images in zip(turns, requests, shown, strict=False):
+        assert_pictures(request, images)
+        assert len(turn.multimodal_train_inputs["image_grid_thw"]) == len(images)
+        assert_no_stray_placeholder(turn)
+    assert "Your notes:\na door " in chatml_tokenizer().decode(requests[3]["input_ids"])
+    assert [any(turn.loss_mask) for turn in turns] == [True, True, False, True, True, True], "the notes were altered"
