@@ -56,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
             report = TaskReport(task.name, seed, [Finding("images", Status.ERROR, f"not built: {', '.join(failed)}")])
         else:
             report = asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))
+        if not reports and (unread := chosen.settings.memory.unread()):
+            told = f"{', '.join(unread)} {'do' if unread[1:] else 'does'} nothing with memory.kind: "
+            report.findings.append(Finding("memory", Status.WARNING, told + chosen.settings.memory.kind))
         reports.append(report)
         if not options.json:
             with bar.external_write_mode():

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -22,6 +22,10 @@ CORE_FLAGS = frozenset(
     """.split()  # noqa: SIM905 - reads better as words
 )
 """Flags of slime's own that it reads before the YAML, which must therefore not hold them."""
+
+
+_READ = {"window": "n", "actions_only": "n", "periodic_clear": "period", "full": "", "inline_notes": "n notes_chars"}
+_READ["notes"] = "every budget keep max_tokens"
 
 
 class MemorySettings(Settings):
@@ -46,6 +50,11 @@ class MemorySettings(Settings):
     """`notes`: past turns that stay in the prompt when the model has written its notes."""
     max_tokens: int = Field(default=128, ge=1)
     """`notes`: the longest notes, in tokens; longer ones are cut."""
+
+    def unread(self) -> list[str]:
+        """Return the given keys that `kind` does not read; none for a factory, which may read them all."""
+        unread = self.model_fields_set - {"kind", *_READ[self.kind].split()} if self.kind in _READ else set[str]()
+        return [f"memory.{key}" for key in sorted(unread)]
 
     @model_validator(mode="after")
     def _no_window_beside_notes(self) -> Self:
@@ -202,12 +211,8 @@ def _check_writable(value: Any, key: str = "") -> None:
         raise ConfigError(
             f"{key}: {cast('object', value)} is a {kind}, which no checkpoint can hold; write it as text, in quotes"
         )
-    inner: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        inner = cast("Mapping[Any, Any]", value).items()
-    elif isinstance(value, list | tuple):
-        inner = enumerate(cast("Sequence[Any]", value))
-    for name, item in inner:
+    inner = dict(enumerate(cast("Sequence[Any]", value))) if isinstance(value, list | tuple) else value
+    for name, item in cast("Mapping[Any, Any]", inner).items() if isinstance(inner, Mapping) else ():
         _check_writable(item, f"{key}.{name}" if key else str(name))
 
 

@@ -11,7 +11,7 @@ import yaml
 from inspection.command import main
 from inspection.target import default_task
 from rollout.bridge.flags import RolloutFlags
-from rollout.bridge.settings import RolloutSettings
+from rollout.bridge.settings import MemorySettings, RolloutSettings
 from rollout.preflight import first_prompt_check
 from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, read_settings
@@ -238,6 +238,36 @@ def test_a_budget_that_makes_the_model_write_notes_in_nearly_every_turn_is_warne
         assert check(write(tmp_path, memory={"kind": "notes", "budget": budget}), "--no-prompt") == 0
         found = re.search(r"warning +memory +notes come after \d+ of \d+ turns, .* raise it", capsys.readouterr().out)
         assert bool(found) is warned
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        ({"kind": "window", "n": 2, "every": 5}, "memory.every does nothing with memory.kind: window"),
+        ({"period": 4, "keep": 0}, "memory.keep, memory.period do nothing with memory.kind: window"),
+        (
+            {"kind": "inline_notes", "n": 2, "max_tokens": 9},
+            "memory.max_tokens does nothing with memory.kind: inline_notes",
+        ),
+        ({"kind": "full", "n": 2}, "memory.n does nothing with memory.kind: full"),
+        ({"kind": "notes", "every": 2, "budget": 2000, "keep": 0, "max_tokens": 9}, None),
+        ({"kind": "inline_notes", "n": 0, "notes_chars": 9}, None),
+        ({"kind": "tests.rollout.play.test_memory.silent", "every": 2}, None),
+    ],
+)
+def test_keys_that_the_memory_does_not_read_are_warned_about_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], memory: dict[str, Any], told: str | None
+) -> None:
+    code = GAME.replace('!= "stairs"', 'not in ("stairs", "ladder")')
+    assert check(write(tmp_path, code, memory=memory, tasks=["stairs", "ladder"]), "--no-prompt") == 0
+    found = re.findall(r"warning +memory +(.*)", capsys.readouterr().out)
+    assert found == ([] if told is None else [told])
+
+
+def test_the_projects_configurations_give_no_memory_key_in_vain() -> None:
+    paths = list((Path(__file__).parents[2] / "custom_configs").glob("*.yaml"))
+    memories = [read_settings(MemorySettings, yaml.safe_load(p.read_text()).get("memory")) for p in paths]
+    assert len(paths) > 20 and [p.name for p, memory in zip(paths, memories, strict=True) if memory.unread()] == []
 
 
 def test_the_tools_of_a_first_prompt_count_towards_the_budget(
