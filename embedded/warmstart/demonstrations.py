@@ -182,7 +182,8 @@ def _play(
                 "player's next answer, or train a language model: --model MODEL --demonstrations 0"
             )
         shown = reply.observation
-        response, played = player(env, shown["text"]["long_term_context"])
+        answers = player(env, shown["text"]["long_term_context"])
+        response, played = (conversation.with_notes(answer, reply.facts) for answer in answers)
         observation, done, info = env.step(played)
         reply = make_reply(env, observation, done=done, info=info)
         conversation.answered(shown, played, info["valid_action"], info["executed_action"])

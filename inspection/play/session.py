@@ -126,7 +126,8 @@ class Game:
             return write_facts(self.reply.facts) or None
         if not self.abilities.has_expert:
             return None
-        return self._run(self._trial.suggest(self.episode, "expert", len(self.turns)))
+        advice = self._run(self._trial.suggest(self.episode, "expert", len(self.turns)))
+        return self.conversation.with_notes(advice, self.reply.facts)
 
     def restart(self, seed: int) -> None:
         """Play from the beginning."""

@@ -259,6 +259,12 @@ class Conversation:
         else:
             self.past.append(Exchange(shown, answer, valid, executed_action))
 
+    def with_notes(self, response: str, facts: Sequence[str]) -> str:
+        """Return a scripted player's response, with a line of notes if inline notes lack a fact of the environment."""
+        if self.inline_notes is None or all(fact.lower() in self.inline_notes.lower() for fact in facts):
+            return response
+        return f"NOTES: {write_facts(facts)}\n{response}"
+
     def cut_notes(self, response: str) -> str:
         """Return the notes of a player without a tokenizer, cut after about `memory.max_tokens` tokens."""
         return after_reasoning(response).strip()[: (self.notes_tokens or 0) * CHARS_PER_TOKEN]

@@ -64,6 +64,17 @@ def test_demonstrated_notes_name_the_facts_of_the_environment() -> None:
     assert all("ACTION" in turn.response for turn in without_facts)
 
 
+def test_demonstrations_write_inline_notes_when_these_lack_a_fact() -> None:
+    recall = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 25}, "tasks": ["recall"]}
+    memory = {"kind": "inline_notes", "n": 0, "notes_chars": 60}
+    for turns in (demonstrate(config(**recall, memory=memory), 1, share, 1) for share in (0.0, 1.0)):
+        first = re.fullmatch(r"NOTES: (\w+)\nTHINK: .*\nACTION: \w+", turns[0].response)
+        assert first is not None and turns[0].valid
+        assert all("NOTES" not in turn.response for turn in turns[1:])
+        assert all(f"Your notes:\n{first[1]}\n" in turn.messages[-1]["content"] for turn in turns[1:])
+    assert all("NOTES" not in turn.response for turn in demonstrate(config(memory=memory), 1, 0.0, 1))
+
+
 def test_thoughts_of_random_play_explain_what_is_seen_and_not_the_experts_action() -> None:
     """A random line of the observation as the thought teaches a policy too little to learn BabaIsAI with PPO."""
     puzzle = config(rollout_interaction_env_path="envs.babaisai", env={}, tasks=["goto_win-distr_obj"])
