@@ -1,15 +1,16 @@
-"""Client of SGLang's `/generate`: one prompt in, one checked generation out, with bounded retries."""
+"""Client of SGLang's `/generate`: one prompt in, one checked generation out, with bounded retries. And engines' loads."""
 
 import asyncio
 import json
+import logging
 import math
 import random
 import re
 import reprlib
 from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 import orjson
@@ -19,6 +20,8 @@ from rollout.errors import EngineError
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import FinishReason, Generation, Prompt
 from rollout.workers.utilization import Utilization
+
+logger = logging.getLogger(__name__)
 
 MAX_TOKEN_ID = (1 << 31) - 1
 """A tokenizer cannot decode larger ids."""
@@ -32,6 +35,8 @@ MAX_WAIT_S = 60.0
 """Upper limit of the pause that a server asks for with `Retry-After`."""
 
 GET_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+LOADS_PAUSE_S = 2.0
+"""Between two questions; each costs an engine less than a generated token."""
 JSON = {"Content-Type": "application/json"}
 PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
 
@@ -137,6 +142,58 @@ class EngineClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+class EngineLoad(NamedTuple):
+    """Mean numbers of an engine's requests, over all its data-parallel ranks."""
+
+    running: float
+    waiting: float
+    """In the engine's queue."""
+
+
+class EngineLoads:
+    """Asks the engines from `start` on; nothing is known of those that do not tell."""
+
+    def __init__(self, router: str, get: Callable[[str], Awaitable[Any]]) -> None:
+        """`get` returns the JSON at a URL, or raises EngineError."""
+        self._router, self._get = router, get
+        self._found: defaultdict[str, list[EngineLoad]] = defaultdict(list)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
+
+    def take(self) -> list[EngineLoad]:
+        """Return the loads since the last call, in the order of the engines' addresses."""
+        found, self._found = self._found, defaultdict(list)
+        return [EngineLoad(*(sum(part) / len(part) for part in zip(*found[url], strict=True))) for url in sorted(found)]
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                urls = [worker["url"] for worker in (await self._get(f"{self._router}/workers"))["workers"]]
+            except (EngineError, LookupError, TypeError) as error:
+                if not isinstance(error, EngineError) or error.is_final:
+                    logger.info("%s does not list its engines, so no batch tells their loads: %s", self._router, error)
+                    return
+                urls = []  # it may come back
+            await asyncio.gather(*map(self._ask, urls))
+            await asyncio.sleep(LOADS_PAUSE_S)
+
+    async def _ask(self, url: str) -> None:
+        try:
+            ranks: list[Mapping[str, int]] = (await self._get(f"{url}/v1/loads"))["loads"]
+            load = EngineLoad(*(sum(rank[f"num_{kind}_reqs"] for rank in ranks) for kind in EngineLoad._fields))
+        except (EngineError, LookupError, TypeError) as error:  # it restarts, or is another version
+            logger.debug("%s does not tell its load: %s", url, error)
+            return
+        self._found[url].append(load)
 
 
 def _refusal(status: int, body: bytes, retry_after: str) -> EngineError:

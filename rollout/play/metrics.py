@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollout.play.engine_loads import EngineLoad
+from rollout.play.engine import EngineLoad
 from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage
 

@@ -23,8 +23,7 @@ from rollout.bridge.framework import FRAMEWORK, Sample
 from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
 from rollout.errors import ConfigError
-from rollout.play.engine import EngineClient
-from rollout.play.engine_loads import EngineLoads
+from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.memory import Memory, build_memory
 from rollout.play.metrics import count_retries
 from rollout.spec import EpisodeSpec, Replay
