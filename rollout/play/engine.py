@@ -1,4 +1,4 @@
-"""Client of SGLang's `/generate`: one prompt in, one checked generation out, with bounded retries. And engines' loads."""
+"""Client of SGLang's `/generate`: a prompt in, a checked generation out, with bounded retries. And engines' loads."""
 
 import asyncio
 import json
