@@ -71,7 +71,7 @@ def test_a_contrast_with_seeds_is_corrected_for_one_without() -> None:
 
 def test_the_looks_are_those_of_the_plan_and_spend_five_percent() -> None:
     """As docs/results/long_horizon.md planned them."""
-    assert {8: 0.01, 12: 0.015, 20: 0.025} == LOOKS and sum(LOOKS.values()) == pytest.approx(0.05)
+    assert dict(LOOKS) == {8: 0.01, 12: 0.015, 20: 0.025} and sum(LOOKS.values()) == pytest.approx(0.05)
 
 
 def test_fewer_seeds_than_the_first_look_decide_nothing() -> None:
