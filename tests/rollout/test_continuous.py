@@ -324,8 +324,10 @@ class WarmUp(Trainer):
             self.outputs.append(output)
 
 
-async def test_a_run_resumed_while_the_warm_up_draws_skips_no_turn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 3])
+async def test_a_run_resumed_while_the_warm_up_draws_skips_no_turn(tmp_path: Path, processes: int) -> None:
     keys: dict[str, Any] = {"critic_warmup": {"w_epoch": 2, "w_iter": 2, "fraction": 1.0}, "num_critic_only_steps": 4}
+    keys["rollout_processes"] = processes
     first = WarmUp(tmp_path, train_s=0.3, max_staleness=1, **keys)
     await first.run(range(3))  # the third is drawn, while finished turns wait to be handed out
     second = WarmUp(tmp_path, train_s=0.0, max_staleness=1, **keys)
