@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from rollout import continuous
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
+from rollout.fixed_turn import collect_or_draw
 from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players import manager
 from rollout.players import process as launch
 from rollout.players.manager import PlayerProcesses
 from rollout.players.process import _accept
-from tests.fixtures.playing import play_batches, sample_bytes
+from tests.fixtures.playing import play_batches
 from tests.fixtures.rollout_args import rollout_args
-
-
-def content(outputs: list[Any]) -> list[bytes]:
-    return [sample_bytes(sample) for output in outputs for group in output.samples for sample in group]
+from tests.rollout.players.test_players import content, turns_of
+from tests.rollout.test_continuous import TURNS, Engine, no_gap_and_none_twice
 
 
 def jitter(seed: int) -> Any:
@@ -105,13 +105,8 @@ def cluster() -> Iterator[Any]:
     cluster.shutdown()
 
 
-@pytest.mark.slow
-async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_process(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each node has one CPU and each actor takes one, so they are on different nodes."""
-    keys = {"turn_quota": "per_env", "env": {"max_length": 40}}
-    alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
+def remember_actors(monkeypatch: pytest.MonkeyPatch) -> list[launch.Launched]:
+    """The actors that are started from now on."""
     launched: list[launch.Launched] = []
     original = launch._launch_actor
 
@@ -120,6 +115,17 @@ async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_pro
         return launched[-1]
 
     monkeypatch.setattr(launch, "_launch_actor", remember)
+    return launched
+
+
+@pytest.mark.slow
+async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_process(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has one CPU and each actor takes one, so they are on different nodes."""
+    keys = {"turn_quota": "per_env", "env": {"max_length": 40}}
+    alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
+    launched = remember_actors(monkeypatch)
 
     def killing(number: int) -> float:
         if number == 30:
@@ -129,6 +135,36 @@ async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_pro
     wide, faults = await play_batches(tmp_path, 2, killing, rollout_processes=2, **keys)
     assert content(alone) == content(wide)
     assert len(launched) == 3 and faults["player_died"] == 1
+
+
+@pytest.mark.slow
+async def test_continuous_batches_of_two_ray_actors_lose_no_turn_when_weights_come_and_one_actor_is_killed(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = remember_actors(monkeypatch)
+    async with Engine() as engine:
+        args = rollout_args(tmp_path, engine.port, rollout_processes=2, max_staleness=1, env={"max_length": 40})
+        source, outputs = EpisodeSource(args), list[Any]()
+        try:
+            players = (await get_runtime(args)).players
+            assert isinstance(players, PlayerProcesses)
+            await players.start()
+            for number in range(6):
+                if number == 3:
+                    launched[1].end()
+                outputs.append(await collect_or_draw(args, number, source, continuous.collect))
+                await asyncio.sleep(0.2)  # training
+                engine.update()
+        finally:
+            await close_runtimes()
+    assert len(launched) == 3 and sum(output.metrics["rollout/faults/player_died"] for output in outputs) == 1
+    assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in outputs)
+    assert [len(turns_of([output])) for output in outputs] == [TURNS] * 6
+    no_gap_and_none_twice(turns_of(outputs))
+    ages = {output.metrics["turn/staleness_max"] for output in outputs}
+    assert ages <= {0.0, 1.0} and 1.0 in ages, "turns are played while training runs"
+    for process in (0, 1):
+        assert sum(output.metrics[f"rollout/process/{process}/engine_concurrency"] for output in outputs[:3]) > 0
 
 
 async def test_a_player_that_does_not_start_in_time_stops_the_run_with_one_sentence(
