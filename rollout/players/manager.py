@@ -67,9 +67,8 @@ class _Player:
         return node, pid
 
     async def _end_if_hung(self) -> None:
-        now = asyncio.get_running_loop().time
         while not self.lost:
-            asked = now()
+            asked = asyncio.get_running_loop().time()
             self.link.send((next(self._numbers), "ping", ()))
             await asyncio.sleep(HANG_S)
             if self._heard < asked and not self.lost:
@@ -130,6 +129,8 @@ class _Place:
     number: int
     episodes: int = 0
     """Open episodes, including those that are being opened."""
+    starts: bool | None = None
+    """Whether an environment has started in the player; None: none was tried."""
     player: _Player | None = None
     pid: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -164,25 +165,33 @@ class PlayerProcesses:
         return [place.pid for place in self._places]
 
     async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode:
-        """Start an episode where the fewest are open, or replay what was played of it."""
-        place = min(self._places, key=lambda place: place.episodes)
+        """Start an episode where the fewest are open, or replay what was played of it; raises EnvironmentFault."""
+        place = min(self._places, key=lambda place: (place.starts is False, place.episodes))
         episode = RemoteEpisode(self, place, next(self._keys), spec, replay or Replay())
         try:
             await episode.ensure()
-        except BaseException:
+        except BaseException as error:
             await episode.close()
+            if isinstance(error, EnvironmentFault) and self._starts_elsewhere(place, error):
+                return await self.open(spec, replay)
             raise
+        place.starts = True
         return episode
 
     async def evaluate(self, spec: EpisodeSpec) -> Any:
         """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
-        place = min(self._places, key=lambda place: place.episodes)
+        place = min(self._places, key=lambda place: (place.starts is False, place.episodes))
         place.episodes += 1
         try:
             while True:
                 with suppress(ResponseLostError):
-                    result, played = await (await self.live(place)).call("evaluate", spec)
+                    player = await self.live(place)
+                    result, played = await player.call("evaluate", spec)
                     break
+            if played or result.fault is None:
+                place.starts = True
+            elif self._starts_elsewhere(place, f"{player.name}: {result.fault}"):
+                return await self.evaluate(spec)
             prompt, turns = NOTHING, []
             for values, change in played:
                 prompt = changed_prompt(prompt, change)
@@ -190,6 +199,13 @@ class PlayerProcesses:
             return replace(result, turns=tuple(turns))
         finally:
             place.episodes -= 1
+
+    def _starts_elsewhere(self, place: _Place, fault: object) -> bool:
+        """Whether to start the episode in another player: none has started in this one, as if it lacks a package."""
+        if place.starts is None:
+            logger.warning("no environment starts in one process, so the others get its episodes: %s", fault)
+        place.starts = place.starts or False
+        return not place.starts and any(other.starts is not False for other in self._places)
 
     def usage(self) -> list[ProcessUsage]:
         """What each of them has used so far, as of its latest reply."""
@@ -238,7 +254,7 @@ class PlayerProcesses:
         place.usage = report.usage
 
     def _died(self, place: _Place) -> None:
-        place.earlier, place.usage = place.earlier.plus(place.usage), UNUSED
+        place.earlier, place.usage, place.starts = place.earlier.plus(place.usage), UNUSED, None
         self.faults["player_died"] += 1
         place.deaths.append(self.turns)
         while place.deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
@@ -267,8 +283,7 @@ class RemoteEpisode(Episode):
     """An episode whose environment and prompts are in a player; here is what decides about a batch."""
 
     def __init__(self, players: PlayerProcesses, place: _Place, key: int, spec: EpisodeSpec, replay: Replay) -> None:
-        # Not the base class's, which needs the environment.
-        self.spec, self.runtime = spec, players.runtime
+        self.spec, self.runtime = spec, players.runtime  # not super().__init__(), which needs the environment
         self.index, self.steps, self.stop, self.has_next_prompt, self.total_reward = 0, 0, None, True, 0.0
         self.prompt = NOTHING
         self.answers = [tuple(ids) for ids in replay.answers]
@@ -277,7 +292,6 @@ class RemoteEpisode(Episode):
         self._players, self._place, self._key = players, place, key
         self._player: _Player | None = None
         """The player that has the episode in this state; None if none has."""
-        self._open = True
         place.episodes += 1
 
     @property
@@ -315,11 +329,7 @@ class RemoteEpisode(Episode):
         player, self._player = self._player, None  # cancelled here, the state would be unknown
         if player is None:
             raise ResponseLostError
-        try:
-            progress: Progress = await player.call("step", self._key, engine_s)
-        except EnvironmentFault:
-            self._player = player
-            raise
+        progress: Progress = await player.call("step", self._key, engine_s)
         self._player = player
         assert progress.turn is not None
         turn = read_turn(progress.turn, self.prompt)
@@ -330,9 +340,6 @@ class RemoteEpisode(Episode):
         return turn
 
     async def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
         self._place.episodes -= 1
         if (player := self._place.player) is not None:
             with suppress(ResponseLostError):

@@ -163,9 +163,8 @@ class Player:
 
         result = await play_episode(self.runtime, spec)
         before = [NOTHING, *(turn.prompt for turn in result.turns)]
-        changes = (prompt_change(old, turn.prompt) for old, turn in zip(before, result.turns, strict=False))
-        packed = [(turn_values(turn), change) for turn, change in zip(result.turns, changes, strict=True)]
-        return replace(result, turns=()), packed
+        pairs = zip(before, result.turns, strict=False)
+        return replace(result, turns=()), [(turn_values(turn), prompt_change(old, turn.prompt)) for old, turn in pairs]
 
 
 def _state(episode: Episode) -> Mapping[str, Any]:
@@ -230,8 +229,7 @@ async def _launch_actor(ray: Any, number: int) -> Launched:
     token = secrets.token_bytes(32)
     with socket.create_server((ray.util.get_node_ip_address(), 0)) as listener:
         listener.setblocking(False)
-        options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        actor = ray.remote(**options)(PlayerActor).remote()
+        actor = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(PlayerActor).remote()
         playing = asyncio.ensure_future(actor.play.remote(listener.getsockname()[:2], token))
         accepting = asyncio.create_task(_accept(listener, token))
         await asyncio.wait({playing, accepting}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)

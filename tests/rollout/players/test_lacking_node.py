@@ -1,0 +1,115 @@
+"""A player whose node lacks the environment's package: the others play its episodes, and a warning names it."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.errors import EnvironmentFault, FailureBudgetError
+from rollout.evaluate import evaluate
+from rollout.play.runtime import close_runtimes
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import plays, sample_bytes
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.warm_python import warm_players
+from tests.rollout.players.test_players import Run, content
+
+GAME = """
+import os
+from pathlib import Path
+from tests.fixtures import counting_env
+
+
+def build_env(sample, args):
+    if str(os.getpid()) in Path(__file__).with_name("lacking").read_text().split():
+        import package_of_the_environment
+    return counting_env.build_env(sample, args)
+"""
+
+
+@pytest.fixture(autouse=True)
+def warm() -> Iterator[None]:
+    with warm_players():
+        yield
+
+
+class Lacking(Run):
+    """A run whose environment can be imported in some players alone."""
+
+    def __init__(self, folder: Path, engine: ScriptedEngine, processes: int, **keys: Any) -> None:
+        (folder / "game.py").write_text(GAME)
+        self.lacking = folder / "lacking"
+        self.lacking.write_text("")
+        game = {"rollout_interaction_env_path": str(folder / "game.py"), "max_env_retries_per_turn": 0}
+        super().__init__(folder, engine, rollout_processes=processes, **{**game, "n_env": 8, **keys})
+
+    async def lack(self, *numbers: int) -> None:
+        pids = await (await self.players()).start()
+        self.lacking.write_text(" ".join(str(pids[number]) for number in numbers))
+
+
+async def test_the_batches_are_those_of_one_process_and_one_warning_names_each_such_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[list[Any]] = []
+    for processes in (1, 4):
+        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+            engine.delay = lambda number: 0.005
+            run = Lacking(tmp_path, engine, processes, env={"max_length": 6}, max_episode_failures_per_batch=0)
+            try:
+                if processes > 1:
+                    await run.lack(0, 2)
+                runs.append([await run.batch(number) for number in range(3)])
+            finally:
+                await close_runtimes()
+    assert content(runs[0]) == content(runs[1])
+    told = [record.getMessage() for record in caplog.records if "no environment starts" in record.getMessage()]
+    assert len(told) == 2 and all("package_of_the_environment" in words for words in told)
+    for number in (0, 2):
+        assert any(f"rollout process {number} on {socket.gethostname()}: " in words for words in told)
+    failed = [output.metrics["rollout/faults/env_raised"] for output in runs[1]]
+    assert 2 <= failed[0] <= 8 and failed[1:] == [0, 0], "only the first episodes are tried there"
+
+
+async def test_no_held_out_episode_is_missing(tmp_path: Path) -> None:
+    results = []
+    for processes in (1, 3):
+        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+            run = Lacking(tmp_path, engine, processes, eval={"episodes": 12, "max_turns": 8}, n_env=6)
+            try:
+                if processes > 1:
+                    await run.lack(0)
+                output = await evaluate(run.args, run.source)
+            finally:
+                await close_runtimes()
+        results.append((output.metrics, [sample_bytes(sample) for sample in output.data["count"]["samples"]]))
+    assert results[0] == results[1]
+
+
+async def test_if_no_process_has_the_package_episodes_fail_as_in_one_process(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        run = Lacking(tmp_path, engine, 2, eval={"episodes": 3, "max_turns": 8})
+        try:
+            await run.lack(0, 1)
+            output = await evaluate(run.args, run.source)
+            assert output.metrics["eval/count/episodes_failed"] == 3
+            words = rf"9 episodes of one batch failed; .*\nrollout process [01] on {socket.gethostname()}: "
+            with pytest.raises(FailureBudgetError, match=words):
+                await run.batch(0)
+        finally:
+            await close_runtimes()
+
+
+async def test_an_environment_that_breaks_where_others_have_started_is_not_tried_elsewhere(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        run = Lacking(tmp_path, engine, 2, env={"max_length": 3})
+        try:
+            await run.batch(0)
+            await run.lack(0, 1)
+            with pytest.raises(EnvironmentFault, match="package_of_the_environment"):
+                await (await run.players()).open(run.source.episode(1000))
+            assert (await run.players()).faults["env_raised"] == 1
+        finally:
+            await close_runtimes()
