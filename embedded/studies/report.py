@@ -156,9 +156,9 @@ def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
 def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
     """Plot areas over the length with their 90 % intervals, then held-out scores over turns, one panel per length.
 
-    The length is the last part of a variant's name (`dual_400`). Lengths without a run are left out, and methods with
-    one length have no area. Thin lines are seeds, thick ones their mean. A score is 0 for random play and 1 for the
-    expert.
+    The length is the last part of a variant's name (`dual_400`). Lengths without a run are left out, methods with one
+    length have no area, and fewer than four seeds no interval. Thin lines are seeds, thick ones their mean. A score is
+    0 for random play and 1 for the expert.
     """
     from matplotlib.figure import Figure
 
@@ -171,9 +171,9 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
     for number, method in enumerate(methods):
         mine = {length: found[f"{method}_{length}"] for length in lengths if f"{method}_{length}" in found}
         if len(mine) > 1:
-            means, ends = map(np.mean, mine.values()), map(interval, mine.values())
-            rows = [(length, mean, high - mean) for length, mean, (_, high) in zip(mine, means, ends, strict=True)]
-            over_length.errorbar(*zip(*rows, strict=True), color=f"C{number}", marker="o", capsize=3)
+            means = list(map(np.mean, mine.values()))
+            reach = [interval(values)[1] - np.mean(values) if len(values) > 3 else 0 for values in mine.values()]
+            over_length.errorbar(list(mine), means, reach, color=f"C{number}", marker="o", capsize=3)
         for axis, length in zip(axes, lengths, strict=True):
             curves = [curve(r.rows, f"eval/{study.measure}") for r in runs if r.variant == f"{method}_{length}"]
             scores = [(turns, list(map(study.score, values))) for turns, values in curves]

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedd
 
 from embedded.run.folder import claim
 from embedded.run.record import read_rows
-from embedded.studies.report import plot, table, table_lines, write_csv
+from embedded.studies.report import plot, plot_by_length, table, table_lines, write_csv
 from embedded.studies.results import Run, read_csv, read_runs
 from embedded.studies.run import main, run_study
 from embedded.studies.study import Plan, Study, Variant, left_to_do
@@ -140,3 +140,22 @@ def test_runs_outside_of_the_plan_must_have_its_settings_too(small: dict[str, An
     assert left_to_do(Plan(more, tmp_path, ("v",))) == [("v", 1)]
     with pytest.raises(ConfigError, match=r"seed_0 holds a run with other settings: flags.num_rollout is 2 there"):
         left_to_do(Plan(more.model_copy(update={"updates": 9}), tmp_path, ("v",)))
+
+
+def test_a_plot_by_length_shows_each_method_over_the_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, dpi: figures.append(figure))
+    variants = ("new_25", "new_100", "new_400", "old_25", "old_400", "extra_400", "never_100")
+    study = Study(question="Which?", variants={name: Variant() for name in variants})
+
+    def run(variant: str, seed: int, after: float) -> Run:
+        return Run(variant, seed, [{"turns": k, "eval/success": k * after / 100} for k in (0.0, 100.0)], True)
+
+    seeds = {"new_25": 4, "new_100": 2, "new_400": 4, "old_25": 1, "old_400": 5, "extra_400": 1}
+    runs = [run(variant, seed, 0.2 * (seed + 1)) for variant, count in seeds.items() for seed in range(count)]
+    plot_by_length(tmp_path / "plot.png", study, runs)
+    over_length, *axes = figures[0].axes
+    assert [axis.get_title() for axis in axes] == [f"{length} turns per episode" for length in (25, 100, 400)]
+    new, old = over_length.containers
+    assert list(new.lines[0].get_ydata()) == pytest.approx([0.25, 0.15, 0.25]) and len(old.lines[0].get_ydata()) == 2
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["new", "old", "extra"]
