@@ -103,7 +103,7 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
             number = rollout_id + len(progress.explained) - 1
             with progress.held_out_hidden(data):
                 train(number, model, optimizer, _still(schedule), iterator, *rest)
-            _compute_values(args, actor, model, iterator, rest[0])
+            _compute_values(args, actor, model, iterator, rest[0])  # the microbatches
             actor.compute_advantages_and_returns(args, data)
         _log(args, framework, progress)
         progress.finish(settings, model)

@@ -24,8 +24,15 @@ CORE_FLAGS = frozenset(
 """Flags of slime's own that it reads before the YAML, which must therefore not hold them."""
 
 
-_READ = {"window": "n", "actions_only": "n", "periodic_clear": "period", "full": "", "inline_notes": "n notes_chars"}
-_READ["notes"] = "every budget keep max_tokens"
+_READ = {
+    "window": {"n"},
+    "actions_only": {"n"},
+    "periodic_clear": {"period"},
+    "full": set[str](),
+    "inline_notes": {"n", "notes_chars"},
+    "notes": {"every", "budget", "keep", "max_tokens"},
+}
+"""The keys that each kind of memory reads."""
 
 
 class MemorySettings(Settings):
@@ -53,7 +60,7 @@ class MemorySettings(Settings):
 
     def unread(self) -> list[str]:
         """Return the given keys that `kind` does not read; none for a factory, which may read them all."""
-        unread = self.model_fields_set - {"kind", *_READ[self.kind].split()} if self.kind in _READ else set[str]()
+        unread = self.model_fields_set - {"kind", *_READ[self.kind]} if self.kind in _READ else set[str]()
         return [f"memory.{key}" for key in sorted(unread)]
 
     @model_validator(mode="after")

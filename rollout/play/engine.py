@@ -36,7 +36,7 @@ MAX_WAIT_S = 60.0
 
 GET_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 LOADS_PAUSE_S = 2.0
-"""Between two questions; each costs an engine less than a generated token."""
+"""Between two questions to each engine."""
 JSON = {"Content-Type": "application/json"}
 PER_TOKEN_KEYS = frozenset({"output_token_logprobs", "input_token_logprobs", "output_top_logprobs"})
 

@@ -201,7 +201,7 @@ class PlayerProcesses:
             place.episodes -= 1
 
     def _starts_elsewhere(self, place: _Place, fault: object) -> bool:
-        """Whether to start the episode in another player: none has started in this one, as if it lacks a package."""
+        """Note that no episode starts here, as if a package is missing; returns whether to try another player."""
         if place.starts is None:
             logger.warning("no environment starts in one process, so the others get its episodes: %s", fault)
         place.starts = place.starts or False

@@ -65,7 +65,7 @@ async def serve(engine: ServedEngine, port: int, started: Any) -> None:
 
 
 class EngineProcess:
-    """An engine in a process of its own, which is restarted on its address, as slime's fault tolerance does."""
+    """An engine in its own process. It is restarted on its address, as under slime's fault tolerance."""
 
     def __init__(self) -> None:
         self.version, self.port = CONTEXT.Value("q", 1), 0

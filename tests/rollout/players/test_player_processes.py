@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,25 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
     assert output.metrics["rollout/engine_concurrency"] == pytest.approx(sum(shares))
 
 
-async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path) -> None:
-    run = Run(tmp_path, rollout_processes=2)
-    players = await run.players()
+def start_no_process(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any], None]) -> None:
+    """Players count as started without a process; `act` gets each of them and its slime `args`."""
 
     async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
-        self._report(Report(Counter(), ProcessUsage(UNUSED.engine, UNUSED.env, 30.0, 0)))  # seconds of imports
+        act(self, args)
         return "node", 7
 
     async def launched(number: int) -> Any:
         return None
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manager, "launch", launched)
-        patch.setattr(_Player, "start", started)
-        await players.start()
+    monkeypatch.setattr(manager, "launch", launched)
+    monkeypatch.setattr(_Player, "start", started)
+
+
+async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = Report(Counter(), ProcessUsage(UNUSED.engine, UNUSED.env, 30.0, 0))
+    start_no_process(monkeypatch, lambda player, args: player._report(imports))
+    players = await Run(tmp_path, rollout_processes=2).players()
+    await players.start()
     assert [used.cpu_s for used in players.usage()] == [0.0, 0.0]
     await close_runtimes()
 
@@ -66,18 +71,8 @@ async def test_the_players_share_the_environment_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, processes: int
 ) -> None:
     shares: list[int] = []
-
-    async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
-        shares.append(args.env_workers)
-        return "node", 7
-
-    async def launched(number: int) -> Any:
-        return None
-
-    monkeypatch.setattr(manager, "launch", launched)
-    monkeypatch.setattr(_Player, "start", started)
-    run = Run(tmp_path, rollout_processes=processes, env_workers=workers, n_env=16)
-    players = await run.players()
+    start_no_process(monkeypatch, lambda player, args: shares.append(args.env_workers))
+    players = await Run(tmp_path, rollout_processes=processes, env_workers=workers, n_env=16).players()
     await players.start()
     await close_runtimes()
     assert sum(shares) == max(workers, processes) and max(shares) - min(shares) <= 1
