@@ -158,17 +158,19 @@ class EngineLoads:
     def __init__(self, router: str, get: Callable[[str], Awaitable[Any]]) -> None:
         """`get` returns the JSON at a URL, or raises EngineError."""
         self._router, self._get = router, get
-        self._found: defaultdict[str, list[EngineLoad]] = defaultdict(list)
+        self._found: defaultdict[int, list[EngineLoad]] = defaultdict(list)
+        self._numbers: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._watch())
 
-    def take(self) -> list[EngineLoad]:
-        """Return the loads since the last call, in the order of the engines' addresses."""
+    def take(self) -> dict[int, EngineLoad]:
+        """Return the loads since the last call. An engine keeps its number while it does not tell."""
         found, self._found = self._found, defaultdict(list)
-        return [EngineLoad(*(sum(part) / len(part) for part in zip(*found[url], strict=True))) for url in sorted(found)]
+        mean = lambda loads: EngineLoad(*(sum(part) / len(part) for part in zip(*loads, strict=True)))
+        return {number: mean(found[number]) for number in sorted(found)}
 
     def close(self) -> None:
         if self._task is not None:
@@ -183,17 +185,18 @@ class EngineLoads:
                     logger.info("%s does not list its engines, so no batch tells their loads: %s", self._router, error)
                     return
                 urls = []  # it may come back
-            await asyncio.gather(*map(self._ask, urls))
+            numbered = [(self._numbers.setdefault(url, len(self._numbers)), url) for url in sorted(urls)]
+            await asyncio.gather(*(self._ask(number, url) for number, url in numbered))
             await asyncio.sleep(LOADS_PAUSE_S)
 
-    async def _ask(self, url: str) -> None:
+    async def _ask(self, number: int, url: str) -> None:
         try:
             ranks: list[Mapping[str, int]] = (await self._get(f"{url}/v1/loads"))["loads"]
             load = EngineLoad(*(sum(rank[f"num_{kind}_reqs"] for rank in ranks) for kind in EngineLoad._fields))
         except (EngineError, LookupError, TypeError) as error:  # it restarts, or is another version
             logger.debug("%s does not tell its load: %s", url, error)
             return
-        self._found[url].append(load)
+        self._found[number].append(load)
 
 
 def _refusal(status: int, body: bytes, retry_after: str) -> EngineError:

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rollout.play.engine import EngineLoad
@@ -48,7 +48,7 @@ class BatchLoad:
     """CPU seconds of the event loops' threads."""
     processes: Sequence[ProcessUsage] = ()
     """Each process: this one, then the players."""
-    engines: Sequence[EngineLoad] = ()
+    engines: Mapping[int, EngineLoad] = field(default_factory=dict)
     """Each engine that tells its load."""
 
 
@@ -101,7 +101,7 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) 
             f"{stood_s / seconds:.0f} of {slots} slots wait for new weights on average, because max_staleness is "
             f"{runtime.settings.max_staleness}: raise it, or give the trainer more GPUs and the rollout fewer"
         )
-    running, queued = (sum(numbers) for numbers in zip(*load.engines, strict=True)) if load.engines else (0.0, 0.0)
+    running, queued = (sum(getattr(one, name) for one in load.engines.values()) for name in EngineLoad._fields)
     if queued > max(QUEUED * running, 1.0):
         found["engine"] = (
             f"the engines run {running:.0f} requests at once on average, and {queued:.0f} wait in their queues: add "
@@ -159,7 +159,7 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
         "rollout/host_busy_share": max((one.cpu_s for one in load.processes), default=0.0) / (seconds or 1.0),
         "turn/host_s": load.host_s / turns if turns else 0.0,
         **_process_metrics(load.processes[1:], seconds or 1.0),
-        **{f"rollout/engine/{k}/{name}": x for k, one in enumerate(load.engines) for name, x in one._asdict().items()},
+        **{f"rollout/engine/{k}/{name}": x for k, one in load.engines.items() for name, x in one._asdict().items()},
     }
 
 

@@ -49,7 +49,7 @@ async def watching(router: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await client.close()
 
 
-async def until_known(loads: EngineLoads, engines: int) -> list[EngineLoad]:
+async def until_known(loads: EngineLoads, engines: int) -> dict[int, EngineLoad]:
     for _ in range(200):
         await asyncio.sleep(0.02)
         if len(found := loads.take()) == engines:
@@ -58,13 +58,15 @@ async def until_known(loads: EngineLoads, engines: int) -> list[EngineLoad]:
 
 
 def test_engines_behind_a_router_tell_what_runs_and_waits_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are those of the addresses in order, also of an engine that does not tell."""
+
     async def play() -> None:
         async with serving({"/v1/loads": load(3, 1, ranks=2)}) as one, serving({"/v1/loads": load(5, 0)}) as two:
-            dead = "http://127.0.0.1:9"
-            listed = {"workers": [{"url": url} for url in (one, dead, two)]}
+            told = {"http://127.0.0.1:9": None, one: EngineLoad(6.0, 2.0), two: EngineLoad(5.0, 0.0)}
+            listed = {"workers": [{"url": url} for url in told]}
             async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
                 found = await until_known(loads, 2)
-        assert found == [load for _, load in sorted([(one, EngineLoad(6.0, 2.0)), (two, EngineLoad(5.0, 0.0))])]
+        assert found == {number: told[url] for number, url in enumerate(sorted(told)) if told[url] is not None}
 
     asyncio.run(play())
 
@@ -75,10 +77,30 @@ def test_a_load_is_the_mean_since_the_last_batch() -> None:
 
     async def play() -> None:
         for _ in range(2):
-            await loads._ask("http://engine")
-        assert loads.take() == [EngineLoad(3.0, 1.5)]
-        await loads._ask("http://engine")
-        assert (loads.take(), loads.take()) == ([EngineLoad(7.0, 7.0)], [])
+            await loads._ask(1, "http://engine")
+        assert loads.take() == {1: EngineLoad(3.0, 1.5)}
+        await loads._ask(1, "http://engine")
+        assert (loads.take(), loads.take()) == ({1: EngineLoad(7.0, 7.0)}, {})
+
+    asyncio.run(play())
+
+
+def test_engines_keep_their_numbers_when_others_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with serving({"/v1/loads": load(1, 0)}) as one, serving({"/v1/loads": load(2, 0)}) as two:
+            first, second = sorted([one, two])
+            lists: Any = [[second], [second, first], [first], [second]]
+            listed = [{"workers": [{"url": url} for url in urls]} for urls in lists]
+            async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
+                await until_known(loads, 1)
+                found: dict[int, EngineLoad] = {}
+                while 1 not in found:
+                    await asyncio.sleep(0.02)
+                    found = loads.take()
+                assert found[1].running == (1 if first == one else 2)
+                await asyncio.sleep(0.2)
+                loads.take()
+                assert list(await until_known(loads, 1)) == [0]
 
     asyncio.run(play())
 
@@ -90,7 +112,7 @@ def test_an_engine_that_comes_back_is_asked_again(monkeypatch: pytest.MonkeyPatc
         async with serving({"/v1/loads": [{"loads": None}, {}, load(1, 0)]}) as engine:
             listed: dict[str, Any] = {"workers": [{"url": engine}]}
             async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
-                assert await until_known(loads, 1) == [EngineLoad(1.0, 0.0)]
+                assert await until_known(loads, 1) == {0: EngineLoad(1.0, 0.0)}
 
     asyncio.run(play())
 
@@ -102,7 +124,7 @@ def test_a_router_that_lists_no_engines_is_asked_once(
     async def play() -> None:
         async with serving(routes) as router, watching(router, monkeypatch) as loads:
             await asyncio.sleep(0.3)
-            assert loads.take() == []
+            assert loads.take() == {}
 
     with caplog.at_level(logging.INFO):
         asyncio.run(play())
@@ -111,6 +133,6 @@ def test_a_router_that_lists_no_engines_is_asked_once(
 
 def test_the_metrics_of_each_engine_are_on_the_metrics_page() -> None:
     idle = Usage(10.0, 0.0, 0.0)
-    metrics = batch_metrics([], Counter(), BatchLoad(idle, idle, 0.0, engines=[EngineLoad(3.0, 1.0)] * 2), [])
+    metrics = batch_metrics([], Counter(), BatchLoad(idle, idle, 0.0, engines={1: EngineLoad(3.0, 1.0)}), [])
     assert (metrics["rollout/engine/1/running"], metrics["rollout/engine/1/waiting"]) == (3.0, 1.0)
     assert not unexplained(metrics)

@@ -10,6 +10,7 @@ import pytest
 
 from rollout.data_source import EpisodeSource
 from rollout.play.clock import WeightClock, version_of
+from rollout.play.engine import EngineLoad
 from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile, warn_of_bottleneck
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage
@@ -83,8 +84,9 @@ def test_a_bottleneck_is_named_once_with_the_setting_that_relieves_it(
 ) -> None:
     more = processes.pop() if isinstance(processes[-1], dict) else {}
     runtime: Any = SimpleNamespace(settings=SimpleNamespace(n_env=8, max_staleness=1), warned=set())
+    engines = {number: EngineLoad(*counts) for number, counts in enumerate(more.get("engines", ()))}
     env = Usage(20.0, 10.0, sum(one.env.request_s for one in processes))
-    load = BatchLoad(Usage(20.0, 20.0, 200.0), env, 1.0, processes, more.get("engines", ()))
+    load = BatchLoad(Usage(20.0, 20.0, 200.0), env, 1.0, processes, engines)
     for _ in range(2):
         warn_of_bottleneck(runtime, load, more.get("stood_s", 0.0))
     assert len(caplog.messages) == bool(said) and said in caplog.text
