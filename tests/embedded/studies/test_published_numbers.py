@@ -84,5 +84,15 @@ def test_what_explains_the_primary_contrast() -> None:
     assert f"The other {mean} ({interval}, p = {p})" in text
     mean, interval, p = told(all_ones_400=1, rloo_400=-1, all_ones_25=-1, rloo_25=1)
     assert f"grows by {mean} from 25 to 400 turns ({interval}, p = {p})" in text
-    slow, common = (np.mean([area[f"rloo{kind}_400", seed] for seed in range(3)]) for kind in ("_slow", ""))
-    assert f"`rloo_slow_400`: {slow:.3f}, where `rloo_400` has {common:.3f}" in text
+    slow, common = (np.mean([area[f"rloo{kind}_400", seed] for seed in range(8)]) for kind in ("_slow", ""))
+    assert f"`rloo_slow_400`: {slow:.3f}, where `rloo_400` has {common:.3f}; p" in text
+    assert f"= {float(told(rloo_slow_400=1, rloo_400=-1)[2]):.2f})" in text
+    for lead, length in (("is {} at 25 turns (90 % interval {})", 25), ("{} at 100 ({})", 100), ("{} at 400 ({})", 400)):
+        assert lead.format(*told(**{f"dual_{length}": 1, f"rloo_{length}": -1})[:2]) in text
+    for short, long in ((25, 100), (100, 400)):
+        step = told(**{f"dual_{long}": 1, f"rloo_{long}": -1, f"dual_{short}": -1, f"rloo_{short}": 1})
+        mean, interval, p = step
+        assert re.search(rf"by {mean} from {short}( turns)? to {long}( turns)? \({interval}, p = {p}\)", text)
+    for method in ("dual", "rloo"):
+        means = [f"{np.mean([area[f'{method}_{length}', s] for s in range(8)]):.3f}" for length in (25, 100, 400)]
+        assert f"({', '.join(means)})" in text
