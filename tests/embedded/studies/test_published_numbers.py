@@ -87,7 +87,11 @@ def test_what_explains_the_primary_contrast() -> None:
     slow, common = (np.mean([area[f"rloo{kind}_400", seed] for seed in range(8)]) for kind in ("_slow", ""))
     assert f"`rloo_slow_400`: {slow:.3f}, where `rloo_400` has {common:.3f}; p" in text
     assert f"= {float(told(rloo_slow_400=1, rloo_400=-1)[2]):.2f})" in text
-    for lead, length in (("is {} at 25 turns (90 % interval {})", 25), ("{} at 100 ({})", 100), ("{} at 400 ({})", 400)):
+    for lead, length in (
+        ("is {} at 25 turns (90 % interval {})", 25),
+        ("{} at 100 ({})", 100),
+        ("{} at 400 ({})", 400),
+    ):
         assert lead.format(*told(**{f"dual_{length}": 1, f"rloo_{length}": -1})[:2]) in text
     for short, long in ((25, 100), (100, 400)):
         step = told(**{f"dual_{long}": 1, f"rloo_{long}": -1, f"dual_{short}": -1, f"rloo_{short}": 1})
