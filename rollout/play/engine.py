@@ -179,13 +179,14 @@ class EngineLoads:
     async def _watch(self) -> None:
         while True:
             try:
-                urls = [worker["url"] for worker in (await self._get(f"{self._router}/workers"))["workers"]]
+                workers = (await self._get(f"{self._router}/workers"))["workers"]
+                urls = sorted(str(worker["url"]) for worker in workers)
             except (EngineError, LookupError, TypeError) as error:
                 if not isinstance(error, EngineError) or error.is_final:
                     logger.info("%s does not list its engines, so no batch tells their loads: %s", self._router, error)
                     return
                 urls = []  # it may come back
-            numbered = [(self._numbers.setdefault(url, len(self._numbers)), url) for url in sorted(urls)]
+            numbered = [(self._numbers.setdefault(url, len(self._numbers)), url) for url in urls]
             await asyncio.gather(*(self._ask(number, url) for number, url in numbered))
             await asyncio.sleep(LOADS_PAUSE_S)
 

@@ -101,7 +101,8 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) 
             f"{stood_s / seconds:.0f} of {slots} slots wait for new weights on average, because max_staleness is "
             f"{runtime.settings.max_staleness}: raise it, or give the trainer more GPUs and the rollout fewer"
         )
-    running, queued = (sum(getattr(one, name) for one in load.engines.values()) for name in EngineLoad._fields)
+    running = sum(one.running for one in load.engines.values())
+    queued = sum(one.waiting for one in load.engines.values())
     if queued > max(QUEUED * running, 1.0):
         found["engine"] = (
             f"the engines run {running:.0f} requests at once on average, and {queued:.0f} wait in their queues: add "

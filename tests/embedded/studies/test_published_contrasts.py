@@ -7,6 +7,7 @@ of `embedded.studies` is used.
 import csv
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ LEADS = {"long_horizon": ("rloo", "all_ones", "episodes", "end_reward"), "recall
 FIRST = {"long_horizon": "dual", "recall": "notes"}
 
 
+@cache
 def areas(study: str) -> dict[tuple[str, int], float]:
     curves: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     with open(RESULTS / study / "raw.csv", encoding="utf-8", newline="") as file:

@@ -16,10 +16,18 @@ def page(name: str) -> str:
     return " ".join((RESULTS / f"{name}.md").read_text(encoding="utf-8").split())
 
 
-def rows(study: str, variant: str) -> list[dict[str, float]]:
-    """The updates of seed 0, in order."""
+def told(**signs: int) -> tuple[str, str, str]:
+    """Mean, 90 % interval and p of these areas' signed sum over the first eight seeds of the long horizons."""
+    area = areas("long_horizon")
+    values = [sum(sign * area[name, seed] for name, sign in signs.items()) for seed in range(8)]
+    mean, reach = float(np.mean(values)), 1.8946 * float(np.std(values, ddof=1)) / 8**0.5
+    return f"{mean:.2f}", f"{mean - reach:.2f} to {mean + reach:.2f}", f"{flip_p(values):.4f}"
+
+
+def rows(study: str, variant: str, seed: int = 0) -> list[dict[str, float]]:
+    """The updates of one seed, in order."""
     with open(RESULTS / study / "raw.csv", encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if (line["variant"], line["seed"]) == (variant, "0")]
+        lines = [line for line in csv.DictReader(file) if (line["variant"], line["seed"]) == (variant, str(seed))]
     numbers = [{k: float(v) for k, v in line.items() if v and k not in ("variant", "finished")} for line in lines]
     return sorted((row for row in numbers if "critic/explained_variance" in row), key=lambda row: row["update"])
 
@@ -71,13 +79,6 @@ def test_crafters_achievements_and_score() -> None:
 
 def test_what_explains_the_primary_contrast() -> None:
     area, text = areas("long_horizon"), page("long_horizon")
-
-    def told(**signs: int) -> tuple[str, str, str]:
-        """Mean, 90 % interval and p over the first eight seeds."""
-        values = [sum(sign * area[name, seed] for name, sign in signs.items()) for seed in range(8)]
-        mean, reach = float(np.mean(values)), 1.8946 * float(np.std(values, ddof=1)) / 8**0.5
-        return f"{mean:.2f}", f"{mean - reach:.2f} to {mean + reach:.2f}", f"{flip_p(values):.4f}"
-
     mean, interval, _ = told(dual_400=1, four_episodes_400=-1)
     assert f"That is {mean} of the distance" in text and f"interval {interval})" in text
     mean, interval, p = told(four_episodes_400=1, rloo_400=-1)
@@ -87,6 +88,10 @@ def test_what_explains_the_primary_contrast() -> None:
     slow, common = (np.mean([area[f"rloo{kind}_400", seed] for seed in range(8)]) for kind in ("_slow", ""))
     assert f"`rloo_slow_400`: {slow:.3f}, where `rloo_400` has {common:.3f}; p" in text
     assert f"= {float(told(rloo_slow_400=1, rloo_400=-1)[2]):.2f})" in text
+
+
+def test_what_100_turns_per_episode_show() -> None:
+    area, text = areas("long_horizon"), page("long_horizon")
     for lead, length in (
         ("is {} at 25 turns (90 % interval {})", 25),
         ("{} at 100 ({})", 100),
@@ -94,9 +99,16 @@ def test_what_explains_the_primary_contrast() -> None:
     ):
         assert lead.format(*told(**{f"dual_{length}": 1, f"rloo_{length}": -1})[:2]) in text
     for short, long in ((25, 100), (100, 400)):
-        step = told(**{f"dual_{long}": 1, f"rloo_{long}": -1, f"dual_{short}": -1, f"rloo_{short}": 1})
-        mean, interval, p = step
+        signs = {f"dual_{long}": 1, f"rloo_{long}": -1, f"dual_{short}": -1, f"rloo_{short}": 1}
+        mean, interval, p = told(**signs)
         assert re.search(rf"by {mean} from {short}( turns)? to {long}( turns)? \({interval}, p = {p}\)", text)
     for method in ("dual", "rloo"):
         means = [f"{np.mean([area[f'{method}_{length}', s] for s in range(8)]):.3f}" for length in (25, 100, 400)]
         assert f"({', '.join(means)})" in text
+
+
+def test_the_cpu_time_of_the_runs_of_100_turns() -> None:
+    runs = [rows("long_horizon", "dual_100", seed) for seed in range(8)]
+    cpu_s = [sum(row["perf/trainer_cpu_s"] + row["perf/engine_cpu_s"] for row in run) for run in runs]
+    assert f"took {min(cpu_s):.0f} to {max(cpu_s):.0f} there" in page("long_horizon")
+    assert f"would take {min(cpu_s) * 40_000 / 19_200 / 60:.1f} minutes at best" in page("long_horizon")

@@ -85,22 +85,29 @@ def test_a_load_is_the_mean_since_the_last_batch() -> None:
     asyncio.run(play())
 
 
-def test_engines_keep_their_numbers_when_others_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_comes_later_has_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its address is before that of the first engine, which has gone."""
+
     async def play() -> None:
         async with serving({"/v1/loads": load(1, 0)}) as one, serving({"/v1/loads": load(2, 0)}) as two:
-            first, second = sorted([one, two])
-            lists: Any = [[second], [second, first], [first], [second]]
-            listed = [{"workers": [{"url": url} for url in urls]} for urls in lists]
-            async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
-                await until_known(loads, 1)
-                found: dict[int, EngineLoad] = {}
-                while 1 not in found:
-                    await asyncio.sleep(0.02)
-                    found = loads.take()
-                assert found[1].running == (1 if first == one else 2)
+            lists = [{"workers": [{"url": url}]} for url in sorted([one, two], reverse=True)]
+            async with serving({"/workers": list[Any](lists)}) as router, watching(router, monkeypatch) as loads:
+                assert list(await until_known(loads, 1)) == [0]
                 await asyncio.sleep(0.2)
                 loads.take()
-                assert list(await until_known(loads, 1)) == [0]
+                found = await until_known(loads, 1)
+        assert found == {1: EngineLoad(1.0 if one < two else 2.0, 0.0)}
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("url", [None, ["http://engine"], 7])
+def test_an_address_that_is_no_text_stops_nothing(url: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with serving({"/v1/loads": load(1, 0)}) as engine:
+            listed = {"workers": [{"url": url}, {"url": engine}]}
+            async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
+                await until_known(loads, 1)
 
     asyncio.run(play())
 

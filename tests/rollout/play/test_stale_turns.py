@@ -147,7 +147,7 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
         flags=SimpleNamespace(sampling_params=dict),
         encoder=SimpleNamespace(end_of_turn_ids=[1]),
         engine=SimpleNamespace(generate=world.generate),
-        engine_loads=SimpleNamespace(start=lambda: None, take=list),
+        engine_loads=SimpleNamespace(start=lambda: None, take=dict),
         counters=world.counters,
         usage=lambda: [UNUSED],
     )
