@@ -19,11 +19,14 @@ from tests.rollout.players.test_players import Run, content
 GAME = """
 import os
 from pathlib import Path
+from envs.base import describe_task
 from tests.fixtures import counting_env
 
 
 def build_env(sample, args):
     if str(os.getpid()) in Path(__file__).with_name("lacking").read_text().split():
+        with open(Path(__file__).with_name("tried"), "a") as file:
+            file.write(f"{os.getpid()} {describe_task(sample)}\\n")
         import package_of_the_environment
     return counting_env.build_env(sample, args)
 """
@@ -70,7 +73,9 @@ async def test_the_batches_are_those_of_one_process_and_one_warning_names_each_s
     for number in (0, 2):
         assert any(f"rollout process {number} on {socket.gethostname()}: " in words for words in told)
     failed = [output.metrics["rollout/faults/env_raised"] for output in runs[1]]
-    assert 2 <= failed[0] <= 8 and failed[1:] == [0, 0], "only the first episodes are tried there"
+    tried = (tmp_path / "tried").read_text().splitlines()
+    assert failed == [len(tried), 0, 0] and failed[0] >= 2, "only the first episodes are tried there"
+    assert len(set(tried)) == len(tried), "and none of them twice in one process"
 
 
 async def test_no_held_out_episode_is_missing(tmp_path: Path) -> None:
