@@ -22,6 +22,9 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 - players ms: CPU milliseconds of the processes that play per turn, with `--processes` above 1
 - busy: share of the time for which the rollout process computes, and the same of the players on average
 
+Continuous loops have turns in flight when the measuring begins and when it ends, so every place has to play
+`MEASURED_TURNS` turns while it is measured, and `WARM_TURNS` before; with fewer, the benchmark refuses to start.
+
 `--processes` counts the processes that play (`rollout_processes`). Each is charged its own core (see
 `benchmarks/engine_server.py` for how, and for what that cannot show). With `--parts`, the JSON file has what each part
 of a turn costs the rollout process (`benchmarks/parts.py`); that adds a few percent to the cost.
@@ -30,6 +33,7 @@ of a turn costs the rollout process (`benchmarks/parts.py`); that adds a few per
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -59,7 +63,23 @@ COLUMNS = (
     ("players ms", "{players_cpu_ms_per_turn:.2f}"),
     ("busy", "{host_busy_share:.0%} / {players_busy_share:.0%}"),
 )
+MEASURED_TURNS, WARM_TURNS = 4, 2
 LABELS = {**{name: label for name, (label, *_) in loops.LOOPS.items()}, **slime_loop.LABELS}
+
+
+def refusal(case: loops.Case) -> str | None:
+    """Say what to change if a continuous loop would be measured over too few turns; None if it is fine."""
+    if case.loop not in loops.LOOPS or loops.LOOPS[case.loop][2] is loops.Trainer.one_after_the_other:
+        return None
+    places = case.engines * case.places
+    for option, given, least in (("batches", case.batches, MEASURED_TURNS), ("warm", case.warm, WARM_TURNS)):
+        needed = math.ceil(least * places / case.turns)
+        if given < needed:
+            return (
+                f"{case.loop}: {given} x {case.turns} turns are fewer than {least} for each of {places} places, and "
+                f"turns in flight would distort the shares: give --{option} {needed} or more"
+            )
+    return None
 
 
 def find_tokenizer(folder: Path) -> Path:
@@ -132,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for loop in options.loops
         if processes == 1 or loop in loops.LOOPS
     ]
+    if refused := next(filter(None, map(refusal, cases)), None):
+        parser.error(refused)
     rows: list[dict[str, Any]] = []
     options.json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:

@@ -102,6 +102,16 @@ def test_every_loop_of_ours_plays_its_batches(tmp_path: Path) -> None:
     assert rows[1]["staleness"] == {"0": 1.0}
 
 
+def test_continuous_loops_are_not_measured_over_too_few_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks import rollout
+
+    for batches, warm, advice in ((1, 2, "--batches 2"), (2, 0, "--warm 1")):
+        sizes = ["--turns", "16384", "--engines", "64", "--batches", str(batches), "--warm", str(warm)]
+        with pytest.raises(SystemExit):
+            rollout.main(["--loops", "fixed", "continue", *sizes])
+        assert f"give {advice} or more" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_players_in_other_processes_are_charged_for_what_they_compute(tmp_path: Path) -> None:
     (row,) = run(tmp_path, "fixed", processes=2)
