@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ResponseLostError(Exception):
-    """A player died before it responded, or with the response that it kept; what was asked is asked again."""
+    """A player died while it played a turn; the turn is asked again."""
 
 
 class Place:

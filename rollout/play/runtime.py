@@ -88,6 +88,7 @@ class Players(Protocol):
     """Processes that play episodes for this one (`rollout/players/manager.py`)."""
 
     faults: Counter[str]
+    one_version: bool
 
     async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode: ...
     async def evaluate(self, spec: EpisodeSpec) -> Any: ...

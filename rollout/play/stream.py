@@ -73,6 +73,8 @@ class Stream:
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
         self._load = measure(runtime)
+        if runtime.players is not None:
+            runtime.players.one_version = runtime.settings.on_update == "abort"
         self._probe = Prompt([min(runtime.encoder.end_of_turn_ids)])
         self._gate, self._news = _Signal(), _Signal()
         self._tasks = [asyncio.create_task(self._play(slot)) for slot in slots]

@@ -149,6 +149,8 @@ class PlayerProcesses:
         """Faults that the players have counted, by name."""
         self.turns = 0
         """Turns that the players have finished."""
+        self.one_version = False
+        """Whether a response by several weight versions is asked again instead of stepped."""
         self.runtime = runtime
         self._workers = runtime.settings.env_workers or min(runtime.settings.n_env, os.cpu_count() or 1)
         self._args = copy.copy(args)
@@ -292,6 +294,8 @@ class RemoteEpisode(Episode):
         self._players, self._place, self._key = players, place, key
         self._player: _Player | None = None
         """The player that has the episode in this state; None if none has."""
+        self._played: tuple[Progress, Turn]
+        """What `step` takes over."""
         place.episodes += 1
 
     @property
@@ -318,21 +322,21 @@ class RemoteEpisode(Episode):
         self._digests += progress.digests
 
     async def _request(self, params: Mapping[str, Any]) -> Generation:
-        """Have the player ask the engine once; the tokens stay there until `step`. Raises ResponseLostError."""
-        generation = await (await self.ensure()).call("ask", self._key, params)
-        if generation.finish_reason is FinishReason.ABORT:  # the player does not ask again
-            self._place.earlier = self._place.earlier.plus(UNUSED._replace(retries=1))
-        return generation
+        """Have the player ask the engine once, and step at once if it need not ask again; raises ResponseLostError."""
+        player, self._player = await self.ensure(), None  # cancelled below, the state would be unknown
+        answer = await player.call("turn", self._key, params, self._players.one_version)
+        self._player = player
+        if isinstance(answer, Generation):  # the player does not ask again
+            again = int(answer.finish_reason is FinishReason.ABORT)
+            self._place.earlier = self._place.earlier.plus(UNUSED._replace(retries=again))
+            return answer
+        self._played = answer, read_turn(answer.turn, self.prompt)
+        return self._played[1].generation
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Step the environment with the response that the player keeps; raises ResponseLostError if it was lost."""
-        player, self._player = self._player, None  # cancelled here, the state would be unknown
-        if player is None:
-            raise ResponseLostError
-        progress: Progress = await player.call("step", self._key, engine_s)
-        self._player = player
-        assert progress.turn is not None
-        turn = read_turn(progress.turn, self.prompt)
+        """Take over the turn that the player has played; `engine_s` includes its step."""
+        progress, turn = self._played
+        turn = replace(turn, engine_s=max(engine_s - progress.step_s, 0.0))
         self._take(progress)
         self.answers.append(tuple(turn.generation.token_ids))
         self.stepped.append(turn.stepped)

@@ -26,7 +26,7 @@ from rollout.play.runtime import Runtime, build_runtime
 from rollout.play.slots import replay_episode
 from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import Generation
+from rollout.turn import FinishReason, Generation
 from rollout.workers.hosts import end_guarded, start_guarded
 from rollout.workers.utilization import ProcessUsage
 
@@ -61,6 +61,8 @@ class Progress(NamedTuple):
     """The digests that are new."""
     turn: list[Any] | None = None
     """`turn_values` of the turn that was played."""
+    step_s: float = 0.0
+    """Seconds from the engine's response to the next prompt."""
 
 
 class Player:
@@ -74,8 +76,6 @@ class Player:
         self._reported: Counter[str] = Counter()
         self._reported_at = 0.0
         self._episodes: dict[int, Episode] = {}
-        self._generations: dict[int, Generation] = {}
-        """The responses that are not stepped yet, by the episode's key."""
 
     async def serve(self, connection: socket.socket) -> None:
         """Serve until the connection closes."""
@@ -137,23 +137,26 @@ class Player:
         self._episodes[key] = episode = await replay_episode(self.runtime, spec, replay)
         return Progress(_state(episode), prompt_change(NOTHING, episode.prompt), episode.digests)
 
-    async def ask(self, key: int, params: Mapping[str, Any]) -> Generation:
-        """Ask the engine once and keep the response for `step`; return it without its tokens. It may be aborted."""
-        generation = await self._episodes[key].generate(params, gives_up=lambda: True)
-        self._generations[key] = generation
-        return replace(generation, token_ids=(), log_probs=(), text="", meta_info={})
+    async def turn(self, key: int, params: Mapping[str, Any], one_version: bool) -> Progress | Generation:
+        """Ask the engine once, and step the environment with the response.
 
-    async def step(self, key: int, engine_s: float) -> Progress:
-        """Step the environment with the response."""
+        A response that was aborted, or with `one_version` one by several weight versions, is returned without its
+        tokens instead; it is not stepped.
+        """
         episode = self._episodes[key]
         before, known = episode.prompt, len(episode.digests)
-        turn = await episode.step(self._generations.pop(key), engine_s)
+        generation = await episode.generate(params, gives_up=lambda: True)
+        several = one_version and len(set(generation.weight_versions)) > 1
+        if several or generation.finish_reason is FinishReason.ABORT:
+            return replace(generation, token_ids=(), log_probs=(), text="", meta_info={})
+        began = time.perf_counter()
+        turn = await episode.step(generation)
         changed = None if episode.prompt is before else prompt_change(before, episode.prompt)
-        return Progress(_state(episode), changed, episode.digests[known:], turn_values(turn))
+        step_s = time.perf_counter() - began
+        return Progress(_state(episode), changed, episode.digests[known:], turn_values(turn), step_s)
 
     async def close(self, key: int) -> None:
         """Close the episode's environment."""
-        self._generations.pop(key, None)
         if (episode := self._episodes.pop(key, None)) is not None:
             await episode.close()
 

@@ -149,6 +149,7 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
         engine=SimpleNamespace(generate=world.generate),
         engine_loads=SimpleNamespace(start=lambda: None, take=dict),
         counters=world.counters,
+        players=None,
         usage=lambda: [UNUSED],
     )
     slots: Any = [Slot(k, k, plan.slots, world.episode) for k in range(plan.slots)]

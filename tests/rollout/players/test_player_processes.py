@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollout import continuous
 from rollout.bridge.checks import process_count
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, FailureBudgetError, PlayerError
@@ -17,11 +18,13 @@ from rollout.players import manager
 from rollout.players.manager import _Player
 from rollout.players.process import Launched, Report, launch
 from rollout.workers.utilization import UNUSED, ProcessUsage
+from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.rollout.players.test_players import LONG, NOTES, Run, content, turns_of, warm  # noqa: F401  (warm is a fixture)
+from tests.rollout.test_continuous import no_gap_and_none_twice
 
 
 async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Path) -> None:
@@ -41,6 +44,25 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
     assert output.metrics["rollout/engine_concurrency"] > 0 and output.metrics["turn/host_s"] > 0
     shares = [output.metrics[f"rollout/process/{number}/engine_concurrency"] for number in range(2)]
     assert output.metrics["rollout/engine_concurrency"] == pytest.approx(sum(shares))
+
+
+@pytest.mark.parametrize("processes", some([1, 2], [2]))
+async def test_a_response_that_spans_an_update_is_asked_again_and_never_stepped(tmp_path: Path, processes: int) -> None:
+    def spanning(body: dict[str, Any], number: int) -> Any:
+        answer = engine.answer(plays(body, number), body)
+        if number % 5 == 3:
+            answer["meta_info"]["weight_versions"] = ["0", "1"]
+        return answer
+
+    async with ScriptedEngine(chatml_tokenizer(), spanning) as engine:
+        run = Run(tmp_path, engine, rollout_processes=processes, max_staleness=1, turn_quota="global")
+        try:
+            outputs = [await run.batch(0, continuous.collect)]
+        finally:
+            await close_runtimes()
+    no_gap_and_none_twice(turns_of(outputs))
+    assert outputs[0].metrics["rollout/faults/turns_spanning_update"] > 0
+    assert {v for group in outputs[0].samples for sample in group for v in sample.weight_versions} == {"1"}
 
 
 def start_no_process(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any], None]) -> None:
