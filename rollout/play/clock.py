@@ -47,10 +47,10 @@ class WeightClock:
         if self.first is None:
             self.first = rollout_id, version
         first_rollout, first_version = self.first
-        if self.after_each is None and rollout_id > first_rollout:
+        if rollout_id > first_rollout:
             if version - first_version >= rollout_id - first_rollout:
-                self.after_each = True
-            elif asked_since:
+                self.after_each = True  # also if an engine that missed a push had told otherwise
+            elif asked_since and self.after_each is None:
                 self.after_each = False
 
     def needs_answer(self, rollout_id: int) -> bool:

@@ -122,6 +122,31 @@ async def test_an_engine_that_keeps_its_old_weights_is_warned_of_once(
     assert caplog.text.count("turn/staleness_max is 1, above 0: an engine may not get new weights") == 1
 
 
+@pytest.mark.parametrize("interval", [1, 2])
+async def test_one_of_two_engines_that_misses_the_first_push_is_seen_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, interval: int
+) -> None:
+    """train.py pushes after every rollout, whatever the interval says; the slow engine stays one push behind."""
+    pushed = 1
+
+    def two_engines(body: dict[str, Any], number: int) -> Any:
+        engine.version = str(max(1, pushed - number % 2))
+        return plays(body, number)
+
+    async with ScriptedEngine(chatml_tokenizer(), two_engines) as engine:
+        args = rollout_args(tmp_path, engine.port, update_weights_interval=interval)
+        source, oldest = EpisodeSource(args), []
+        try:
+            for number in range(4):
+                output = await collect_or_draw(args, number, source)
+                oldest.append(output.metrics["turn/staleness_max"])
+                pushed += 1
+        finally:
+            await close_runtimes()
+    assert oldest == [0, 1, 1, 1]
+    assert caplog.text.count("turn/staleness_max is 1, above 0: an engine may not get new weights") == 1
+
+
 @wide
 async def test_an_engine_that_never_answers_sensibly_stops_the_batch_with_its_last_answer(collect: Collect) -> None:
     with pytest.raises(EngineError, match=r"failed 3 times.*no meta_info"):
