@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,10 +20,10 @@ from rollout.errors import EnvironmentFault, PlayerError
 from rollout.play.episode import Episode
 from rollout.play.player import ResponseLostError
 from rollout.play.runtime import Runtime
-from rollout.players.process import Launched, Progress, Report, launch
+from rollout.players.process import Launched, Report, launch
+from rollout.players.remote import RemoteEpisode
 from rollout.players.wire import NOTHING, Link, changed_prompt, read_turn
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import FinishReason, Generation, Turn
 from rollout.workers.utilization import UNUSED, ProcessUsage
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ HANG_S = 300.0
 event loop answers at once."""
 
 
-class _Player:
+class RunningPlayer:
     """A running player, and the calls that it has not answered."""
 
     def __init__(self, report: Callable[[Report], None], died: Callable[[], None]) -> None:
@@ -123,7 +123,7 @@ class _Player:
 
 
 @dataclass
-class _Place:
+class PlayerPlace:
     """One of the processes: the player that runs in it now, and what its predecessors have used."""
 
     number: int
@@ -131,7 +131,7 @@ class _Place:
     """Open episodes, including those that are being opened."""
     starts: bool | None = None
     """Whether an environment has started in the player; None: none was tried."""
-    player: _Player | None = None
+    player: RunningPlayer | None = None
     pid: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     usage: ProcessUsage = UNUSED
@@ -156,7 +156,7 @@ class PlayerProcesses:
         self._args = copy.copy(args)
         """slime's `args` for a player, which plays alone; the YAML's keys are in it, and the file may have changed."""
         self._args.rollout_processes, self._args.custom_config_path = 1, None
-        self._places = [_Place(number) for number in range(count)]
+        self._places = [PlayerPlace(number) for number in range(count)]
         self._keys = itertools.count()
         self._broken: Exception | None = None
         """Why no player can be started; the slots that still wait for one raise it, too."""
@@ -202,7 +202,7 @@ class PlayerProcesses:
         finally:
             place.episodes -= 1
 
-    def _starts_elsewhere(self, place: _Place, fault: object) -> bool:
+    def _starts_elsewhere(self, place: PlayerPlace, fault: object) -> bool:
         """Note that no episode starts here, as if a package is missing; returns whether to try another player."""
         if place.starts is None:
             logger.warning("no environment starts in one process, so the others get its episodes: %s", fault)
@@ -220,7 +220,7 @@ class PlayerProcesses:
             async with asyncio.timeout(5.0):
                 await asyncio.gather(*(player.call("ping") for player in players), return_exceptions=True)
 
-    async def live(self, place: _Place) -> _Player:
+    async def live(self, place: PlayerPlace) -> RunningPlayer:
         """Return the place's player; starts one if there is none, or if it died.
 
         Raises PlayerError if players die again and again, or ConfigError, for example for lack of the tokenizer.
@@ -231,9 +231,9 @@ class PlayerProcesses:
                 place.player = await self._start(place)
             return place.player
 
-    async def _start(self, place: _Place) -> _Player:
+    async def _start(self, place: PlayerPlace) -> RunningPlayer:
         """Start a player; the one returned may have died already."""
-        player = _Player(lambda report: self._take(place, report), lambda: self._died(place))
+        player = RunningPlayer(lambda report: self._take(place, report), lambda: self._died(place))
         args, count = copy.copy(self._args), len(self._places)
         args.env_workers = max(1, (self._workers + count - 1 - place.number) // count)  # they add up to `_workers`
         try:
@@ -251,11 +251,11 @@ class PlayerProcesses:
             raise
         return player
 
-    def _take(self, place: _Place, report: Report) -> None:
+    def _take(self, place: PlayerPlace, report: Report) -> None:
         self.faults.update(report.faults)
         place.usage = report.usage
 
-    def _died(self, place: _Place) -> None:
+    def _died(self, place: PlayerPlace) -> None:
         place.earlier, place.usage, place.starts = place.earlier.plus(place.usage), UNUSED, None
         self.faults["player_died"] += 1
         place.deaths.append(self.turns)
@@ -263,7 +263,7 @@ class PlayerProcesses:
             place.deaths.popleft()
         logger.warning("rollout process %d died; its episodes are replayed in a new one", place.number)
 
-    def _check_deaths(self, place: _Place) -> None:
+    def _check_deaths(self, place: PlayerPlace) -> None:
         if self._broken is not None:
             raise self._broken
         if len(place.deaths) > MAX_DEATHS:
@@ -279,72 +279,3 @@ class PlayerProcesses:
         for place in self._places:
             if place.player is not None:
                 place.player.end()
-
-
-class RemoteEpisode(Episode):
-    """An episode whose environment and prompts are in a player; here is what decides about a batch."""
-
-    def __init__(self, players: PlayerProcesses, place: _Place, key: int, spec: EpisodeSpec, replay: Replay) -> None:
-        self.spec, self.runtime = spec, players.runtime  # not super().__init__(), which needs the environment
-        self.index, self.steps, self.stop, self.has_next_prompt, self.total_reward = 0, 0, None, True, 0.0
-        self.prompt = NOTHING
-        self.answers = [tuple(ids) for ids in replay.answers]
-        self.stepped = list(replay.stepped)
-        self._digests = list(replay.digests)
-        self._players, self._place, self._key = players, place, key
-        self._player: _Player | None = None
-        """The player that has the episode in this state; None if none has."""
-        self._played: tuple[Progress, Turn]
-        """What `step` takes over."""
-        place.episodes += 1
-
-    @property
-    def digests(self) -> list[str]:
-        return self._digests
-
-    async def ensure(self) -> _Player:
-        """Return the player that has the episode, which is replayed if it was lost; raises EnvironmentFault."""
-        while self._player is None or self._player.lost:
-            player = await self._players.live(self._place)
-            with suppress(ResponseLostError):
-                played = Replay(self.answers, self.stepped, self._digests)
-                opened = await player.call("open", self._key, self.spec, played)
-                self.prompt, self._digests = NOTHING, []
-                self._take(opened)
-                self._player = player
-        return self._player
-
-    def _take(self, progress: Progress) -> None:
-        for name, value in progress.state.items():
-            setattr(self, name, value)
-        if progress.prompt is not None:
-            self.prompt = changed_prompt(self.prompt, progress.prompt)
-        self._digests += progress.digests
-
-    async def _request(self, params: Mapping[str, Any]) -> Generation:
-        """Have the player ask the engine once, and step at once if it need not ask again; raises ResponseLostError."""
-        player, self._player = await self.ensure(), None  # cancelled below, the state would be unknown
-        answer = await player.call("turn", self._key, params, self._players.one_version)
-        self._player = player
-        if isinstance(answer, Generation):  # the player does not ask again
-            again = int(answer.finish_reason is FinishReason.ABORT)
-            self._place.earlier = self._place.earlier.plus(UNUSED._replace(retries=again))
-            return answer
-        self._played = answer, read_turn(answer.turn, self.prompt)
-        return self._played[1].generation
-
-    async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Take over the turn that the player has played; `engine_s` includes its step."""
-        progress, turn = self._played
-        turn = replace(turn, engine_s=max(engine_s - progress.step_s, 0.0))
-        self._take(progress)
-        self.answers.append(tuple(turn.generation.token_ids))
-        self.stepped.append(turn.stepped)
-        self._players.turns += 1
-        return turn
-
-    async def close(self) -> None:
-        self._place.episodes -= 1
-        if (player := self._place.player) is not None:
-            with suppress(ResponseLostError):
-                await player.call("close", self._key)

@@ -15,7 +15,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, FailureBudgetError, PlayerError
 from rollout.play.runtime import close_runtimes
 from rollout.players import manager
-from rollout.players.manager import _Player
+from rollout.players.manager import RunningPlayer
 from rollout.players.process import Launched, Report, launch
 from rollout.workers.utilization import UNUSED, ProcessUsage
 from tests.cases import some
@@ -76,7 +76,7 @@ def start_no_process(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any], 
         return None
 
     monkeypatch.setattr(manager, "launch", launched)
-    monkeypatch.setattr(_Player, "start", started)
+    monkeypatch.setattr(RunningPlayer, "start", started)
 
 
 async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
