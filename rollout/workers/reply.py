@@ -104,9 +104,14 @@ def read_step(answer: Any) -> tuple[Any, bool, Any]:
 
 
 def _plain(value: Any, inside: int = 0) -> Any:
-    """Python's bool, number or string for a scalar of numpy or torch; `inside` levels of mappings and lists too."""
+    """Python's bool, number or string for a scalar of numpy or torch; `inside` levels of mappings and lists too.
+
+    Of text, only the characters: an environment's own class cannot be unpickled in another process.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
     if inside and isinstance(value, Mapping):
-        return {name: _plain(item, inside - 1) for name, item in value.items()}
+        return {_plain(name): _plain(item, inside - 1) for name, item in value.items()}
     if inside and isinstance(value, list | tuple):
         return tuple(_plain(item, inside - 1) for item in value)
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
