@@ -84,8 +84,9 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) 
     if seconds < MIN_SECONDS:
         return
     cpu = [one.cpu_s / seconds for one in load.processes]
-    # Episodes that start in the background while their slot plays another one count, too.
-    busiest, waiting = cpu.index(max(cpu)), min(load.env.request_s / seconds, slots)
+    # Episodes that start in the background while their slot plays another one count as waiting for an environment.
+    idle = slots - (load.engine.request_s + stood_s) / seconds
+    busiest, waiting = cpu.index(max(cpu)), min(load.env.request_s / seconds, idle)
     found = {}
     if max(cpu) > BUSY and (busiest or len(cpu) == 1):
         found["process"] = f"a rollout process computes {max(cpu):.0%} of the time: raise rollout_processes"
