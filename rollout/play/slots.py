@@ -13,6 +13,7 @@ from rollout.play.player import Slot, gather
 from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import FinishReason, Generation
+from rollout.workers.pool import ReplayError
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
 
 
 async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) -> Episode:
-    """Start the episode again and give it the same responses; raises EnvironmentFault if it shows something else.
+    """Start the episode again and give it the same responses; raises ReplayError if it shows something else.
 
     An episode without responses starts afresh: nothing of it was handed out.
     """
@@ -79,14 +80,14 @@ async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) ->
         return episode
     try:
         if not episode.reply.deterministic:
-            raise EnvironmentFault("the environment is not deterministic, so the episode cannot be replayed")
+            raise ReplayError("the environment is not deterministic, so the episode cannot be replayed")
         episode.session.replayed = True
         for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
             if episode.writes_notes is to_environment:
-                raise EnvironmentFault("the memory asks for notes at other turns than when the episode was played")
+                raise ReplayError("the memory asks for notes at other turns than when the episode was played")
             await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
         if episode.digests != list(replay.digests) or episode.stop is not None:
-            raise EnvironmentFault("the replayed episode differs from the original")
+            raise ReplayError("the replayed episode differs from the original")
         episode.session.replayed = False
     except BaseException:
         await episode.close()

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,10 +20,11 @@ from rollout.errors import EnvironmentFault, PlayerError
 from rollout.play.episode import Episode
 from rollout.play.player import ResponseLostError
 from rollout.play.runtime import Runtime
-from rollout.players.process import Launched, Report, launch
+from rollout.players.process import EndedEarlyError, Launched, Report, launch
 from rollout.players.remote import RemoteEpisode
 from rollout.players.wire import NOTHING, Link, changed_prompt, read_turn
 from rollout.spec import EpisodeSpec, Replay
+from rollout.workers.pool import ReplayError
 from rollout.workers.utilization import UNUSED, ProcessUsage
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ MAX_DEATHS = 8
 """How often one player may die while the turns of one batch are played; a lost node ends several players at once."""
 START_S = 1800.0
 """Seconds in which a player must start; on a busy machine or a network disk, its imports may take minutes."""
+AVOID_S = 600.0
+"""How long a process in which no environment starts gets no episodes, if they start in others."""
+PAUSE_S = 1.0
+"""After a player that ended before it connected, until the next is started."""
 HANG_S = 300.0
 """Seconds between two pings. A player that leaves one unanswered until the next counts as dead; whatever it plays, its
 event loop answers at once."""
@@ -129,8 +134,10 @@ class PlayerPlace:
     number: int
     episodes: int = 0
     """Open episodes, including those that are being opened."""
-    starts: bool | None = None
-    """Whether an environment has started in the player; None: none was tried."""
+    started: bool = False
+    """Whether an environment has started in the player."""
+    avoided_until: float = 0.0
+    """The event loop's time until which others get the episodes."""
     player: RunningPlayer | None = None
     pid: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -168,46 +175,68 @@ class PlayerProcesses:
 
     async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode:
         """Start an episode where the fewest are open, or replay what was played of it; raises EnvironmentFault."""
-        place = min(self._places, key=lambda place: (place.starts is False, place.episodes))
+        place = self._choose({})
+        assert place is not None
         episode = RemoteEpisode(self, place, next(self._keys), spec, replay or Replay())
         try:
             await episode.ensure()
-        except BaseException as error:
+        except BaseException:
             await episode.close()
-            if isinstance(error, EnvironmentFault) and self._starts_elsewhere(place, error):
-                return await self.open(spec, replay)
             raise
-        place.starts = True
         return episode
 
     async def evaluate(self, spec: EpisodeSpec) -> Any:
         """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
-        place = min(self._places, key=lambda place: (place.starts is False, place.episodes))
+        tried: dict[int, object] = {}
+        place = self._choose(tried)
+        assert place is not None
+        while True:
+            name, result, played = await self._play_held_out(place, spec)
+            if played or result.fault is None:
+                self.note_start(place, tried)
+                break
+            if (other := self.elsewhere(place, tried, f"{name}: {result.fault}")) is None:
+                break
+            place = other
+        prompt, turns = NOTHING, []
+        for values, change in played:
+            prompt = changed_prompt(prompt, change)
+            turns.append(read_turn(values, prompt))
+        return replace(result, turns=tuple(turns))
+
+    async def _play_held_out(self, place: PlayerPlace, spec: EpisodeSpec) -> tuple[str, Any, list[Any]]:
+        """Return the player's name, the result without turns, and what is needed to make the turns."""
         place.episodes += 1
         try:
             while True:
                 with suppress(ResponseLostError):
                     player = await self.live(place)
-                    result, played = await player.call("evaluate", spec)
-                    break
-            if played or result.fault is None:
-                place.starts = True
-            elif self._starts_elsewhere(place, f"{player.name}: {result.fault}"):
-                return await self.evaluate(spec)
-            prompt, turns = NOTHING, []
-            for values, change in played:
-                prompt = changed_prompt(prompt, change)
-                turns.append(read_turn(values, prompt))
-            return replace(result, turns=tuple(turns))
+                    return player.name, *await player.call("evaluate", spec)
         finally:
             place.episodes -= 1
 
-    def _starts_elsewhere(self, place: PlayerPlace, fault: object) -> bool:
-        """Note that no episode starts here, as if a package is missing; returns whether to try another player."""
-        if place.starts is None:
-            logger.warning("no environment starts in one process, so the others get its episodes: %s", fault)
-        place.starts = place.starts or False
-        return not place.starts and any(other.starts is not False for other in self._places)
+    def _choose(self, tried: Mapping[int, object]) -> PlayerPlace | None:
+        """Return the place with the fewest open episodes. One that was avoided or `tried` is no second choice."""
+        now = asyncio.get_running_loop().time()
+        places = [p for p in self._places if p.number not in tried and not (tried and p.avoided_until > now)]
+        return min(places, key=lambda place: (place.avoided_until > now, place.episodes), default=None)
+
+    def elsewhere(self, place: PlayerPlace, tried: dict[int, object], fault: object) -> PlayerPlace | None:
+        """Note an episode's fault at its start, and return where to try it next; None if that would not help.
+
+        It may help where nothing has started yet, because a package of the environment may be missing there.
+        """
+        tried[place.number] = fault
+        return None if place.started or isinstance(fault, ReplayError) else self._choose(tried)
+
+    def note_start(self, place: PlayerPlace, tried: Mapping[int, object]) -> None:
+        """Note that an episode has started here; where it was `tried` in vain and nothing else starts, none will."""
+        place.started = True
+        for number, fault in tried.items():
+            if not (other := self._places[number]).started:
+                if not other.avoided_until:
+                    logger.warning("no environment starts in one process, so the others get its episodes: %s", fault)
+                other.avoided_until = asyncio.get_running_loop().time() + AVOID_S
 
     def usage(self) -> list[ProcessUsage]:
         """What each of them has used so far, as of its latest reply."""
@@ -244,6 +273,11 @@ class PlayerProcesses:
             logger.info("%s plays with pid %d", player.name, place.pid)
         except ResponseLostError:
             pass
+        except (EndedEarlyError, OSError) as error:  # a lost node, or too many processes for a moment
+            logger.warning("rollout process %d ended before it had connected: %s", place.number, error)
+            player.lost = True
+            self._died(place)
+            await asyncio.sleep(PAUSE_S)
         except BaseException as error:
             if isinstance(error, Exception):
                 self._broken = self._broken or error
@@ -256,7 +290,8 @@ class PlayerProcesses:
         place.usage = report.usage
 
     def _died(self, place: PlayerPlace) -> None:
-        place.earlier, place.usage, place.starts = place.earlier.plus(place.usage), UNUSED, None
+        place.earlier, place.usage = place.earlier.plus(place.usage), UNUSED
+        place.started, place.avoided_until = False, 0.0
         self.faults["player_died"] += 1
         place.deaths.append(self.turns)
         while place.deaths[0] < self.turns - self.runtime.flags.turns_per_batch:

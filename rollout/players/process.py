@@ -38,6 +38,10 @@ REPORT_S = 0.01
 """Seconds after which a frame reports again what the player has used."""
 
 
+class EndedEarlyError(Exception):
+    """A player ended before it had connected; another one may be started."""
+
+
 class Report(NamedTuple):
     """What the player has counted; it goes with a frame, so a turn never arrives before the faults on its way."""
 
@@ -220,7 +224,7 @@ class Launched:
 
 
 async def launch(number: int) -> Launched:
-    """Start player `number`; raises PlayerError if Ray does not."""
+    """Start player `number`; raises PlayerError if Ray does not, or EndedEarlyError."""
     ray: Any = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return await _launch_actor(ray, number)
@@ -235,18 +239,36 @@ async def _launch_actor(ray: Any, number: int) -> Launched:
         actor = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(PlayerActor).remote()
         playing = asyncio.ensure_future(actor.play.remote(listener.getsockname()[:2], token))
         accepting = asyncio.create_task(_accept(listener, token))
-        await asyncio.wait({playing, accepting}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        if accepting.done():
-            return Launched(accepting.result(), lambda: ray.kill(actor), playing)
-        accepting.cancel()
-        why = f"no node had a free CPU for {START_S:g} s; `ray status` shows what is free, or lower rollout_processes"
-        if playing.done():
-            told = re.sub(r"\x1b\[[\d;]*m", "", str(playing.exception())).strip()
-            node = re.search(r"\bip=([^,)]+)", told)
-            why = f"{told.splitlines()[-1]} on {node[1] if node else 'its node'}; every node needs the same packages"
-        playing.cancel()
-        ray.kill(actor)
-    raise PlayerError(f"rollout process {number} could not be started as a Ray actor: {why}")
+        try:
+            await asyncio.wait({playing, accepting}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                return Launched(accepting.result(), lambda: ray.kill(actor), playing)
+            raise _reason(ray, number, playing.exception() if playing.done() else None)
+        except BaseException:
+            playing.cancel()
+            ray.kill(actor)
+            raise
+        finally:
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)  # before its socket closes
+
+
+def _reason(ray: Any, number: int, problem: BaseException | None) -> Exception:
+    """Why an actor has not connected, by the error with which it ended."""
+    if problem is None:
+        why = (
+            f"it has not connected for {START_S:g} s; `ray status` shows whether a node has a free CPU: if none has, "
+            "lower rollout_processes, otherwise look for slow imports"
+        )
+    else:
+        told = re.sub(r"\x1b\[[\d;]*m", "", str(problem)).strip()
+        lacks = re.search("ModuleNotFoundError|ImportError", told) is not None
+        if not lacks and isinstance(problem, ray.exceptions.RayActorError):
+            return EndedEarlyError(told.splitlines()[0])
+        node = re.search(r"\bip=([^,)]+)", told)
+        why = f"{told.splitlines()[-1]} on {node[1] if node else 'its node'}"
+        why += "; every node needs the same packages" if lacks else ""
+    return PlayerError(f"rollout process {number} could not be started as a Ray actor: {why}")
 
 
 async def _accept(listener: socket.socket, token: bytes) -> socket.socket:

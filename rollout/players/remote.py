@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rollout.errors import EnvironmentFault
 from rollout.play.episode import Episode
 from rollout.play.player import ResponseLostError
 from rollout.players.process import Progress
@@ -36,6 +38,8 @@ class RemoteEpisode(Episode):
         """The player that has the episode in this state; None if none has."""
         self._played: tuple[Progress, Turn]
         """What `step` takes over."""
+        self._started_s = 0.0
+        """Seconds in which this turn waited for a player, or for its replay."""
         place.episodes += 1
 
     @property
@@ -44,14 +48,25 @@ class RemoteEpisode(Episode):
 
     async def ensure(self) -> RunningPlayer:
         """Return the player that has the episode, which is replayed if it was lost; raises EnvironmentFault."""
+        tried: dict[int, object] = {}
         while self._player is None or self._player.lost:
             player = await self._players.live(self._place)
-            with suppress(ResponseLostError):
+            try:
                 played = Replay(self.answers, self.stepped, self._digests)
                 opened = await player.call("open", self._key, self.spec, played)
-                self.prompt, self._digests = NOTHING, []
-                self._take(opened)
-                self._player = player
+            except ResponseLostError:
+                continue
+            except EnvironmentFault as fault:
+                other = self._players.elsewhere(self._place, tried, fault)
+                if other is None:
+                    raise
+                self._place.episodes, other.episodes = self._place.episodes - 1, other.episodes + 1
+                self._place = other
+                continue
+            self._players.note_start(self._place, tried)
+            self.prompt, self._digests = NOTHING, []
+            self._take(opened)
+            self._player = player
         return self._player
 
     def _take(self, progress: Progress) -> None:
@@ -63,7 +78,9 @@ class RemoteEpisode(Episode):
 
     async def _request(self, params: Mapping[str, Any]) -> Generation:
         """Have the player ask the engine once, and step at once if it need not ask again; raises ResponseLostError."""
+        began = time.perf_counter()
         player, self._player = await self.ensure(), None  # cancelled below, the state would be unknown
+        self._started_s += time.perf_counter() - began
         answer = await player.call("turn", self._key, params, self._players.one_version)
         self._player = player
         if isinstance(answer, Generation):  # the player does not ask again
@@ -74,9 +91,10 @@ class RemoteEpisode(Episode):
         return self._played[1].generation
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Take over the turn that the player has played; `engine_s` includes its step."""
+        """Take over the turn that the player has played; `engine_s` includes its step, and the start of a player."""
         progress, turn = self._played
-        turn = replace(turn, engine_s=max(engine_s - progress.step_s, 0.0))
+        turn = replace(turn, engine_s=max(engine_s - progress.step_s - self._started_s, 0.0))
+        self._started_s = 0.0
         self._take(progress)
         self.answers.append(tuple(turn.generation.token_ids))
         self.stepped.append(turn.stepped)

@@ -31,6 +31,12 @@ def build_env(sample, args):
     return counting_env.build_env(sample, args)
 """
 
+BAD_SEEDS = """
+def fail(sample):
+    if describe_task(sample)[1] % 5 == 0:
+        raise RuntimeError("this level cannot be built")
+"""
+
 
 @pytest.fixture(autouse=True)
 def warm() -> Iterator[None]:
@@ -116,5 +122,64 @@ async def test_an_environment_that_breaks_where_others_have_started_is_not_tried
             with pytest.raises(EnvironmentFault, match="package_of_the_environment"):
                 await (await run.players()).open(run.source.episode(1000))
             assert (await run.players()).faults["env_raised"] == 1
+        finally:
+            await close_runtimes()
+
+
+async def test_a_successor_that_lacks_the_package_gives_its_episodes_to_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if a killed player were started again on another node. The episodes that it played go on elsewhere."""
+    runs: list[list[Any]] = []
+    for processes in (1, 3):
+        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+            run = Lacking(tmp_path, engine, processes, env={"max_length": 40}, max_episode_failures_per_batch=0)
+            try:
+                outputs = [await run.batch(0)]
+                if processes > 1:
+                    players = await run.players()
+                    await run.kill(1)
+                    (await players.live(players._places[1])).name = "the successor"
+                    run.lacking.write_text(str(players._places[1].pid))
+                runs.append([*outputs, await run.batch(1), await run.batch(2)])
+            finally:
+                await close_runtimes()
+    assert content(runs[0]) == content(runs[1])
+    told = [record.getMessage() for record in caplog.records if "no environment starts" in record.getMessage()]
+    assert len(told) == 1 and "the successor: " in told[0] and "package_of_the_environment" in told[0]
+
+
+async def test_episodes_that_start_nowhere_are_blamed_on_no_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        keys = {"eval": {"episodes": 9, "max_turns": 8}, "n_env": 8, "max_episode_failures_per_batch": 9}
+        run = Lacking(tmp_path, engine, 3, **keys)
+        (tmp_path / "game.py").write_text(
+            f"{BAD_SEEDS}{GAME}".replace("return counting", "fail(sample)\n    return counting")
+        )
+        try:
+            output = await evaluate(run.args, run.source)
+            await run.batch(0)
+            places = (await run.players())._places
+            assert all(place.started and not place.avoided_until for place in places)
+        finally:
+            await close_runtimes()
+    assert 0 < output.metrics["eval/count/episodes_failed"] < 9
+    assert "no environment starts" not in caplog.text
+
+
+async def test_after_a_death_one_broken_episode_keeps_none_from_the_successor(tmp_path: Path) -> None:
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        run = Lacking(tmp_path, engine, 2, env={"max_length": 40})
+        try:
+            await run.batch(0)
+            await run.kill(1)
+            await run.batch(1)
+            await run.lack(0, 1)
+            with pytest.raises(EnvironmentFault, match="package_of_the_environment"):
+                await (await run.players()).open(run.source.episode(1000))
+            run.lacking.write_text("")
+            assert all(place.started and not place.avoided_until for place in (await run.players())._places)
         finally:
             await close_runtimes()

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,26 +70,86 @@ async def test_whoever_does_not_show_the_token_is_turned_away(monkeypatch: pytes
         connection.close()
 
 
-async def test_a_package_that_a_node_lacks_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's words, as version 2.49 tells of an actor whose import fails."""
-    where = "\x1b[36mray::A.__init__()\x1b[39m (pid=7, ip=192.0.2.2, actor_id=cf35, repr=<A>)\n     ^^^^^^^^\n"
-    told = f"The actor died in its creation task, {where}RuntimeError: failed to import on the worker\n\n{where}"
+class ActorGoneError(Exception):
+    """Ray's error of an actor that has ended."""
 
+
+class FakeRay(SimpleNamespace):
+    """A Ray whose actors end as `play` says."""
+
+    def __init__(self, play: Any) -> None:
+        actor, self.killed = SimpleNamespace(play=SimpleNamespace(remote=play)), list[Any]()
+        super().__init__(
+            util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+            exceptions=SimpleNamespace(RayActorError=ActorGoneError),
+            remote=lambda **_: lambda kind: SimpleNamespace(remote=lambda: actor),
+            kill=self.killed.append,
+        )
+
+
+WHERE = "\x1b[36mray::A.__init__()\x1b[39m (pid=7, ip=192.0.2.2, actor_id=cf35, repr=<A>)\n     ^^^^^^^^\n"
+LACKS = f"The actor died in its creation task, {WHERE}RuntimeError: failed to import on the worker\n\n{WHERE}"
+"""Ray's words, as version 2.49 tells of an actor whose import fails."""
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (
+            ActorGoneError(f"{LACKS}ModuleNotFoundError: No module named 'orjson'"),
+            "ModuleNotFoundError: No module named 'orjson' on 192.0.2.2; every node needs the same packages",
+        ),
+        (
+            RuntimeError(f"{WHERE}TimeoutError: [Errno 110] Connection timed out"),
+            "TimeoutError: [Errno 110] Connection timed out on 192.0.2.2",
+        ),
+    ],
+)
+async def test_why_an_actor_cannot_play_is_said_in_one_sentence(problem: Exception, said: str) -> None:
     async def play(*_: Any) -> None:
-        raise RuntimeError(f"{told}ModuleNotFoundError: No module named 'orjson'")
+        raise problem
 
-    actor = SimpleNamespace(play=SimpleNamespace(remote=play))
-    ray = SimpleNamespace(
-        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
-        remote=lambda **_: lambda kind: SimpleNamespace(remote=lambda: actor),
-        kill=lambda actor: None,
-    )
+    ray = FakeRay(play)
     with pytest.raises(PlayerError) as caught:
         await launch._launch_actor(ray, 3)
-    assert str(caught.value) == (
-        "rollout process 3 could not be started as a Ray actor: ModuleNotFoundError: No module named 'orjson' on "
-        "192.0.2.2; every node needs the same packages"
-    )
+    assert str(caught.value) == f"rollout process 3 could not be started as a Ray actor: {said}"
+    assert len(ray.killed) == 1
+
+
+async def test_a_player_that_ends_before_it_has_connected_is_a_death_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(*_: Any) -> None:
+        raise ActorGoneError("The actor died because its node has died. Node Id: 0ab1")
+
+    problems = deque([OSError("too many processes"), None])
+    original = launch.launch
+
+    async def launched(number: int) -> launch.Launched:
+        if number == 1 and problems:
+            if (problem := problems.popleft()) is not None:
+                raise problem
+            return await launch._launch_actor(FakeRay(play), number)
+        return await original(number)
+
+    monkeypatch.setattr(manager, "launch", launched)
+    monkeypatch.setattr(manager, "PAUSE_S", 0.0)
+    (output,), _ = await play_batches(tmp_path, 1, jitter(1), rollout_processes=2)
+    assert output.metrics["rollout/faults/player_died"] == 2 and not problems
+    assert "its node has died" in caplog.text and "too many processes" in caplog.text
+
+
+async def test_a_start_that_is_cancelled_leaves_neither_actor_nor_listener() -> None:
+    async def play(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    ray, before = FakeRay(play), asyncio.all_tasks()
+    starting = asyncio.create_task(launch._launch_actor(ray, 3))
+    await asyncio.sleep(0.05)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert len(ray.killed) == 1 and asyncio.all_tasks() <= before
 
 
 @pytest.fixture

@@ -65,6 +65,68 @@ async def test_a_response_that_spans_an_update_is_asked_again_and_never_stepped(
     assert {v for group in outputs[0].samples for sample in group for v in sample.weight_versions} == {"1"}
 
 
+NAMED = """
+from enum import Enum, StrEnum
+from tests.fixtures import counting_env
+
+
+class Move(StrEnum):
+    LEFT = "left"
+
+
+class Metric(str, Enum):
+    MADE = "made"
+
+
+class Game(counting_env.CountingGame):
+    def step(self, response_text):
+        observation, done, info = super().step(response_text)
+        return observation, done, {**info, "executed_action": Move.LEFT, "action": Move.LEFT, "metrics": {Metric.MADE: 1}}
+
+
+def build_env(sample, args):
+    env = counting_env.build_env(sample, args)
+    env.__class__ = Game
+    return env
+"""
+
+
+async def test_text_of_a_class_of_the_environments_file_crosses_processes_as_text(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(NAMED)
+    runs: list[Any] = []
+    for keys in ({"rollout_processes": 2}, {"env_backend": "process"}, {}):  # the last loads the file here
+        async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+            run = Run(tmp_path, engine, rollout_interaction_env_path=str(tmp_path / "game.py"), **keys)
+            try:
+                runs.append(await run.batch(0))
+            finally:
+                await close_runtimes()
+        assert runs[-1].metrics["rollout/faults/player_died"] == 0
+    assert content(runs[:1]) == content(runs[1:2]) == content(runs[2:])
+
+
+async def test_the_engines_time_of_a_turn_has_no_start_of_a_player_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, pause_s = manager.launch, 0.0
+
+    async def slow(number: int) -> Launched:
+        await asyncio.sleep(pause_s)
+        return await original(number)
+
+    monkeypatch.setattr(manager, "launch", slow)
+    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
+        run = Run(tmp_path, engine, rollout_processes=2)
+        try:
+            await run.batch(0)
+            pause_s = 3.0
+            await run.kill(1)
+            output = await run.batch(1)
+        finally:
+            await close_runtimes()
+    assert output.metrics["rollout/faults/player_died"] == 1 and output.metrics["turn/engine_s_max"] < pause_s
+
+
 def start_no_process(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any], None]) -> None:
     """Players count as started without a process; `act` gets each of them and its slime `args`."""
 
