@@ -183,15 +183,17 @@ function curves(studies) {
     h("p", { class: "muted" }, help, others.length ? [h("label", { class: "more" }, " Any other metric: ", more)] : null));
 }
 
-/** Where the time goes, over the last ten updates that were played. */
+/** Where the time goes, over the last ten updates that were played. The slots wait where most of them are. */
 function speed(study) {
+  const played = pointsOf(study, "rollout/turns").filter((p) => p.y !== null).slice(-10).map((p) => p.x);
   const recent = (key) => {
-    const known = pointsOf(study, key).filter((p) => p.y !== null).slice(-10).map((p) => p.y);
+    const known = pointsOf(study, key).filter((p) => p.y !== null && played.includes(p.x)).map((p) => p.y);
     return known.length ? mean(known) : null;
   };
   const [play, train, turns] = ["perf/rollout_s", "perf/train_s", "rollout/turns"].map(recent);
   const [engine, env, requests] = ["rollout/engine_busy_share", "rollout/env_busy_share", "rollout/engine_concurrency"].map(recent);
-  const waiting = Object.keys(study.columns).filter((key) => /^rollout\/engine\/\d+\/waiting$/.test(key)).map(recent).reduce((a, b) => a + b, 0);
+  const [steps, held, host] = ["rollout/env_queue_depth", "rollout/slots_at_limit", "rollout/host_busy_share"].map((key) => recent(key) ?? 0);
+  const waiting = Object.keys(study.columns).filter((key) => /^rollout\/engine\/\d+\/waiting$/.test(key)).map(recent).reduce((a, b) => a + (b ?? 0), 0);
   const words = [];
   if (play !== null && turns) {
     const share = train / (play + train);
@@ -201,7 +203,9 @@ function speed(study) {
   if (engine !== null) {
     words.push(`While a batch is played, the engine works ${percent(engine)} of the time, on ${short(requests)} requests at once, and the environments ${percent(env)}.`);
     if (waiting >= 1) words.push(`${short(waiting)} requests wait in the engines' queues on average.`);
-    if (!(train > play)) words.push(engine >= 0.9 ? "The engine is the bottleneck." : "The engine waits, so the environments or this process are the bottleneck.");
+    const most = Math.max(requests, steps, held);
+    const where = most === requests ? "Most turns wait for the engine." : most === steps ? "Most turns wait for their environment." : "Most slots wait for new weights.";
+    if (!(train > play)) words.push(host > 0.8 ? `A rollout process computes ${percent(host)} of the time, so it is the bottleneck.` : where);
   }
   return words.length ? h("p", { class: "speed" }, h("b", null, "Speed "), words.join(" ")) : null;
 }

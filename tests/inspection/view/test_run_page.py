@@ -63,6 +63,39 @@ def test_the_overview_says_when_it_collapsed_and_what_changed(browser: Browser, 
     assert browser.complaints == []
 
 
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        ({"host_busy_share": 0.98}, "A rollout process computes 98 % of the time, so it is the bottleneck."),
+        ({"env_queue_depth": 30.0}, "Most turns wait for their environment."),
+        ({"env_queue_depth": 3.0, "host_busy_share": 0.5}, "Most turns wait for the engine."),
+        ({"slots_at_limit": 50.0}, "Most slots wait for new weights."),
+    ],
+)
+def test_the_speed_says_where_the_slots_wait_now(
+    browser: Browser, tmp_path: Path, load: dict[str, float], said: str
+) -> None:
+    """Every engine has requests all the time; one was full until it was taken away."""
+    told = {f"rollout/{name}": value for name, value in load.items()}
+    told |= {"rollout/engine_busy_share": 1.0, "rollout/engine_concurrency": 8.0, "rollout/env_busy_share": 0.2}
+    rows = [
+        {
+            "update": k,
+            "rollout/turns": 64.0,
+            "perf/rollout_s": 3.0,
+            "perf/train_s": 1.0,
+            "rollout/engine/0/waiting": 0.0,
+        }
+        | told
+        | ({"rollout/engine/1/waiting": 80.0} if k < 5 else {})
+        for k in range(1, 31)
+    ]
+    write_run(write_rows(tmp_path, rows), [invented_episode(1)])
+    write_once(view_options(tmp_path))
+    browser.open(tmp_path / "episodes.html")
+    assert browser.text(".speed").endswith(said) and "queues" not in browser.text(".speed")
+
+
 def test_noise_is_no_collapse(browser: Browser, tmp_path: Path) -> None:
     returns = {0: -3.0, 20: 1.0, 40: 0.9, 60: 1.2}
     trained = {"eval/success": 0.0, "train/actor_trains": 1.0}
