@@ -58,6 +58,8 @@ class Case:
     """Processes that play (`rollout_processes`)."""
     answer_tokens: float = 150.0
     """Mean tokens of a response."""
+    max_staleness: int | None = None
+    """Instead of the loop's own in `LOOPS`."""
     parts: bool = False
     """Time the parts of a turn (`benchmarks/parts.py`), which adds a few percent to what it costs."""
 
@@ -264,6 +266,8 @@ LOOPS: dict[str, tuple[str, fixed_turn.Collect, Order, dict[str, Any]]] = {
 def run_case(case: Case, checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
     """Play one case of one of `LOOPS`."""
     _, collect, order, keys = LOOPS[case.loop]
+    if case.max_staleness is not None:
+        keys = {**keys, "max_staleness": case.max_staleness}
     if case.loop in ("per-env", "lock-step"):  # they need a whole number of turns per slot
         slots = case.engines * case.places
         case = replace(case, turns=max(1, round(case.turns / slots)) * slots)

@@ -138,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--answer-tokens", type=float, default=150.0, help="mean tokens of a response")
     parser.add_argument("--batches", type=int, default=2, help="measured batches")
     parser.add_argument("--warm", type=int, default=1, help="batches before them")
+    parser.add_argument("--max-staleness", type=int, help="for continuous loops; 1 or 2 by default")
     parser.add_argument("--parts", action="store_true", help="time the parts of a turn")
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
     options = parser.parse_args(arguments)
@@ -146,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = [
         loops.Case(
             *(loop, turns, engines, options.places, options.batches, options.warm, processes, options.answer_tokens),
+            max_staleness=options.max_staleness,
             parts=options.parts,
         )
         for engines, turns, processes in sizes
