@@ -231,11 +231,12 @@ class PlayerProcesses:
 
     def note_start(self, place: PlayerPlace, tried: Mapping[int, object]) -> None:
         """Note that an episode has started here; where it was `tried` in vain and nothing else starts, none will."""
-        place.started = True
+        place.started, place.avoided_until = True, 0.0
         for number, fault in tried.items():
             if not (other := self._places[number]).started:
                 if not other.avoided_until:
-                    logger.warning("no environment starts in one process, so the others get its episodes: %s", fault)
+                    words = "no environment starts in one process, so the others get its episodes for %g s: %s"
+                    logger.warning(words, AVOID_S, fault)
                 other.avoided_until = asyncio.get_running_loop().time() + AVOID_S
 
     def usage(self) -> list[ProcessUsage]:
