@@ -22,19 +22,10 @@ from advantage.training.losses import first_token_weights, weigh_reducer, whiten
 from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis
 from advantage.turn_table import STALENESS
 from embedded.arguments import cores, embedded_flags
+from embedded.trainer import megatron
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
 from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
-from embedded.trainer.megatron import (
-    Adam,
-    GPTModel,
-    build_model,
-    build_optimizer,
-    initialize,
-    megatron_to_hf,
-    precision,
-    predict,
-)
 from envs.loading import load_attribute
 
 Reducer = Callable[[torch.Tensor], torch.Tensor]
@@ -54,21 +45,21 @@ class PpoTrainer:
         self._alarm = OffPolicyAlarm(self._settings)
         if self._settings.policy_loss == "dis":
             check_dis(advantage_flags(args))
-        self.device = initialize()
+        self.device = megatron.initialize()
         self.config = AutoConfig.from_pretrained(flags.hf_checkpoint)
-        self.actor = build_model(flags.hf_checkpoint, self.device, bf16=flags.bf16)
+        self.actor = megatron.build_model(flags.hf_checkpoint, self.device, bf16=flags.bf16)
         saved = flags.critic_load if flags.critic_load and is_checkpoint(flags.critic_load) else None
         given = flags.hf_checkpoint if saved else flags.critic_load or flags.hf_checkpoint
-        self.critic = build_model(given, self.device, critic=True, bf16=flags.bf16)
+        self.critic = megatron.build_model(given, self.device, critic=True, bf16=flags.bf16)
         if saved:
             load_critic(saved, self.critic)
         parameters = dict(self.critic.named_parameters())
         for name in report_frozen("critic", parameters, self._settings.critic_frozen):
             parameters[name].requires_grad_(False)
-        self.reference = build_model(flags.ref_load or flags.hf_checkpoint, self.device, bf16=flags.bf16)
+        self.reference = megatron.build_model(flags.ref_load or flags.hf_checkpoint, self.device, bf16=flags.bf16)
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
-        self.actor_optimizer = build_optimizer(self.actor, flags, flags.lr, samples)
-        self.critic_optimizer = build_optimizer(self.critic, flags, flags.critic_lr, samples)
+        self.actor_optimizer = megatron.build_optimizer(self.actor, flags, flags.lr, samples)
+        self.critic_optimizer = megatron.build_optimizer(self.critic, flags, flags.critic_lr, samples)
         self._models = {"actor": self.actor, "critic": self.critic}
         self._optimizers = {"actor": self.actor_optimizer, "critic": self.critic_optimizer}
         # Actor and critic share nothing while they learn, so on a CPU each gets its own core if this process has two.
@@ -105,7 +96,7 @@ class PpoTrainer:
 
     def policy_state(self) -> dict[str, torch.Tensor]:
         """Return the actor's weights under Hugging Face names; they share memory with the actor."""
-        return megatron_to_hf(self.actor.state_dict(), self.config)
+        return megatron.megatron_to_hf(self.actor.state_dict(), self.config)
 
     def save(self, folder: str, rollout_id: int) -> None:
         """Write models and optimizers; raises CheckpointError if that fails."""
@@ -118,7 +109,7 @@ class PpoTrainer:
     @torch.no_grad()
     def _values(self, data: RolloutData, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """Compute V(prefix before the token) for every response token, per sample."""
-        return _per_sample(data, batches, lambda b: predict(self.critic, b.ids, b.row, b.column).squeeze(-1))
+        return _per_sample(data, batches, lambda b: megatron.predict(self.critic, b.ids, b.row, b.column).squeeze(-1))
 
     @torch.no_grad()
     def _log_probs(self, data: RolloutData, batches: Sequence[MicroBatch]) -> RolloutData:
@@ -129,7 +120,7 @@ class PpoTrainer:
             models["ref_log_probs"] = self.reference
         for key, model in models.items():
             log_probs = lambda b, model=model: log_probs_and_entropy(
-                predict(model, b.ids, b.row, b.column), b.targets, self.flags.rollout_temperature
+                megatron.predict(model, b.ids, b.row, b.column), b.targets, self.flags.rollout_temperature
             )[0]
             found[key] = _per_sample(data, batches, log_probs)
         return found
@@ -190,9 +181,7 @@ class PpoTrainer:
             stale = batch.gather(data[STALENESS]) if STALENESS in data else None
             off_policy = dis_metrics(old - log_probs, advantages, flags.eps_clip, high, reduce, stale)
         else:
-            loss, clipped = policy_loss(
-                log_probs, old, advantages, eps_clip=flags.eps_clip, eps_clip_high=high, eps_clip_c=flags.eps_clip_c
-            )
+            loss, clipped = policy_loss(log_probs, old, advantages, flags.eps_clip, high, flags.eps_clip_c)
         policy, bonus = reduce(loss), reduce(entropy)
         total = policy - flags.entropy_coef * bonus
         metrics = {"pg_loss": policy, "entropy": bonus, "pg_clipfrac": reduce(clipped)}
@@ -218,7 +207,7 @@ class PpoTrainer:
         return weighted, {"value_loss": weighted, "value_clipfrac": reduce(clipped)}
 
     def _optimize(
-        self, model: GPTModel, optimizer: Adam, data: RolloutData, loss_of: Loss, last: bool = True
+        self, model: megatron.GPTModel, optimizer: megatron.Adam, data: RolloutData, loss_of: Loss, last: bool = True
     ) -> dict[str, float]:
         """Train one epoch, one step per `global_batch_size` training groups; returns means over the steps.
 
@@ -231,8 +220,8 @@ class PpoTrainer:
             trained = [i for i in step if int(data["loss_masks"][i].sum())]
             optimizer.zero_grad()
             for batch in micro_batches(data, trained, self.flags.max_tokens_per_gpu):
-                with precision(model):
-                    outputs = predict(model, batch.ids, batch.row, batch.column)
+                with megatron.precision(model):
+                    outputs = megatron.predict(model, batch.ids, batch.row, batch.column)
                     loss, reported = loss_of(data, batch, outputs, sum_of_sample_mean(data, batch))
                     (loss / groups).backward()
                 for key, value in reported.items():
