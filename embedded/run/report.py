@@ -11,18 +11,10 @@ import torch
 from tqdm import tqdm
 
 from embedded.engine.decoder import write_policy
+from embedded.run import record
 from embedded.run.alarms import Alarms
 from embedded.run.ending import describe_played, judge, setting_of, spread, win_rate
 from embedded.run.folder import EPISODES, METRICS, SUMMARY, keep_lines, rewind, saved_updates, whole_lines, write_text
-from embedded.run.record import (
-    MetricsLog,
-    actor_fault,
-    evaluation_means,
-    held_out,
-    read_rows,
-    reward_note,
-    update_seconds,
-)
 from rollout.play.metrics import mean
 from rollout.transcript import RECORD_KEYS
 
@@ -59,10 +51,10 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.began -= max((row.get("wall_time_s", 0.0) for row in read_rows(self.folder / METRICS)), default=0.0)
+        self.began -= max((row.get("wall_time_s", 0.0) for row in record.read_rows(self.folder / METRICS)), default=0.0)
         saved = saved_updates(self.folder)
         rewind(self.folder / METRICS, saved)
-        rows = read_rows(self.folder / METRICS)
+        rows = record.read_rows(self.folder / METRICS)
         self.history += [row for row in rows if "train/actor_trains" in row]
         evaluated, kept = {int(row["update"]) for row in rows if "eval/episodes" in row}, []
         for line in whole_lines(self.folder / EPISODES):
@@ -74,14 +66,14 @@ class RunReport:
         keep_lines(self.folder / EPISODES, kept)
         (self.folder / SUMMARY).unlink(missing_ok=True)  # of an interrupted session of this run
         self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
-        self._log = MetricsLog(self.folder / METRICS)
+        self._log = record.MetricsLog(self.folder / METRICS)
         self._alarms = Alarms()
         for row in self.history:
             self._alarms.watch(int(row["update"]), row)
 
     def _best(self) -> int:
         """Return the updates before the policy with the highest win rate, then return; the first of equals."""
-        means = {updates: evaluation_means(played) for updates, played in sorted(self.evaluations.items())}
+        means = {updates: record.evaluation_means(played) for updates, played in sorted(self.evaluations.items())}
         return max(means, key=lambda updates: (means[updates]["eval/success"], means[updates]["eval/return"]))
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
@@ -91,13 +83,13 @@ class RunReport:
         for key, value in metrics.items():
             self._board.add_scalar(key, value, rollout_id + 1)
         parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
-        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {update_seconds(metrics):.1f} s")
+        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {record.update_seconds(metrics):.1f} s")
         for sentence in self._alarms.watch(rollout_id + 1, metrics):
             tqdm.write(f"warning: {sentence}")
 
     def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Record held-out episodes, played after `rollout_id` updates, and keep the policy that played them."""
-        episodes = self.evaluations[rollout_id] = held_out(result)
+        episodes = self.evaluations[rollout_id] = record.held_out(result)
         for key, value in result.metrics.items():
             self._board.add_scalar(key, value, rollout_id)
         if rollout_id:
@@ -107,8 +99,8 @@ class RunReport:
         with open(self.folder / EPISODES, "a", encoding="utf-8", errors="replace") as file:
             about = {"setting": setting_of(rollout_id), "player": "policy"}
             for episode in episodes:
-                record = {**about, **{key: episode[key] for key in RECORD_KEYS}}
-                file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+                kept = {**about, **{key: episode[key] for key in RECORD_KEYS}}
+                file.write(json.dumps(kept, ensure_ascii=False, default=str) + "\n")
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
 
@@ -122,8 +114,8 @@ class RunReport:
         summary = {
             **{**self.about, "interrupted": interrupted, "updates": len(self.history)},
             "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),
-            "fault": None if interrupted else actor_fault(self.history),
-            "note": None if interrupted else reward_note(self.history),
+            "fault": None if interrupted else record.actor_fault(self.history),
+            "note": None if interrupted else record.reward_note(self.history),
             "alarms": dict(self._alarms.raised),
             "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
             "wall_time_s": self._wall_time(),
@@ -170,10 +162,9 @@ def plot_curve(
 
     figure = Figure(figsize=(7, 5.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    rates = {update: win_rate(episodes) for update, episodes in sorted(evaluations.items())}
-    won = any(rate["mean"] for rate in rates.values())
-    if not won:
-        rates = {update: spread(e["return"] for e in episodes) for update, episodes in sorted(evaluations.items())}
+    won = any(episode["success"] for episodes in evaluations.values() for episode in episodes)
+    rate_of = win_rate if won else lambda episodes: spread(episode["return"] for episode in episodes)
+    rates = {update: rate_of(episodes) for update, episodes in sorted(evaluations.items())}
     means, errors = ([rate[key] for rate in rates.values()] for key in ("mean", "se"))
     above = [min(error, 1 - rate) if won else error for rate, error in zip(means, errors, strict=True)]
     top.errorbar(list(rates), means, yerr=[errors, above], fmt="o-", color="tab:red", capsize=4)
