@@ -247,14 +247,12 @@ def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Itera
     tokens = len(encoder.prompt(play.first_prompt).token_ids) if encoder else len("\n".join(shown)) // CHARS_PER_TOKEN
     if tokens > most:
         about, status = ("", Status.ERROR) if encoder else ("about ", Status.WARNING)
-        yield Finding(
-            "memory", status, f"memory.budget: {most} is below the first prompt, {about}{tokens} tokens: raise it"
-        )
+        found = f"memory.budget: {most} is below the first prompt, {about}{tokens} tokens"
+        yield Finding("memory", status, f"{found}: raise it")
     elif play.notes > 1 + 2 * len(play.answers) // settings.memory.every:
-        often = (
-            f"notes come after {play.notes} of {len(play.answers)} turns, because prompts reach memory.budget: {most}"
-        )
-        yield Finding("memory", Status.WARNING, f"{often}; raise it, or lower memory.keep")
+        often = f"notes come after {play.notes} of {len(play.answers)} turns"
+        advice = f"because prompts reach memory.budget: {most}; raise it, or lower memory.keep"
+        yield Finding("memory", Status.WARNING, f"{often}, {advice}")
 
 
 def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:

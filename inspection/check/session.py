@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.mixture import TaskSpec
-from inspection.check.findings import (
-    Encoders,
-    Finding,
-    Playthrough,
-    Status,
-    answer_freely,
-    judge,
-    play,
-    replay_difference,
-)
+from inspection.check import findings
+from inspection.check.findings import Encoders, Finding, Playthrough, Status
 from inspection.target import Target
 from inspection.text import bold, paint, printable
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
@@ -60,23 +52,23 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
             has_expert = (await trial.abilities(episode)).has_expert
             plays = []
             for player in ["expert"] * has_expert + ["random"]:
-                plays.append(await play(trial, target.settings, episode, player, most))
+                plays.append(await findings.play(trial, target.settings, episode, player, most))
                 report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
             abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
-            twice = await replay_difference(trial, episode, plays[0])
+            twice = await findings.replay_difference(trial, episode, plays[0])
             if abilities.actions and not plays[0].replies[0].whole_prompts:
-                report.findings.append(await answer_freely(trial, episode))
+                report.findings.append(await findings.answer_freely(trial, episode))
             await trial.close(episode)
             _, left = await start_again(trial, episode)
-        report.findings += judge(plays, abilities, target.settings, encoders)
+        report.findings += findings.judge(plays, abilities, target.settings, encoders)
         status = Status.WARNING if left else Status.OK
         report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
         async with _trial(target, episode) as other:
             differs = {"after a second reset": twice}
-            differs["in another process"] = await replay_difference(other, episode, plays[-1])
+            differs["in another process"] = await findings.replay_difference(other, episode, plays[-1])
             if plays[0].replies[-1].deterministic:
                 neighbour = make_episode(target.settings, task, 1, seed + 1)
-                differs[_BESIDE] = await replay_difference(other, episode, plays[-1], neighbour)
+                differs[_BESIDE] = await findings.replay_difference(other, episode, plays[-1], neighbour)
             report.findings.append(_determinism(plays[0], differs))
             if not task.env_path.startswith("envs."):
                 report.findings.append(await _other_seeds(other, target, task, seed, plays[-1]))
@@ -106,13 +98,11 @@ async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, 
     for number in (2, 3, 4):
         episode = make_episode(target.settings, task, number, seed + number)
         await trial.build(episode)
-        if await replay_difference(trial, episode, played) is not None:
+        if await findings.replay_difference(trial, episode, played) is not None:
             return Finding("seeds", Status.OK, "another seed is another episode")
     same = f"seed {seed} and three others are the same episode, so held-out episodes repeat those of training"
-    advice = (
-        "unless there is only one, take the seed from describe_task(sample)[1] and draw the episode from it in reset"
-    )
-    return Finding("seeds", Status.WARNING, f"{same}; {advice}")
+    advice = "take the seed from describe_task(sample)[1] and draw the episode from it in reset"
+    return Finding("seeds", Status.WARNING, f"{same}; unless there is only one, {advice}")
 
 
 def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Finding:
