@@ -129,12 +129,13 @@ class Meter:
 
     def row(self) -> dict[str, Any]:
         """Summarize the case. `staleness` has the share of turns by their age in updates."""
-        saturated = self.engines.saturated(self.case.turns, self.case.on_update)
         turns = self._turns + self._pending
+        saturated = self.engines.saturated(round(turns / self.case.batches), self.case.on_update)
         speed = self._tokens / self._turns * turns / self._seconds
         return {
             **asdict(self.case),
             "played_turns": self._turns,
+            "turns_per_update": turns / self.case.batches,
             "turns_per_s": turns / self._seconds,
             "share_of_saturated": speed / saturated["tokens_per_s"],
             "share_of_updated": speed / saturated["updated_tokens_per_s"],
