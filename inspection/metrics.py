@@ -3,7 +3,7 @@
 import copy
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ from rollout.bridge.framework import FRAMEWORK, Sample
 from rollout.bridge.sample import facts_of
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.play.metrics import FAULTS, whole_episode_metrics
-from rollout.play.runtime import Runtime, open_runtimes
+from rollout.play.runtime import open_runtimes
 from rollout.turn import SampleKind
 
 _LOGGERS = {"slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"), "miles": ("miles.ray.rollout",)}
@@ -33,12 +33,13 @@ def log_rollout(
     episodes = whole_episode_metrics(episode_facts(samples))
     if episodes and "rollout/turns" not in metrics:
         metrics |= episodes
-        metrics |= {f"rollout/faults/{name}": value for name, value in new_faults(open_runtimes()).items()}
+        # Since the last call, those of evaluations included.
+        faults = sum((runtime.new_faults() for runtime in open_runtimes()), Counter[str]())
+        metrics |= {f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})}
     fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
     turns = [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
-    _framework_logger("log_rollout_data", "_log_rollout_data")(
-        rollout_id, _without(args, "custom_rollout_log_function_path"), turns, metrics, rollout_time
-    )
+    log = _framework_logger("log_rollout_data", "_log_rollout_data")
+    log(rollout_id, _without(args, "custom_rollout_log_function_path"), turns, metrics, rollout_time)
     return True
 
 
@@ -51,18 +52,9 @@ def log_eval_rollout(
         if f"eval/{name}/episodes" not in extra_metrics:
             found = whole_episode_metrics(episode_facts(results.get("samples") or ()))
             extra_metrics |= {f"eval/{name}/{key.partition('/')[2]}": value for key, value in found.items()}
-    _framework_logger("log_eval_rollout_data", "_log_eval_rollout_data")(
-        rollout_id, _without(args, "custom_eval_rollout_log_function_path"), data, extra_metrics
-    )
+    log = _framework_logger("log_eval_rollout_data", "_log_eval_rollout_data")
+    log(rollout_id, _without(args, "custom_eval_rollout_log_function_path"), data, extra_metrics)
     return True
-
-
-def new_faults(runtimes: Iterable[Runtime]) -> dict[str, float]:
-    """Return failures and retries since the last call, by name, including those of evaluations."""
-    found: Counter[str] = Counter()
-    for runtime in runtimes:
-        found += runtime.new_faults()
-    return {name: float(found[name]) for name in sorted({*FAULTS, *found})}
 
 
 def _without(args: Any, flag: str) -> Any:
