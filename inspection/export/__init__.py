@@ -30,9 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog export`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder or file with recorded episodes")
     parser.add_argument("--format", choices=("jsonl", "parquet", "atif", "balrog"), required=True, help="what to write")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="file to write; a folder for atif and balrog"
-    )
+    where = "file to write; a folder for atif and balrog"
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=where)
     parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
     add = parser.add_argument_group("which episodes").add_argument
     add("--successful", action="store_true", help="only episodes that were won")
@@ -51,9 +50,8 @@ def run(options: Namespace) -> int:
     from slime_verlog import ConfigError
 
     if options.format == "balrog" and (options.successful or options.min_return is not None or options.overwrite):
-        raise ConfigError(
-            "balrog takes every episode and a new folder; leave out --successful, --min-return, --overwrite"
-        )
+        refused = "--successful, --min-return, --overwrite"
+        raise ConfigError(f"balrog takes every episode and a new folder; leave out {refused}")
     check_free(options.out, options.overwrite)
     missing: list[str] = []
     counts: Counter[str] = Counter()

@@ -108,9 +108,8 @@ def balrog_task(episode: Mapping[str, Any]) -> tuple[str, str]:
         hint = "; TextWorld needs BALROG's games in env.games_path" if is_textworld else ""
         raise ConfigError(f"{where}, is not one of BALROG's tasks; leave it out with --task{hint}")
     if options.get("preset") != "balrog" or options.get("max_steps") is not None:
-        raise ConfigError(
-            f"{where}, was not played as BALROG does; evaluate with --set env.preset=balrog and no env.max_steps"
-        )
+        advice = "evaluate with --set env.preset=balrog and no env.max_steps"
+        raise ConfigError(f"{where}, was not played as BALROG does; {advice}")
     if episode.get("stop") == "max_turns":
         raise ConfigError(
             f"{where}, was stopped after {episode.get('turns')} turns, before the game's own limit; evaluate with "

@@ -139,14 +139,6 @@ def media_type(uri: str) -> str:
     return uri.removeprefix("data:").partition(";")[0]
 
 
-def image_file(uri: str) -> bytes:
-    """Return the file in a data URI; raises ConfigError if it is not base64."""
-    try:
-        return base64.b64decode(uri.partition(",")[2])
-    except ValueError as error:
-        raise ConfigError(f"the record holds a picture that is not base64: {uri[:60]!r} ({error})") from error
-
-
 def _given(source: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: source[key] for key in keys if source.get(key) is not None}
 
@@ -216,8 +208,12 @@ def _image_saver(folder: Path) -> Callable[[str, str], str]:
         name = f"{key}.{media_type(uri).rpartition('/')[2]}"
         path = Path("images") / re.sub(r"[^\w.-]", "_", name)  # a record may hold any key
         if not (folder / path).exists():
+            try:
+                image = base64.b64decode(uri.partition(",")[2])
+            except ValueError as error:
+                raise ConfigError(f"the record holds a picture that is not base64: {uri[:60]!r} ({error})") from error
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(image_file(uri))
+            (folder / path).write_bytes(image)
         return path.as_posix()
 
     return save

@@ -107,9 +107,8 @@ def _check_name(name: str) -> None:
     from slime_verlog import ConfigError
 
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or name.startswith("_"):
-        raise ConfigError(
-            f"{name!r} cannot name an environment: use lower-case letters, digits and underscores, no keyword"
-        )
+        rule = "use lower-case letters, digits and underscores, no keyword"
+        raise ConfigError(f"{name!r} cannot name an environment: {rule}")
     if name in sys.stdlib_module_names:
         raise ConfigError(f"{name}.py would hide a module of Python's; choose another name")
     found = importlib.util.find_spec(name)
