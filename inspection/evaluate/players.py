@@ -174,10 +174,9 @@ class ChatPlayer:
             else:
                 raise
         usage = completion.get("usage") or {}
-        tokens = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-        used.update(
-            answers=1, empty=int(not text.strip()), **{name: n for name, n in tokens.items() if isinstance(n, int)}
-        )
+        names = ("prompt_tokens", "completion_tokens")
+        tokens = {name: count for name in names if isinstance(count := usage.get(name), int)}
+        used.update(answers=1, empty=int(not text.strip()), **tokens)
         return text
 
     async def _ask(self, body: Mapping[str, Any]) -> tuple[Any, str]:
@@ -196,21 +195,17 @@ def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         results = itertools.takewhile(lambda after: after["role"] == "tool", sent[place + 1 :])
         ids, content = [result.get("tool_call_id", "") for result in results], message["content"]
         if calls := message.get("tool_calls"):
-            texts = [json.dumps(call["function"]["arguments"]) for call in calls]
-            message["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": text}}
-                for call, text in zip(calls, texts, strict=True)
-            ]
+            functions = [call["function"] for call in calls]
+            written = [{**f, "arguments": json.dumps(f["arguments"])} for f in functions]
+            message["tool_calls"] = [{**call, "function": f} for call, f in zip(calls, written, strict=True)]
         elif message["role"] == "assistant" and ids and isinstance(content, str):
             found = find_calls(content, len(ids))
             if found.span is None or len(found.calls) != len(ids):
                 continue  # not the results of this answer's calls, which is the endpoint's to refuse
             functions = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in found.calls]
             message["content"] = content[: found.span[0]].rstrip()
-            message["tool_calls"] = [
-                {"id": key, "type": "function", "function": function}
-                for key, function in zip(ids, functions, strict=True)
-            ]
+            named = zip(ids, functions, strict=True)
+            message["tool_calls"] = [{"id": key, "type": "function", "function": function} for key, function in named]
     return sent
 
 

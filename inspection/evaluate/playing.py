@@ -23,7 +23,7 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.evaluate import after_refusal, play_episode
 from rollout.play.engine import EngineClient
-from rollout.play.memory import Conversation, Memory, Message, asks_for_notes, build_memory, write_facts
+from rollout.play.memory import Conversation, Message, asks_for_notes, build_memory, write_facts
 from rollout.play.runtime import build_runtime
 from rollout.spec import EpisodeSpec
 from rollout.tokens.image_files import data_uri, read_image
@@ -158,10 +158,10 @@ async def play_text_episode(
     long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
     """
     transcript, session, fault, stop = Transcript(), None, None, StopReason.FAILED
-    memory = build_memory(settings.memory) if settings.history == "window" else None
+    conversation = Conversation(build_memory(settings.memory) if settings.history == "window" else None)
     try:
         session = await pool.open(spec.env)
-        stop = await _play(session, memory, player, transcript, session.turn_limit)
+        stop = await _play(session, conversation, player, transcript)
     except EnvironmentFault as error:
         fault = str(error)
     except EngineError as error:
@@ -172,12 +172,10 @@ async def play_text_episode(
     return transcript.facts(spec, stop, fault)
 
 
-async def _play(
-    session: EnvSession, memory: Memory | None, player: Player, transcript: Transcript, max_turns: int | None
-) -> StopReason:
-    conversation = Conversation(memory)
+async def _play(session: EnvSession, conversation: Conversation, player: Player, transcript: Transcript) -> StopReason:
     transcript.tools = session.reply.tools if session.reply is not None else ()
-    for index in itertools.count() if max_turns is None else range(max_turns):
+    limit = session.turn_limit
+    for index in itertools.count() if limit is None else range(limit):
         assert session.reply is not None
         shown = session.reply.observation
         conversation.show(session.reply)

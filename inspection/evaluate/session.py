@@ -38,10 +38,8 @@ from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-MINIMUM: dict[str, float] = dict.fromkeys(
-    ("episodes", "repeats", "max_response_len", "max_context_len", "concurrency"), 1
-)
-MINIMUM |= dict.fromkeys(("allow_failures", "temperature", "seed"), 0)
+_COUNTS = ("episodes", "repeats", "max_response_len", "max_context_len", "concurrency")
+MINIMUM: dict[str, float] = {**dict.fromkeys(_COUNTS, 1), **dict.fromkeys(("allow_failures", "temperature", "seed"), 0)}
 """Least values of the options."""
 
 RUN = "run.json"
@@ -92,9 +90,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; give another --out") from error
         for key, there, here in differences(found, identity):
-            raise ConfigError(
-                f"{self.path} holds another run: {key} is {there!r} there and {here!r} here; give another --out"
-            )
+            differs = f"{key} is {there!r} there and {here!r} here"
+            raise ConfigError(f"{self.path} holds another run: {differs}; give another --out")
 
     def _read(self) -> None:
         """Read the finished episodes; drop failed ones, and a last line that was cut, from the file."""

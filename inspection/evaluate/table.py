@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from inspection.evaluate import pairs
 from inspection.text import align
 from rollout.bridge.settings import RolloutSettings, check_keys, read_value, set_key, split_assignment, with_assignments
 from rollout.play.memory import build_memory
@@ -30,13 +31,7 @@ Key = tuple[str, str, int, int]
 """Setting, task name, seed and repeat: what tells the episodes of one player apart."""
 SPEED_KEYS = ("n_env", "env_backend", "env_workers", "env_step_timeout_s", "env_reset_timeout_s", "engine")
 """YAML keys that do not change which episodes are played, nor how."""
-COLUMNS = {
-    "success": "win rate",
-    "return": "return",
-    "progression": "progression",
-    "turns": "turns",
-    "valid_action_ratio": "valid actions",
-}
+COLUMNS = {**pairs.COLUMNS, "valid_action_ratio": "valid actions"}
 """Titles of the columns that every environment has, by key of the record."""
 COUNTS = ("n", "failed", "context")
 """Columns that count episodes, as `Table` explains them."""
@@ -62,13 +57,12 @@ class SweepPoint:
     def episodes(self) -> dict[Key, EpisodeSpec]:
         """The held-out episodes."""
         specs = held_out_episodes(self.settings, read_tasks(self.settings, self.settings.eval))
-        return {  # the sampling depends on the episode's id
-            (self.label, spec.name, spec.env.metadata["seed"], repeat): replace(
-                spec, episode_id=spec.episode_id + repeat * len(specs)
-            )
-            for repeat in range(self.repeats)
-            for spec in specs
-        }
+        found = {}
+        for repeat, spec in itertools.product(range(self.repeats), specs):
+            key = (self.label, spec.name, spec.env.metadata["seed"], repeat)
+            # The sampling depends on the episode's id.
+            found[key] = replace(spec, episode_id=spec.episode_id + repeat * len(specs))
+        return found
 
     @property
     def world(self) -> str:
@@ -194,10 +188,7 @@ class Table:
 
 
 def build_table(
-    player: str,
-    points: Sequence[SweepPoint],
-    rows: Mapping[Key, Mapping[str, Any]],
-    price: Sequence[float] | None = None,
+    player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]], price: Sequence[float] | None
 ) -> Table:
     """Return the table of the episodes that the points name, as far as they were played.
 
