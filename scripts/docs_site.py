@@ -37,9 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
     for name, file in PAGES.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
-    named: set[str] = set()
-    for page in files.documentation_pages():
-        named |= {path for path, _ in NAMED.findall(page.content_string)}
+    named = {path for page in files.documentation_pages() for path, _ in NAMED.findall(page.content_string)}
     for path in sorted(path for path in named if (ROOT / path).is_file()):
         text = (ROOT / path).read_text(encoding="utf-8").rstrip()
         code = f'`````{LANGUAGES[Path(path).suffix]} linenums="1"\n{text}\n`````\n'

@@ -87,9 +87,6 @@ def environment_models() -> dict[str, type[Settings]]:
     return {name: model for name, model in models.items() if model is not None}
 
 
-# --- JSON schema ---------------------------------------------------------------------------------------------------
-
-
 def schema(environments: Mapping[str, type[Settings]]) -> str:
     """Build the JSON schema of a custom YAML; `env:` is checked by the model of the environment that the file names."""
     models = [RolloutSettings, *environments.values(), TaskSettings]
@@ -123,9 +120,6 @@ def _tidy(node: Any) -> Any:
     if isinstance(tidy.get("description"), str):
         tidy["description"] = _line(tidy["description"])
     return tidy
-
-
-# --- Markdown ------------------------------------------------------------------------------------------------------
 
 
 def reference(environments: Mapping[str, type[Settings]]) -> str:
