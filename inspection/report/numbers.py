@@ -35,7 +35,6 @@ _DISTINCT_OF = 1000
 """Reasonings of which distinct ones are counted; among more, the share would be smaller."""
 _MIN_PER_TASK = 20
 """Turns that a task needs for its share of valid ones to be compared."""
-_OUT_OF_TIME = ("time_limit", "max_turns")
 _NO_REASONING = "the answers hold no reasoning"
 _NO_IMAGES = "the pictures are not recorded"
 _FREE_TEXT = "actions are free text"
@@ -133,6 +132,7 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
     distinct = len({turn.parts.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
     few = _NO_REASONING if not thought else "too few answers"
     unused = [action for action in actions if action not in played.actions]
+    listed = ", ".join(unused[:8]) + " ..." * (len(unused) > 8)
     pointing = Value(None, few)
     if found := retrieve_observations([turn.observation for turn in thought], reasonings):
         (accuracy, tried), chance = found, 1 / CANDIDATES
@@ -144,9 +144,7 @@ def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
         "observation_retrieval": pointing,
         "effective_actions": Value(2 ** entropy(played.actions) if played.actions else None),
         "same_state_variety": _variety(played),
-        "unused_actions": Value(len(unused) / len(actions), ", ".join(unused[:8]) + " ..." * (len(unused) > 8))
-        if actions
-        else Value(None, _FREE_TEXT),
+        "unused_actions": Value(len(unused) / len(actions), listed) if actions else Value(None, _FREE_TEXT),
     }
 
 
@@ -209,7 +207,7 @@ def _failures(played: Played) -> dict[str, Value]:
         "mean_turns": _mean(episodes, lambda episode: len(episode.turns)),
         "equal_returns": _equal_returns(episodes),
         "lost_environment": _share(sum(e.fault is not None or e.stop == "failed" for e in episodes), n),
-        "out_of_time": _share(sum(stops[stop] for stop in _OUT_OF_TIME), n),
+        "out_of_time": _share(stops["time_limit"] + stops["max_turns"], n),
         "out_of_context": _share(stops["context"] + stops["encoding"], n),
         "early_losses": _share(len(early), n) if n > 1 else Value(None, _ONE_EPISODE),
         "loop_turns": _share(played.looped, known, _NO_IMAGES),

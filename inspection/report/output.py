@@ -74,10 +74,8 @@ def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Seque
 
 
 def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], **more: Any) -> str:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.loader = jinja2.FileSystemLoader(Path(__file__).parent)
     fold = lambda text, mark: textwrap.fill(text, _WIDTH, initial_indent=mark, subsequent_indent=" " * (len(mark) + 2))
     code = lambda text: f"`` {clean(text).replace('`', chr(39)).replace('|', chr(92) + '|')} ``" if text.strip() else ""
     count_stops = lambda group: Counter(episode.stop for episode in group).most_common()
