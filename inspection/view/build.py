@@ -82,9 +82,8 @@ class Book:
         }
         resolved = [run.resolve() for run in self._options.runs]
         names = [run.parent.name if run.name == FILE else run.name if run.is_dir() else run.stem for run in resolved]
-        title = " and ".join(names)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, build_page(title, head, self._packer.blocks(), self._worlds.images()))
+        write_text(path, build_page(" and ".join(names), head, self._packer.blocks(), self._worlds.images()))
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""

@@ -79,9 +79,7 @@ _TRAINED_VALUES = "log_probs", "ref_log_probs", "teacher_log_probs", "values", "
 _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
 
 
-def read_dumps(
-    files: Sequence[Path], tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False
-) -> Iterator[dict[str, Any]]:
+def read_dumps(files: Sequence[Path], tokenizer: str | None, trusted: bool, with_ids: bool) -> Iterator[dict[str, Any]]:
     """Yield the episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
 
     The folder `tokenizer` is needed to show prompts, and by `with_ids`, which keeps each turn's `token_ids`. `trusted`

@@ -202,9 +202,8 @@ def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlas
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    return Template(_read("page.html")).substitute(
-        policy=policy, title=html.escape(title), style=style, script=script, data="\n".join(blocks)
-    )
+    page, data = Template(_read("page.html")), "\n".join(blocks)
+    return page.substitute(policy=policy, title=html.escape(title), style=style, script=script, data=data)
 
 
 def _digest(text: str) -> str:

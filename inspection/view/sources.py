@@ -46,11 +46,10 @@ def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
 
 def files_of(run: Path, *, metrics: bool = True) -> list[Path]:
     """Return every file that a page about the run reads, or those with episodes alone."""
-    training = run / TRAINING
     found = [path for part in episode_sources(run, with_training=False) for path in find_files(part)]
     if not metrics:
         return found
-    others = [training, run / SUMMARY, run / ABOUT, *metric_files(run)]
+    others = [run / TRAINING, run / SUMMARY, run / ABOUT, *metric_files(run)]
     return [*found, *(path for path in others if path.is_file())]
 
 
@@ -102,7 +101,7 @@ def read_run(
     if any(path.suffix == ".pt" for path in files):
         from inspection.view.dumps import read_dumps
 
-        yield from read_dumps(files, tokenizer, trusted, with_ids=with_ids)
+        yield from read_dumps(files, tokenizer, trusted, with_ids)
         return
     for path in files:
         for episode in read_episodes(path, skip):

@@ -13,7 +13,6 @@ from slime_verlog import ConfigError, Settings, read_yaml_mapping
 
 _ROWS = (METRICS, "rows.jsonl")
 """Names of the file with a row of metrics per update, in a run and in a run of a study."""
-_YAML = ("config.yaml", "run.yaml")
 _EVENTS = "events.out.tfevents.*"
 _MOST_POINTS = 400
 _FROM_SLIME = {
@@ -201,7 +200,7 @@ def _mapping(path: Path, problems: list[str], holds: str) -> dict[str, Any]:
 
 
 def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:
-    yaml = next((run / name for name in _YAML if (run / name).is_file()), None)
+    yaml = next((run / name for name in ("config.yaml", "run.yaml") if (run / name).is_file()), None)
     try:
         return read_yaml_mapping(str(yaml), "the run's YAML") if yaml else {}
     except ConfigError as error:
