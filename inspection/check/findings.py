@@ -227,8 +227,7 @@ def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
 
 
 def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
-    longest = max(plays, key=lambda play: len(play.prompt_chars))
-    chars = longest.prompt_chars
+    chars = max((play.prompt_chars for play in plays), key=len)
     detail = f"{chars[0]:,} characters at first, at most {max(chars):,} in {len(chars)} prompts"
     if settings.history == "full":
         return Finding("prompt", Status.OK, f"{detail} (history: full shows the whole episode)")
