@@ -39,12 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     chosen = next((word for word in given if not word.startswith("-")), None)
     for name, text in PARTS.items():
-        module = module_of(name) if name == chosen else None
-        description = module.__doc__ if module else None
-        part = parts.add_parser(
-            name, help=text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        if module:
+        part = parts.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name == chosen:
+            module = module_of(name)
+            part.description = module.__doc__
             module.add_arguments(part)
             part.set_defaults(run=module.run)
     options, unknown = parser.parse_known_args(given)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from envs.base import StepInfo
 from envs.mixture import TaskSpec
@@ -50,7 +50,7 @@ class Turn:
     digest: str
 
 
-class Game:
+class Game(contextlib.AbstractContextManager["Game"]):
     """Plays one task, seed after seed; use it as a context manager, which ends the worker process."""
 
     def __init__(self, target: Target, task: TaskSpec, seed: int) -> None:
@@ -63,9 +63,6 @@ class Game:
         except BaseException:
             self.__exit__()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._trial.end()
