@@ -84,10 +84,8 @@ def build_model(folder: str | Path, device: torch.device, *, critic: bool = Fals
 
 def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
     rope = config.rope_parameters
-    if rope.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"the trainer takes plain rotary embeddings only, but this model has {rope['rope_type']} ones"
-        )
+    if (kind := rope.get("rope_type", "default")) != "default":
+        raise ConfigError(f"the trainer takes plain rotary embeddings only, but this model has {kind} ones")
     is_qwen3 = config.model_type == "qwen3"
     transformer = TransformerConfig(
         num_layers=config.num_hidden_layers,

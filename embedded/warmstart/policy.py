@@ -80,12 +80,11 @@ def find_model(name: str) -> Path:
         raise ConfigError(f"{failed}; give the folder of a Hugging Face model") from error
 
 
-def build_policy(tokenizer: Any, size: PolicySize | None = None, seed: int = 0) -> Any:
+def build_policy(tokenizer: Any, size: PolicySize, seed: int = 0) -> Any:
     """Build a randomly initialized Qwen2 model for the tokenizer's vocabulary."""
     from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
     from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 
-    size = size or PolicySize()
     config = Qwen2Config(
         # Rounded up to a multiple of 32, which matrix kernels prefer.
         vocab_size=-(-len(tokenizer) // 32) * 32,
