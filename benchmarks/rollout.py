@@ -13,8 +13,8 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 
 - turns/s: turns per simulated second
 - of saturated: tokens for training per second, as a share of the same engines with a queue that is never empty
-- of updated: the same share of saturated engines that get new weights after as many turns as the loop played per update,
-  which aborts the running responses and empties the prefix cache
+- of updated: the same share of saturated engines that get new weights as often per turn, which aborts the running
+  responses and empties the prefix cache
 - stale: share of turns that are 0, 1, or more updates old when they are trained on
 - host ms: CPU milliseconds of the rollout process per turn; with several processes, of the one that keeps the batch
 - bare ms: the same of a client that sends the requests of the last turns again and parses the responses, with aiohttp
