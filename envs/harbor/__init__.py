@@ -63,8 +63,7 @@ class HarborEnv(ShellEnv[HarborSettings]):
         verdict = self.verdict = verify(self._machine)
         why = clip(harmless(verdict.reason), 500)
         sentence = f"No reward: {why}." if why else f"Reward: {verdict.reward:g}."
-        metrics = {"without_reward": float(bool(verdict.reason))}
-        return Judgement(verdict.reward, verdict.progression, sentence, metrics)
+        return Judgement(verdict.reward, verdict.progression, sentence, {"without_reward": float(bool(verdict.reason))})
 
     def prompt_variables(self) -> dict[str, Any]:
         return {

@@ -15,18 +15,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import UnsupportedLine
-from envs.harbor.places import (
-    JUDGE,
-    SOLUTION,
-    TESTS,
-    VERDICT,
-    VERIFIER_HOME,
-    is_direct,
-    is_in,
-    lay_out,
-    outside,
-    part_of,
-)
+from envs.harbor.places import SOLUTION, TESTS, VERDICT, VERIFIER_HOME, is_direct, is_in, lay_out, outside, part_of
 from envs.harbor.settings import BUILD, HarborSettings
 from envs.harbor.task import HarborTask
 from envs.swe.sandbox.sandbox import Sandbox, python_folders, python_in
@@ -34,6 +23,8 @@ from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import AGENT_ID, Workspace
 
+JUDGE = "/judge"
+"""What protects the judge, only there while the tests run."""
 _FILES = Path(__file__).with_name("judge")
 _SETTINGS = ("conftest.py", "pyproject.toml", "tox.ini", "setup.cfg", "pytest.ini", ".pytest.ini")
 _SETTINGS += ("pytest.toml", ".pytest.toml")

@@ -13,8 +13,6 @@ from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
-JUDGE = "/judge"
-"""What protects the judge, only there while the tests run."""
 _ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
 _OURS = frozenset(("dev", "judge", "logs", "proc", "sys", "tests", "verifier"))
 _SYSTEM = _OURS | {"bin", "boot", "etc", "image", "lib", "lib32", "lib64", "libx32", "run", "sbin", "usr"}
@@ -162,12 +160,6 @@ def find_dockerignore(context: Path) -> Path | None:
     """The file that hides files of the folder `environment` from COPY; docker prefers the one for this Dockerfile."""
     files = (context / name for name in ("Dockerfile.dockerignore", ".dockerignore"))
     return next((file for file in files if os.path.lexists(file)), None)
-
-
-def refuse_dockerignore(line: str, context: Path) -> None:
-    """Raise UnsupportedLine about a COPY whose folder has a `.dockerignore`."""
-    if (file := find_dockerignore(context)) is not None:
-        raise UnsupportedLine(f"{line} obeys environment/{file.name}, which needs an image build")
 
 
 def no_source(line: str, patterns: Iterable[str], hiding: Path | None = None) -> UnsupportedLine:

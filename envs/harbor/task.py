@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import Image, UnsupportedLine, read_image
-from envs.harbor.places import find_places, home_of, refuse_dockerignore
+from envs.harbor.places import find_dockerignore, find_places, home_of
 from envs.harbor.settings import BUILD, HarborSettings, Recipe, find_image
 from slime_verlog import read_yaml_mapping
 
@@ -275,8 +275,9 @@ def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> t
         raise environment.refusal("docker_image", built, "names an image that must be pulled", BUILD)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
     image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
-    if image.copies:
-        refuse_dockerignore(image.copies[0].line, recipe.context)
+    if image.copies and (hiding := find_dockerignore(recipe.context)) is not None:
+        line = image.copies[0].line
+        raise UnsupportedLine(f"{line} obeys environment/{hiding.name}, which needs an image build")
     return None, image
 
 
