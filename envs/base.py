@@ -190,6 +190,16 @@ def describe_task(sample: Any) -> tuple[str, int]:
     return task, seed
 
 
+@contextmanager
+def closed_on_error(resource: Any) -> Iterator[None]:
+    """Close an environment or a session if anything is raised."""
+    try:
+        yield
+    except BaseException:
+        resource.close()
+        raise
+
+
 def collect() -> list[Part]:
     """Return a new list, which gets what `timed` measures from now on in this thread; a worker sends it."""
     parts: list[Part] = []

@@ -6,7 +6,6 @@ alive only during its episode. The reward comes from the grader, once, after the
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
@@ -76,14 +75,14 @@ class AgentEnv(BaseInteractionEnv):
         workdir = Path(settings.workdir or "/nonexistent").expanduser()
         self._words[0] = find_program(self._words[0], search_path(settings.interpreter), workdir)
         if settings.sandbox:
-            _check_sandbox(settings.interpreter)
+            check_sandbox(Sandbox(Path(__file__).parent, settings.interpreter, writable_tree=False))
         self._episode: _Running | None = None
 
     def reset(self) -> Observation:
         self.close()
         self._steps, self._work_s, self._unread = 0, 0.0, 0
         episode = self._episode = _Running(model_server(), self.settings)
-        try:
+        with base.closed_on_error(self):
             self.run, workdir = replace(self._first, folder=episode.folder), self.settings.workdir
             if workdir is not None:
                 shutil.copytree(Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True)
@@ -103,9 +102,6 @@ class AgentEnv(BaseInteractionEnv):
                 why = f"; its last request was refused: {refusal}" if refusal else ""
                 raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
             return self._show(waiting)
-        except BaseException:
-            self.close()
-            raise
 
     def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is none."""
@@ -125,7 +121,7 @@ class AgentEnv(BaseInteractionEnv):
         self._steps += 1
         self._unread += bool(answer.errors)
         self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)
-        try:
+        with base.closed_on_error(self):
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
             if end is not None and end.exit_code and not (end.stopped or waiting.delivered) and waiting.alone:
@@ -133,9 +129,6 @@ class AgentEnv(BaseInteractionEnv):
                 # client's time limit is to blame.
                 what = f"while it waited for the model, the agent {end.words}"
                 raise EnvironmentFault(f"{what}; give its client a longer time limit")
-        except EnvironmentFault:
-            self.close()
-            raise
         truncated = end is None and (following is None or self._steps >= self.max_steps)
         info = self._info(response_text, answer, waiting)
         if end is not None or truncated:
@@ -259,11 +252,6 @@ class _Running:
 def _filled(text: str, values: Mapping[str, str]) -> str:
     """Return the text with each `{name}` of `values` replaced; other braces are left alone."""
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
-
-
-@functools.lru_cache(maxsize=32)
-def _check_sandbox(python: Path) -> None:
-    check_sandbox(Sandbox(Path(__file__).parent, python, writable_tree=False))
 
 
 def build_env(sample: Any, args: Any) -> AgentEnv:

@@ -19,7 +19,6 @@ from envs.tools import reaper
 KEPT_BYTES = 16384
 """Of what the program writes, this much is kept of the beginning and of the end."""
 END_S = 30.0
-_HERE = Path(__file__).parent
 _INSIDE = "/run/agent"
 _PORT = 8000
 """Port of the model's address inside a sandbox, whose network is separate."""
@@ -87,7 +86,7 @@ def start_sandboxed(
     argv: Sequence[str], sandbox: Sandbox, socket: Path, variables: Mapping[str, str], on_end: Callable[[End], None]
 ) -> Program:
     """Start a program in a bubblewrap sandbox, whose only way out is the socket of the model's server."""
-    places = ((socket, f"{_INSIDE}/model.sock"), (_HERE / "forward.py", f"{_INSIDE}/forward.py"))
+    places = ((socket, f"{_INSIDE}/model.sock"), (Path(__file__).with_name("forward.py"), f"{_INSIDE}/forward.py"))
     sandbox = replace(sandbox, readable=places, variables=tuple(variables.items()))
     forward = [str(sandbox.python), *_SCRIPT, f"{_INSIDE}/forward.py", f"{_INSIDE}/model.sock", str(_PORT)]
     stop = threading.Event()

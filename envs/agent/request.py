@@ -167,12 +167,7 @@ PIXELS_PER_BYTE = 2
 
 
 def read_request(
-    read: Callable[[Mapping[str, Any]], Request],
-    path: str,
-    raw: bytearray,
-    thread: str,
-    compacts: bool,
-    max_bytes: int,
+    read: Callable[[Mapping[str, Any]], Request], path: str, raw: bytearray, thread: str, compacts: bool, max_bytes: int
 ) -> Request:
     """Read a request from its body, which is emptied; raises RequestError if it is unusable or too large.
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from envs.agent import parts
-from envs.agent.openai_format import PING, refusal
+from envs.agent.openai_format import PING as PING
+from envs.agent.openai_format import refusal as refusal
 from envs.agent.parts import Message, RequestError
 from envs.agent.request import Request, Response, Stored, assistant_message, make_request, response_id
 from envs.tools.calls import short
-
-__all__ = ["PING", "events", "read", "refusal", "reply"]
 
 REFUSED = ("background", "conversation", "prompt")
 TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

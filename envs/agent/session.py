@@ -73,10 +73,6 @@ class Waiting:
             raise RequestError("the episode is over", 503)
         return self.answer
 
-    def is_sent_again_by(self, request: Request) -> bool:
-        """Return whether a request repeats this one, whose client is gone and has not received its answer."""
-        return self.request.digest == request.digest and not self.delivered and not self.connections
-
 
 class Session:
     """One program. `current` is the request that the model answers next."""
@@ -140,7 +136,8 @@ class Session:
             raise RequestError(f"there is no model {short(request.model)} here, only {known} (env.models)", 404)
         others = [known for known in (self._answered, self.current, *self._queue) if known is not None]
         for known in others:
-            if known.is_sent_again_by(request):
+            is_lost = not known.delivered and not known.connections  # its client is gone, without its answer
+            if is_lost and known.request.digest == request.digest:
                 self.counts["retries"] += 1
                 return known
         if len(self._queue) >= MAX_WAITING:

@@ -5,27 +5,18 @@ the last observation is shown again with the reason. Each refusal is a turn. Wit
 server.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, read_env_settings
+from envs.base import BaseInteractionEnv, Observation, StepInfo, closed_on_error, describe_task, read_env_settings
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import load_attribute
 from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
-from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome
-from envs.openenv.session import (
-    RejectedError,
-    Session,
-    action_schema,
-    check_unchanged,
-    fields_of,
-    first_seen,
-    open_session,
-)
+from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, RejectedError
+from envs.openenv.session import Session, action_schema, check_unchanged, fields_of, first_seen, open_session
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
 from envs.text_game import ANSWER_FORMAT, Frame, TextGame
@@ -72,11 +63,11 @@ class OpenEnvGame(TextGame):
         self.close()
         self._return = 0.0
         self._session, outcome = open_session(self.settings, self.seed, lambda session: session.reset(self.seed))
-        with self._ended_by_errors():
+        with closed_on_error(self):  # so that its place on the server is free
             return self._frame(outcome)
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
-        with self._ended_by_errors():
+        with closed_on_error(self):
             try:
                 action = self.translate(candidate)
                 if action is None:
@@ -109,15 +100,6 @@ class OpenEnvGame(TextGame):
         if self._session is not None:
             self._session.close()
         self._session, self._running = None, False
-
-    @contextlib.contextmanager
-    def _ended_by_errors(self) -> Iterator[None]:
-        """End the session if anything is raised, so that its place on the server is free."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def _send(self, action: str) -> Frame:
         assert self._session is not None
@@ -196,13 +178,10 @@ class OpenEnvTools(ToolEnv):
         self.close()
         session, outcome = open_session(self._server, self.seed, self._begin)
         self._ended = None
-        try:
+        with closed_on_error(session):
             text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
             self.question, self.mission = Question(text), text
             observation = super().reset()
-        except BaseException:
-            session.close()
-            raise
         self._game = session
         return observation
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from envs.errors import ConfigError, EnvironmentFault, describe, did_you_mean
 from envs.images import open_image
 from envs.loading import load_attribute
-from envs.openenv.session import RejectedError, fields_of
+from envs.openenv.protocol import RejectedError
+from envs.openenv.session import fields_of
 from envs.openenv.settings import OpenEnvSettings
 from envs.text_game import parse_template, text_parts
 from envs.tools.calls import decode_whole, short

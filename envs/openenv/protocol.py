@@ -49,6 +49,10 @@ class MalformedFrameError(ValueError):
     """A frame breaks the protocol; the text says how, in words that follow "the server sent"."""
 
 
+class RejectedError(Exception):
+    """The answer is not a valid action; the text says why, for the model."""
+
+
 class ErrorReply(Exception):
     """The server answered with an error frame."""
 

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from envs.base import closed_on_error
 from envs.errors import EnvironmentFault
 from envs.loading import import_extra
 from envs.openenv import protocol
-from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, Request, read_outcome
+from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, RejectedError, Request, read_outcome
 from envs.openenv.settings import OpenEnvSettings
 from envs.tools.schema import alternatives
 
@@ -33,10 +34,6 @@ CLOSE_S = 1.0
 """Seconds that a server has to agree to a closed session."""
 _jitter = random.Random()
 T = TypeVar("T")
-
-
-class RejectedError(Exception):
-    """The answer is not a valid action; the text says why, for the model."""
 
 
 class ServerFullError(Exception):
@@ -162,12 +159,10 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
                 lost = error
                 continue
             try:
-                return session, begin(session)
+                with closed_on_error(session):
+                    return session, begin(session)
             except ServerFullError as error:
                 full = error
-            except BaseException:
-                session.close()
-                raise
         if full is None:
             assert lost is not None  # there is at least one server
             raise lost

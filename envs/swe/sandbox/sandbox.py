@@ -243,8 +243,9 @@ def _options_of(bwrap: str) -> str:
     return str(subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False))
 
 
+@functools.lru_cache(maxsize=32)
 def check_sandbox(sandbox: Sandbox) -> None:
-    """Start the sandbox once and do nothing in it.
+    """Start the sandbox once and do nothing in it; one that has started is not started again.
 
     Raises:
         MissingDependencyError: no bubblewrap.
