@@ -75,15 +75,14 @@ def find_calls(text: str, limit: int = 8) -> Calls:
     start = reasoning_end(text)
     if start is None:
         return Calls()
-    if text.find(OPEN, start) < 0:
+    position = first = end = text.find(OPEN, start)
+    if first < 0:
         return _bare(text, start, limit)
     if _unwrapped(text[start:].strip()).startswith(("{", "[")):
         bare = _bare(text, start, limit)
         if bare.valid:
             return bare
     found: list[Call | str] = []
-    position = first = text.find(OPEN, start)
-    end = first
     while position >= 0 and len(found) < limit:
         block, read = _block(text, position + len(OPEN))
         found.append(block)
@@ -157,8 +156,7 @@ def _bare(text: str, start: int, limit: int) -> Calls:
     content = _unwrapped(body.strip())
     if not content.lstrip().startswith(("{", "[")):
         return Calls()
-    begin = start + len(body) - len(body.lstrip())
-    span = (begin, start + len(body.rstrip()))
+    span = (start + len(body) - len(body.lstrip()), start + len(body.rstrip()))
     values, error, position = list[Any](), "", 0
     while position < len(content) and len(values) <= limit and not error:
         value, end, error = decode(content, position)

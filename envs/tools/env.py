@@ -117,8 +117,7 @@ class ToolSession:
                 self.counts["tool_release_errors"] += 1
 
     def _timeout(self, name: str) -> float:
-        own = self._specs[name].timeout_s
-        return own if own is not None else self.settings.timeout_s
+        return self._specs[name].timeout_s or self.settings.timeout_s
 
 
 @dataclass(frozen=True)
@@ -289,7 +288,6 @@ class ToolEnv(BaseInteractionEnv):
         self._totals["tool_calls"] += len(outcome.results)
         for name, result in outcome.results:
             self._totals.update({f"{name}/{key}": number for key, number in result.metrics.items()})
-        metrics = {key: float(number) for key, number in {**self._totals, **self._session.counts}.items()}
         return {
             "reward": float(outcome.reward + earned),
             "terminated": outcome.ended,
@@ -298,7 +296,7 @@ class ToolEnv(BaseInteractionEnv):
             "executed_action": outcome.executed if outcome.valid else self.default_action,
             "progression": float(min(max(progression, 0.0), 1.0)),
             "action_span": outcome.span if outcome.valid else None,
-            "metrics": metrics,
+            "metrics": {key: float(number) for key, number in {**self._totals, **self._session.counts}.items()},
         }
 
     def _observe(self, shown: str, images: list[Any], obs_str: str | None = None) -> Observation:
