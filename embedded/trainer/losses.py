@@ -14,18 +14,23 @@ def log_probs_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -
 
 
 def policy_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    eps_clip_c: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute PPO's clipped surrogate loss, and a mask of the tokens that were clipped (1.0 or 0.0).
 
-    The ratio is clipped to 1 - low and 1 + high; `dual_clip` bounds the loss of negative advantages (Ye et al. 2020;
-    None: no bound).
+    The ratio is clipped to 1 - eps_clip and 1 + eps_clip_high; eps_clip_c bounds the loss of negative advantages (dual
+    clip, Ye et al. 2020; None: no bound).
     """
     ratio = (log_probs - old_log_probs).exp()
-    plain, clipped = -ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages
+    plain, clipped = -ratio * advantages, -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
     loss = torch.maximum(plain, clipped)
-    if dual_clip is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+    if eps_clip_c is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -eps_clip_c * advantages), loss)
     return loss, (clipped > plain).float()
 
 

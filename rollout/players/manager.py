@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -175,9 +175,7 @@ class PlayerProcesses:
 
     async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode:
         """Start an episode where the fewest are open, or replay what was played of it; raises EnvironmentFault."""
-        place = self._choose({})
-        assert place is not None
-        episode = RemoteEpisode(self, place, next(self._keys), spec, replay or Replay())
+        episode = RemoteEpisode(self, self._emptiest(self._places), next(self._keys), spec, replay or Replay())
         try:
             await episode.ensure()
         except BaseException:
@@ -188,8 +186,7 @@ class PlayerProcesses:
     async def evaluate(self, spec: EpisodeSpec) -> Any:
         """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
         tried: dict[int, object] = {}
-        place = self._choose(tried)
-        assert place is not None
+        place = self._emptiest(self._places)
         while True:
             name, result, played = await self._play_held_out(place, spec)
             if played or result.fault is None:
@@ -215,11 +212,10 @@ class PlayerProcesses:
         finally:
             place.episodes -= 1
 
-    def _choose(self, tried: Mapping[int, object]) -> PlayerPlace | None:
-        """Return the place with the fewest open episodes. One that was avoided or `tried` is no second choice."""
+    def _emptiest(self, places: Sequence[PlayerPlace]) -> PlayerPlace:
+        """Return the place with the fewest open episodes; those that are avoided come last."""
         now = asyncio.get_running_loop().time()
-        places = [p for p in self._places if p.number not in tried and not (tried and p.avoided_until > now)]
-        return min(places, key=lambda place: (place.avoided_until > now, place.episodes), default=None)
+        return min(places, key=lambda place: (place.avoided_until > now, place.episodes))
 
     def elsewhere(self, place: PlayerPlace, tried: dict[int, object], fault: object) -> PlayerPlace | None:
         """Note an episode's fault at its start, and return where to try it next; None if that would not help.
@@ -227,10 +223,14 @@ class PlayerProcesses:
         It may help where nothing has started yet, because a package of the environment may be missing there.
         """
         tried[place.number] = fault
-        return None if place.started or isinstance(fault, ReplayError) else self._choose(tried)
+        if place.started or isinstance(fault, ReplayError):
+            return None
+        now = asyncio.get_running_loop().time()
+        others = [other for other in self._places if other.number not in tried and other.avoided_until <= now]
+        return self._emptiest(others) if others else None
 
     def note_start(self, place: PlayerPlace, tried: Mapping[int, object]) -> None:
-        """Note that an episode has started here; where it was `tried` in vain and nothing else starts, none will."""
+        """Note that an episode has started here. Places where it was `tried` and nothing has started are avoided."""
         place.started, place.avoided_until = True, 0.0
         for number, fault in tried.items():
             if not (other := self._places[number]).started:

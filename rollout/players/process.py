@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -65,8 +65,6 @@ class Progress(NamedTuple):
     """The digests that are new."""
     turn: list[Any] | None = None
     """`turn_values` of the turn that was played."""
-    step_s: float = 0.0
-    """Seconds from the engine's response to the next prompt."""
 
 
 class Player:
@@ -80,6 +78,8 @@ class Player:
         self._reported: Counter[str] = Counter()
         self._reported_at = 0.0
         self._episodes: dict[int, Episode] = {}
+        self._engine_s: defaultdict[int, float] = defaultdict(float)
+        """Seconds of the requests for an episode's next turn, by the episode's key."""
 
     async def serve(self, connection: socket.socket) -> None:
         """Serve until the connection closes."""
@@ -149,18 +149,19 @@ class Player:
         """
         episode = self._episodes[key]
         before, known = episode.prompt, len(episode.digests)
+        began = time.perf_counter()
         generation = await episode.generate(params, gives_up=lambda: True)
+        self._engine_s[key] += time.perf_counter() - began
         several = one_version and len(set(generation.weight_versions)) > 1
         if several or generation.finish_reason is FinishReason.ABORT:
             return replace(generation, token_ids=(), log_probs=(), text="", meta_info={})
-        began = time.perf_counter()
-        turn = await episode.step(generation)
+        turn = await episode.step(generation, self._engine_s.pop(key))
         changed = None if episode.prompt is before else prompt_change(before, episode.prompt)
-        step_s = time.perf_counter() - began
-        return Progress(_state(episode), changed, episode.digests[known:], turn_values(turn), step_s)
+        return Progress(_state(episode), changed, episode.digests[known:], turn_values(turn))
 
     async def close(self, key: int) -> None:
         """Close the episode's environment."""
+        self._engine_s.pop(key, None)
         if (episode := self._episodes.pop(key, None)) is not None:
             await episode.close()
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rollout.errors import EnvironmentFault
@@ -38,8 +36,6 @@ class RemoteEpisode(Episode):
         """The player that has the episode in this state; None if none has."""
         self._played: tuple[Progress, Turn]
         """What `step` takes over."""
-        self._started_s = 0.0
-        """Seconds in which this turn waited for a player, or for its replay."""
         place.episodes += 1
 
     @property
@@ -78,9 +74,7 @@ class RemoteEpisode(Episode):
 
     async def _request(self, params: Mapping[str, Any]) -> Generation:
         """Have the player ask the engine once, and step at once if it need not ask again; raises ResponseLostError."""
-        began = time.perf_counter()
         player, self._player = await self.ensure(), None  # cancelled below, the state would be unknown
-        self._started_s += time.perf_counter() - began
         answer = await player.call("turn", self._key, params, self._players.one_version)
         self._player = player
         if isinstance(answer, Generation):  # the player does not ask again
@@ -91,10 +85,8 @@ class RemoteEpisode(Episode):
         return self._played[1].generation
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Take over the turn that the player has played; `engine_s` includes its step, and the start of a player."""
+        """Take over the turn that the player has played, with the engine's time as the player measured it."""
         progress, turn = self._played
-        turn = replace(turn, engine_s=max(engine_s - progress.step_s - self._started_s, 0.0))
-        self._started_s = 0.0
         self._take(progress)
         self.answers.append(tuple(turn.generation.token_ids))
         self.stepped.append(turn.stepped)

@@ -183,7 +183,7 @@ function curves(studies) {
     h("p", { class: "muted" }, help, others.length ? [h("label", { class: "more" }, " Any other metric: ", more)] : null));
 }
 
-/** Where the time goes, over the last ten updates that were played. The slots wait where most of them are. */
+/** Where the time goes, and what most slots wait for, over the last ten updates that were played. */
 function speed(study) {
   const played = pointsOf(study, "rollout/turns").filter((p) => p.y !== null).slice(-10).map((p) => p.x);
   const recent = (key) => {

@@ -60,7 +60,12 @@ def test_the_policy_loss_is_clipped_on_the_side_that_would_gain(
     ratio: float, advantage: float, loss: float, clipped: int
 ) -> None:
     found, where = policy_loss(
-        torch.tensor([ratio]).log(), torch.zeros(1), torch.tensor([advantage]), low=0.2, high=0.2, dual_clip=3.0
+        torch.tensor([ratio]).log(),
+        torch.zeros(1),
+        torch.tensor([advantage]),
+        eps_clip=0.2,
+        eps_clip_high=0.2,
+        eps_clip_c=3.0,
     )
     assert found.item() == pytest.approx(loss, rel=1e-5)
     assert where.item() == clipped
@@ -68,7 +73,7 @@ def test_the_policy_loss_is_clipped_on_the_side_that_would_gain(
 
 def test_the_upper_clip_can_differ_from_the_lower() -> None:
     log_ratio = torch.tensor([2.0]).log()
-    found, _ = policy_loss(log_ratio, torch.zeros(1), torch.ones(1), low=0.2, high=0.4, dual_clip=None)
+    found, _ = policy_loss(log_ratio, torch.zeros(1), torch.ones(1), eps_clip=0.2, eps_clip_high=0.4, eps_clip_c=None)
     assert found.item() == pytest.approx(-1.4)
 
 
