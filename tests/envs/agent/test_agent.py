@@ -267,6 +267,8 @@ def test_equal_requests_at_the_same_time_that_are_sent_again_get_a_response_each
     started: Callable[..., AgentEnv],
 ) -> None:
     env = started("votes")
+    until(lambda: env._episode.session._queue)
+    (env.run.folder / "late").touch()
     until(lambda: env._episode.session.counts["retries"] and env._episode.session._queue)
     assert not env.step("yes")[1]
     _, done, info = env.step("no")
