@@ -18,7 +18,8 @@ PASSING = frozenset({"http_408", "http_409", "http_425", "http_429"})
 class EngineError(SlimeVerlogError, RuntimeError):
     """The inference engine refused, disappeared or sent a malformed response; the turn may be sent again.
 
-    `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>` or `bad_answer`.
+    `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>`, `other_weights` or
+    `bad_answer`.
     """
 
     def __init__(self, text: str, kind: str = "bad_answer", *, too_long: bool = False) -> None:
@@ -38,6 +39,14 @@ class EngineError(SlimeVerlogError, RuntimeError):
     def concerns_prompt(self) -> bool:
         """Whether the engine refused this prompt, and may answer others."""
         return self.kind in ("http_400", "http_413", "http_422")
+
+
+class TurnAbortedError(EngineError):
+    """A turn was aborted, or spanned a weight update, more often than `max_turn_retries` allows."""
+
+
+class SlowTurnFault(EnvironmentFault):
+    """New weights interrupted a turn more often than `max_turn_retries` allows, so its episode is given up."""
 
 
 class EncodingError(SlimeVerlogError, ValueError):

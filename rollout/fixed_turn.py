@@ -7,6 +7,7 @@ bootstrap sample, and it continues in the next batch. No turn is thrown away or 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -118,7 +119,9 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         async with full_gc_deferred():
             played = await gather(_play(runtime, slot, batch, progress.update) for slot in order)
     by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}
-    batch.segments = [segment for slot in slots for segment in by_slot[slot.number]]
+    batch.segments = [
+        replace(segment, turns=runtime.trainable(segment.turns)) for slot in slots for segment in by_slot[slot.number]
+    ]
     count = count_turns(batch.segments)
     assert count == turns, f"the batch has {count} turns instead of {turns}"
     load = await measured()

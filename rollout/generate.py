@@ -59,6 +59,7 @@ async def generate(
     if isinstance(ended, EnvironmentFault):
         runtime.counters["episodes_failed"] += 1
         return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(ended)))
+    ended = replace(ended, turns=runtime.trainable(ended.turns))
     segment = replace(ended, bootstrap=None) if evaluation else ended
     joined = settings.history == "full"
     samples = episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale)

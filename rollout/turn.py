@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +244,10 @@ class Turn:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+    def without_loss(self) -> Turn:
+        """Return the turn with no token trained; it keeps its place in its episode."""
+        return replace(self, generation=replace(self.generation, trained=False))
 
     @property
     def stepped(self) -> bool:

@@ -12,7 +12,7 @@ from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, check_lengths, sentences
-from rollout.bridge.roles import check_roles, role_args
+from rollout.bridge.roles import check_roles, is_megatron_checkpoint, role_args
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
 
@@ -128,6 +128,12 @@ def process_count(args: Any, config: RolloutSettings) -> int:
 def _check_playing(args: Any, flags: RolloutFlags, config: RolloutSettings, hooks: Collection[str]) -> None:
     """Check what concerns every way to play, and refuse what `slime_flags.yaml` refuses beside these hooks."""
     check_lengths(args, flags, config)
+    resumes = flags.load is not None and not flags.finetune and is_megatron_checkpoint(flags.load)
+    if flags.update_weight_mode == "delta" and resumes:
+        raise ConfigError(
+            f"--update-weight-mode delta cannot resume {flags.load}: slime's first push sends no weights, so the first "
+            "batch would be played with those of --hf-checkpoint; give --update-weight-mode full"
+        )
     if config.on_update == "continue" and flags.rollout_function_path != CONTINUOUS:
         raise ConfigError(f"on_update: continue needs --rollout-function-path {CONTINUOUS}; give it, or use abort")
     if config.stagger_turns is not None and flags.rollout_function_path != FIXED_TURN:

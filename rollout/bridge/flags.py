@@ -55,7 +55,9 @@ class RolloutFlags:
     save_interval: int | None = None
     num_rollout: int | None = None
     load: str | None = None
+    finetune: bool = False
     update_weights_interval: int = 1
+    update_weight_mode: str | None = None
     release_train: bool = False
     num_critic_only_steps: int = 0
     use_critic: bool = True

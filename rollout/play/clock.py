@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollout.turn import Generation
 
@@ -44,8 +45,9 @@ class WeightClock:
         `asked_since`: the request was sent after slime asked for this rollout's batch, so the version shows whether
         weights were pushed in between.
         """
-        if self.first is None:
-            self.first = rollout_id, version
+        # While the first batch is played, nothing is pushed, so a smaller version was an engine's own.
+        if self.first is None or rollout_id == self.first[0]:
+            self.first = rollout_id, max(version, self.first[1] if self.first else version)
         first_rollout, first_version = self.first
         if rollout_id > first_rollout:
             if version - first_version >= rollout_id - first_rollout:
@@ -84,7 +86,12 @@ class WeightClock:
         return self.updates_after(version - self.first[1])
 
     def staleness(self, version: int, rollout_id: int) -> int:
-        """Actor updates between playing a turn with this version and training it in this rollout."""
+        """Actor updates between playing a turn with this version and training it in this rollout.
+
+        -1: unknown, because the version is older than the first batch's and so an engine's own.
+        """
+        if self.first is None or version < self.first[1]:
+            return -1
         return max(0, self.updates_before(rollout_id) - self.updates_in(version))
 
     def token_staleness(self, generations: Iterable[Generation], rollout_id: int) -> float | None:
@@ -97,6 +104,44 @@ class WeightClock:
                 start = end
             tokens += start
         return updates / tokens if tokens else None
+
+
+class Demands(NamedTuple):
+    """What a loop demands of the weight versions of a response; others are requested again."""
+
+    numbered: bool = False
+    single: bool = False
+    """All tokens by one version."""
+
+    def met_by(self, generation: Generation) -> bool:
+        """Whether the response may be used."""
+        if self.numbered and not numbered_versions(generation):
+            return False
+        return not self.single or len(set(generation.weight_versions)) <= 1
+
+
+@dataclass
+class ActorWeights:
+    """Tells whether the actor's weights answered, or those that an engine had when it started.
+
+    slime numbers the weights that it pushes from 1. An engine that starts while a run plays, such as a recovered one,
+    answers with the weights of its own checkpoint until the next push. It has another name for them, such as SGLang's
+    `default`, or none. Some engines never number their weights, so any answer counts until a number is seen.
+    """
+
+    first: int | None = None
+    """The first number seen above 0; the actor's weights have this or a larger one. None until then."""
+
+    def learn(self, generation: Generation) -> None:
+        """Take note of the weight versions of a response."""
+        version = version_of(generation)
+        if self.first is None and version:
+            self.first = version
+
+    def wrote(self, generation: Generation) -> bool:
+        """Whether the actor's weights wrote the whole response, as far as is known."""
+        version = version_of(generation)
+        return self.first is None or (version is not None and version >= self.first)
 
 
 def numbered_versions(generation: Generation) -> list[int]:

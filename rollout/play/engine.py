@@ -10,6 +10,8 @@ import reprlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
@@ -17,6 +19,7 @@ import orjson
 
 from rollout.bridge.settings import EngineSettings
 from rollout.errors import EngineError
+from rollout.play.clock import ActorWeights
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import FinishReason, Generation, Prompt
 from rollout.workers.utilization import Utilization
@@ -31,6 +34,11 @@ TOO_LONG = re.compile(
     r"context[ _]?(length|window)|exceeds? the (context|maximum)|longer than the model|too long|too many tokens", re.I
 )
 """How engines say that a prompt does not fit."""
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+OTHER_WEIGHTS = "other_weights"
+"""Kind of the fault that an engine answered which has not got the actor's weights yet."""
+MIN_WEIGHTS_RETRIES = 16
+"""At least so often is a request repeated after that fault. Such an engine answers at once, and only a push helps."""
 MAX_WAIT_S = 60.0
 """Upper limit of the pause that a server asks for with `Retry-After`."""
 
@@ -45,12 +53,23 @@ class EngineClient:
     """Talks to one router or engine; `faults` counts failed attempts by kind."""
 
     def __init__(
-        self, url: str, settings: EngineSettings, *, max_connections: int = 1024, use_proxy: bool = False
+        self,
+        url: str,
+        settings: EngineSettings,
+        *,
+        max_connections: int = 1024,
+        use_proxy: bool = False,
+        version_names: Mapping[str, str] = NO_NAMES,
     ) -> None:
-        """`use_proxy`: obey `HTTP_PROXY` and its kin, as servers on the internet may need."""
+        """`use_proxy`: obey `HTTP_PROXY` and its kin, as servers on the internet may need.
+
+        `version_names` renames weight versions of the engine.
+        """
         self.url = url.rstrip("/")
         self._use_proxy = use_proxy
+        self._version_names = version_names
         self.settings = settings
+        self.weights = ActorWeights()
         self.faults: Counter[str] = Counter()
         self.utilization = Utilization()
         self._max_connections = max_connections
@@ -65,8 +84,20 @@ class EngineClient:
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Generate one response; `extra` is added to the request. Raises EngineError as `request`."""
-        return await self._send("/generate", request_body(prompt, sampling_params, extra), parse_generation, headers)
+        """Generate one response by the actor's weights, or an aborted one; `extra` is added to the request.
+
+        Raises EngineError as `request`, also if engines without the actor's weights answered every attempt.
+        """
+        known = replace(self.weights)  # a response in flight may still be by the weights from before a push
+
+        def parse(answer: Any) -> Generation:
+            generation = parse_generation(answer, self._version_names)
+            if generation.finish_reason is not FinishReason.ABORT:
+                _refuse_other_weights(generation, known)
+                self.weights.learn(generation)
+            return generation
+
+        return await self._send("/generate", request_body(prompt, sampling_params, extra), parse, headers)
 
     async def request(
         self, path: str, payload: Mapping[str, Any], parse: Callable[[Any], T], headers: Mapping[str, str] | None = None
@@ -79,7 +110,7 @@ class EngineClient:
         return await self._send(path, write_json(payload), parse, headers)
 
     async def _send(self, path: str, body: bytes, parse: Callable[[Any], T], headers: Mapping[str, str] | None) -> T:
-        attempt = 0
+        attempts = Counter[bool]()
         while True:
             try:
                 return parse(await self._post(path, body, {**JSON, **(headers or {})}))
@@ -88,14 +119,17 @@ class EngineClient:
                 if error.is_final:
                     text = f"{self.url}{path} refused the request: {error}"
                     raise EngineError(text, error.kind, too_long=error.too_long) from error
-                if attempt == self.settings.max_retries:
+                not_loaded = error.kind == OTHER_WEIGHTS
+                retries = max(self.settings.max_retries, MIN_WEIGHTS_RETRIES * not_loaded)
+                if attempts[not_loaded] == retries:
                     raise EngineError(
-                        f"{self.url}{path} failed {attempt + 1} times; last: {error} "
+                        f"{self.url}{path} failed {attempts.total() + 1} times; last: {error} "
                         "(engine.max_retries and engine.timeout_s set the limits)",
                         error.kind,
                     ) from error
-                await asyncio.sleep(max(self._delay(attempt), min(error.retry_after_s, MAX_WAIT_S)))
-                attempt += 1
+                pause = max(self._delay(attempts[not_loaded]), min(error.retry_after_s, MAX_WAIT_S))
+                await asyncio.sleep(pause)
+                attempts[not_loaded] += 1
 
     def _delay(self, attempt: int) -> float:
         """Exponential backoff with jitter, which spreads the retries to a restarted engine over time."""
@@ -200,6 +234,16 @@ class EngineLoads:
         self._found[number].append(load)
 
 
+def _refuse_other_weights(generation: Generation, weights: ActorWeights) -> None:
+    if weights.wrote(generation):
+        return
+    versions = ", ".join(generation.weight_versions) or "none"
+    raise EngineError(
+        f"an engine answered that has not got the actor's weights (weight_version: {versions}), as after its restart",
+        OTHER_WEIGHTS,
+    )
+
+
 def _refusal(status: int, body: bytes, retry_after: str) -> EngineError:
     words = _message(body)
     too_long = status in (400, 413, 422) and TOO_LONG.search(words) is not None
@@ -249,8 +293,11 @@ def read_json(body: bytes) -> Any:
         raise EngineError(f"answer is not JSON ({error}): {body[:200]!r}") from error
 
 
-def parse_generation(answer: Any) -> Generation:
-    """Turn an engine's reply into a `Generation`; raises EngineError for missing, wrong or inconsistent fields."""
+def parse_generation(answer: Any, version_names: Mapping[str, str] = NO_NAMES) -> Generation:
+    """Turn an engine's reply into a `Generation`; `version_names` renames its weight versions.
+
+    Raises EngineError for missing, wrong or inconsistent fields.
+    """
     if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
         raise EngineError(f"answer has no meta_info: {reprlib.repr(answer)}")
     meta = answer["meta_info"]
@@ -263,7 +310,7 @@ def parse_generation(answer: Any) -> Generation:
     text = answer.get("text")
     if not isinstance(text, str):
         raise EngineError(f"answer has no text, got {reprlib.repr(text)}")
-    versions, ends = _versions(meta)
+    versions, ends = _versions(meta, version_names)
     return Generation(
         token_ids=TokenPrefix(token_ids),
         log_probs=array("f", log_probs),
@@ -275,7 +322,7 @@ def parse_generation(answer: Any) -> Generation:
     )
 
 
-def _versions(meta: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _versions(meta: Mapping[str, Any], rename: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the weight versions that produced the tokens, and the end of each version's tokens if SGLang says it."""
     several, version = meta.get("weight_versions"), meta.get("weight_version")
     ends: list[Any] = [None]
@@ -286,7 +333,7 @@ def _versions(meta: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]
         found = [] if version is None else [version]
     if not all(isinstance(item, str | int) for item in found):
         raise EngineError(f"weight versions must be names or numbers, got {reprlib.repr(found)}")
-    names = tuple(map(str, found))
+    names = tuple(rename.get(str(name), str(name)) for name in found)
     if all(type(end) is int for end in ends):
         return names, tuple(ends)
     return tuple(dict.fromkeys(names)), ()

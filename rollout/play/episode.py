@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.base import Observation
 from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
-from rollout.errors import ConfigError, EncodingError, EngineError, EnvironmentFault
+from rollout.errors import ConfigError, EncodingError, EnvironmentFault, TurnAbortedError
 from rollout.play.memory import SUMMARY_REQUEST, Conversation, after_reasoning
 from rollout.play.metrics import measure_notes
 from rollout.spec import EpisodeSpec
@@ -98,7 +98,8 @@ class Episode:
         """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.
 
         Raises:
-            EngineError: as the client's, or the turn was aborted more often than `max_turn_retries` allows.
+            EngineError: as the client's.
+            TurnAbortedError: the turn was aborted more often than `max_turn_retries` allows.
         """
         assert self.stop is None, "the episode is over"
         runtime, aborts = self.runtime, 0
@@ -106,7 +107,7 @@ class Episode:
             aborts += 1
             runtime.counters["turns_aborted"] += 1
             if aborts > runtime.settings.max_turn_retries:
-                raise EngineError(
+                raise TurnAbortedError(
                     f"turn {self.index} of episode {self.spec.episode_id} was aborted {aborts} times "
                     "(max_turn_retries bounds this)"
                 )

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRIES = (
-    *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "turns_aborted"),
-    *("turns_spanning_update", "turns_interrupted"),
+    *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "engine_other_weights"),
+    *("turns_aborted", "turns_spanning_update", "turns_interrupted"),
     *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
@@ -33,8 +33,8 @@ MIN_SECONDS = 10.0
 FAULTS = (
     *RETRIES,
     *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
-    *("episodes_failed", "episodes_lost_at_resume", "player_died", "sanity_check_failed", "answers_with_placeholder"),
-    "notes_not_asked",
+    *("episodes_failed", "episodes_too_slow", "episodes_lost_at_resume", "player_died"),
+    *("turns_by_other_weights", "sanity_check_failed", "answers_with_placeholder", "notes_not_asked"),
 )
 
 

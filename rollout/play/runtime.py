@@ -23,6 +23,7 @@ from rollout.bridge.framework import FRAMEWORK, Sample
 from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
 from rollout.errors import ConfigError
+from rollout.play.clock import Demands
 from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.memory import Memory, build_memory
 from rollout.play.metrics import count_retries
@@ -88,7 +89,7 @@ class Players(Protocol):
     """Processes that play episodes for this one (`rollout/players/manager.py`)."""
 
     faults: Counter[str]
-    one_version: bool
+    demands: Demands
 
     async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode: ...
     async def evaluate(self, spec: EpisodeSpec) -> Any: ...
@@ -126,6 +127,15 @@ class Runtime:
     """The processes that play; None: this process does (`rollout_processes: 1`)."""
     _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
     _tools_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def trainable(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+        """Return the turns; those that the actor's weights did not write lose their loss and are counted.
+
+        Such a turn was played before any engine had named its weights.
+        """
+        found = [turn if self.engine.weights.wrote(turn.generation) else turn.without_loss() for turn in turns]
+        self.counters["turns_by_other_weights"] += sum(new is not old for new, old in zip(found, turns, strict=True))
+        return tuple(found)
 
     def fault_counts(self) -> Counter[str]:
         """All faults and retries so far, by name."""
@@ -190,7 +200,10 @@ def build_runtime(args: Any) -> Runtime:
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
     connections = max(MIN_CONNECTIONS, settings.n_env)
-    engine = EngineClient(url, _patient(settings.engine, args), max_connections=connections)
+    # The first push of slime's delta mode sends nothing, so the engine still has its own name for its weights.
+    names = {"default": "0"} if flags.update_weight_mode == "delta" else {}
+    patient = _patient(settings.engine, args)
+    engine = EngineClient(url, patient, max_connections=connections, version_names=names)
     return Runtime(
         settings=settings,
         flags=flags,

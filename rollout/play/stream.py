@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from rollout.errors import ConfigError, EngineError, EnvironmentFault
-from rollout.play.clock import WeightClock, numbered_versions, version_of
-from rollout.play.episode import Episode
+from rollout.errors import ConfigError, EnvironmentFault, SlowTurnFault, TurnAbortedError
+from rollout.play.clock import Demands, WeightClock, numbered_versions, version_of
+from rollout.play.episode import ABORT_PAUSE_S, Episode
 from rollout.play.metrics import BatchLoad, measure
 from rollout.play.player import Batch, Slot, count_failure, play
 from rollout.play.runtime import Runtime
@@ -73,8 +73,9 @@ class Stream:
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
         self._load = measure(runtime)
+        self._demands = Demands(numbered=True, single=runtime.settings.on_update == "abort")
         if runtime.players is not None:
-            runtime.players.one_version = runtime.settings.on_update == "abort"
+            runtime.players.demands = self._demands
         self._probe = Prompt([min(runtime.encoder.end_of_turn_ids)])
         self._gate, self._news = _Signal(), _Signal()
         self._tasks = [asyncio.create_task(self._play(slot)) for slot in slots]
@@ -204,24 +205,40 @@ class Stream:
         latest = self._latest.get(slot.number)
         if latest is not None and latest.episode is slot.episode:
             latest.segment = replace(latest.segment, stop=StopReason.FAILED)
-        self._failed += 1
+        self._failed += not isinstance(fault, SlowTurnFault)  # whose number the pushes bound
         self._no_longer_playing(slot)
         count_failure(fault, self._failed, self._runtime)
 
     async def _ask(self, slot: Slot, episode: Episode) -> Generation:
-        """A response by weights of a single version; a response that spans an update is requested again.
+        """Return a response as `_one_version`; raises SlowTurnFault if new weights interrupt it too often."""
+        pushes = self._pushes
+        try:
+            return await self._one_version(slot, episode)
+        except TurnAbortedError as error:
+            if self._pushes == pushes:  # the engine aborts for a reason of its own
+                raise
+            self._runtime.counters["episodes_too_slow"] += 1
+            raise SlowTurnFault(f"{error}; new weights come faster than its response") from error
+
+    async def _one_version(self, slot: Slot, episode: Episode) -> Generation:
+        """Return a response by weights of a single version; one that spans an update is requested again.
 
         With `on_update: continue`, such a response is taken; the turn is as old as its oldest token.
         """
         runtime = self._runtime
         tries = runtime.settings.max_turn_retries + 1
-        for _ in range(tries):
+        for attempt in range(tries):
             generation = await episode.generate(runtime.flags.sampling_params())
-            if runtime.settings.on_update == "continue" or len(set(generation.weight_versions)) <= 1:
+            is_numbered = bool(numbered_versions(generation))
+            if self._demands.met_by(generation) or (attempt + 1 == tries and not is_numbered):
                 self._playing[slot.number] = self._follow_weights(generation, asked_since=False)
                 return generation
-            runtime.counters["turns_spanning_update"] += 1
-        raise EngineError(
+            if is_numbered:
+                runtime.counters["turns_spanning_update"] += 1
+            else:  # no engine has told a number yet, and this one may have started a moment ago
+                runtime.counters["engine_other_weights"] += 1
+                await asyncio.sleep(ABORT_PAUSE_S)
+        raise TurnAbortedError(
             f"turn {episode.index} of episode {episode.spec.episode_id} spanned a weight update {tries} times "
             "(max_turn_retries bounds this)"
         )
@@ -284,9 +301,9 @@ class Stream:
         parts: dict[tuple[int, int], list[_Finished]] = {}
         masked = 0
         for finished in chosen:
-            if self._clock.staleness(finished.version, self._rollout_id) > self._runtime.settings.max_staleness:
-                untrained = replace(finished.turn.generation, trained=False)
-                finished.segment = replace(finished.segment, turns=(replace(finished.turn, generation=untrained),))
+            staleness = self._clock.staleness(finished.version, self._rollout_id)
+            if not 0 <= staleness <= self._runtime.settings.max_staleness:
+                finished.segment = replace(finished.segment, turns=(finished.turn.without_loss(),))
                 masked += 1
             parts.setdefault((finished.slot, finished.turn.episode_id), []).append(finished)
         ordered = sorted(parts.items(), key=lambda item: item[0][0])

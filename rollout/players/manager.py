@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollout.errors import EnvironmentFault, PlayerError
+from rollout.play.clock import Demands
 from rollout.play.episode import Episode
 from rollout.play.player import ResponseLostError
 from rollout.play.runtime import Runtime
@@ -156,8 +157,7 @@ class PlayerProcesses:
         """Faults that the players have counted, by name."""
         self.turns = 0
         """Turns that the players have finished."""
-        self.one_version = False
-        """Whether a response by several weight versions is asked again instead of stepped."""
+        self.demands = Demands()
         self.runtime = runtime
         self._workers = runtime.settings.env_workers or min(runtime.settings.n_env, os.cpu_count() or 1)
         self._args = copy.copy(args)
@@ -208,7 +208,7 @@ class PlayerProcesses:
             while True:
                 with suppress(ResponseLostError):
                     player = await self.live(place)
-                    return player.name, *await player.call("evaluate", spec)
+                    return player.name, *await player.call("evaluate", spec, self.runtime.engine.weights.first)
         finally:
             place.episodes -= 1
 

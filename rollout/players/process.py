@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rollout.errors import PlayerError, SlimeVerlogError
+from rollout.play.clock import Demands
 from rollout.play.episode import Episode
 from rollout.play.runtime import Runtime, build_runtime
 from rollout.play.slots import replay_episode
@@ -141,19 +142,21 @@ class Player:
         self._episodes[key] = episode = await replay_episode(self.runtime, spec, replay)
         return Progress(_state(episode), prompt_change(NOTHING, episode.prompt), episode.digests)
 
-    async def turn(self, key: int, params: Mapping[str, Any], one_version: bool) -> Progress | Generation:
+    async def turn(
+        self, key: int, params: Mapping[str, Any], demands: Demands, first_version: int | None
+    ) -> Progress | Generation:
         """Ask the engine once, and step the environment with the response.
 
-        A response that was aborted, or with `one_version` one by several weight versions, is returned without its
-        tokens instead; it is not stepped.
+        A response that was aborted or does not meet the demands is returned without its tokens; it is not stepped.
+        `first_version` is what the manager knows of `ActorWeights.first`.
         """
+        self._note_version(first_version)
         episode = self._episodes[key]
         before, known = episode.prompt, len(episode.digests)
         began = time.perf_counter()
         generation = await episode.generate(params, gives_up=lambda: True)
         self._engine_s[key] += time.perf_counter() - began
-        several = one_version and len(set(generation.weight_versions)) > 1
-        if several or generation.finish_reason is FinishReason.ABORT:
+        if generation.finish_reason is FinishReason.ABORT or not demands.met_by(generation):
             return replace(generation, token_ids=(), log_probs=(), text="", meta_info={})
         turn = await episode.step(generation, self._engine_s.pop(key))
         changed = None if episode.prompt is before else prompt_change(before, episode.prompt)
@@ -165,10 +168,15 @@ class Player:
         if (episode := self._episodes.pop(key, None)) is not None:
             await episode.close()
 
-    async def evaluate(self, spec: EpisodeSpec) -> tuple[Any, list[Any]]:
+    def _note_version(self, first: int | None) -> None:
+        weights = self.runtime.engine.weights
+        weights.first = first if weights.first is None else weights.first
+
+    async def evaluate(self, spec: EpisodeSpec, first_version: int | None) -> tuple[Any, list[Any]]:
         """Play a whole held-out episode; return its result without turns, and each turn with its prompt's change."""
         from rollout.evaluate import play_episode
 
+        self._note_version(first_version)
         result = await play_episode(self.runtime, spec)
         before = [NOTHING, *(turn.prompt for turn in result.turns)]
         pairs = zip(before, result.turns, strict=False)

@@ -75,14 +75,17 @@ class RemoteEpisode(Episode):
     async def _request(self, params: Mapping[str, Any]) -> Generation:
         """Have the player ask the engine once, and step at once if it need not ask again; raises ResponseLostError."""
         player, self._player = await self.ensure(), None  # cancelled below, the state would be unknown
-        answer = await player.call("turn", self._key, params, self._players.one_version)
+        weights = self.runtime.engine.weights
+        answer = await player.call("turn", self._key, params, self._players.demands, weights.first)
         self._player = player
         if isinstance(answer, Generation):  # the player does not ask again
             again = int(answer.finish_reason is FinishReason.ABORT)
             self._place.earlier = self._place.earlier.plus(UNUSED._replace(retries=again))
             return answer
         self._played = answer, read_turn(answer.turn, self.prompt)
-        return self._played[1].generation
+        generation = self._played[1].generation
+        weights.learn(generation)
+        return generation
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
         """Take over the turn that the player has played, with the engine's time as the player measured it."""

@@ -1,0 +1,212 @@
+"""An engine that starts while a run plays answers with its own weights until the next push; no loop trains on them.
+
+Beside it, slow responses that new weights interrupt again and again, and slime's delta mode, whose first push is empty.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rollout.continuous
+import rollout.fixed_turn
+from rollout.bridge.flags import RolloutFlags
+from rollout.data_source import EpisodeSource
+from rollout.errors import ConfigError, EngineError
+from rollout.evaluate import evaluate
+from rollout.fixed_turn import collect_or_draw
+from rollout.generate import generate
+from rollout.play.clock import WeightClock
+from rollout.play.runtime import close_runtimes, get_runtime
+from tests.cases import pairs
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.warm_python import warm_players
+
+ANSWERS = ("THINK: so.\nACTION: left", "ACTION: right", "right")
+LOOPS = {"continuous": rollout.continuous.collect, "fixed_turn": rollout.fixed_turn.collect}
+OWN_NAMES = ("default", "0", None)
+"""How an engine names the weights that it started with; None: not at all."""
+
+
+class Engine(ScriptedEngine):
+    """Of the responses from `since` on, the first `count` come from an engine that has just started."""
+
+    def __init__(self, own: str | None, since: str, count: int) -> None:
+        super().__init__(chatml_tokenizer(), self.play)
+        self.own, self.since, self.left = own, since, count
+
+    async def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
+        await asyncio.sleep(0.003)
+        answer = self.answer(ANSWERS[draw(body, 3)], body)
+        if self.left and int(self.version) >= int(self.since):
+            self.left -= 1
+            answer["meta_info"]["weight_version"] = self.own
+        return answer
+
+
+async def run(folder: Path, engine: ScriptedEngine, loop: str, batches: int = 5, **keys: Any) -> list[Any]:
+    """Play batches in the order of train.py; weights are pushed after each of them."""
+    outputs: list[Any] = []
+    with warm_players():
+        async with engine:
+            args = rollout_args(folder, engine.port, **{"env": {"max_length": 40}, **keys})
+            source = EpisodeSource(args)
+            try:
+                for k in range(batches):
+                    outputs.append(await collect_or_draw(args, k, source, LOOPS[loop]))
+                    engine.version = str(int(engine.version) + 1) if engine.version.isdigit() else "1"
+            finally:
+                await close_runtimes()
+    return outputs
+
+
+def turns_of(output: Any) -> list[Any]:
+    return [sample for group in output.samples for sample in group if sample.metadata["kind"] == "turn"]
+
+
+def total(outputs: list[Any], fault: str) -> float:
+    return sum(output.metrics[f"rollout/faults/{fault}"] for output in outputs)
+
+
+@pytest.mark.parametrize(("loop", "own"), pairs(LOOPS, OWN_NAMES))
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_what_a_recovered_engine_answers_is_asked_again_and_counted(
+    tmp_path: Path, loop: str, own: str | None, processes: int
+) -> None:
+    outputs = await run(tmp_path, Engine(own, since="3", count=9), loop, rollout_processes=processes)
+    assert total(outputs, "engine_other_weights") == 9
+    for k, output in enumerate(outputs):
+        turns = turns_of(output)
+        assert len(turns) == 24 and all(any(turn.loss_mask) for turn in turns)
+        versions = [int(turn.weight_versions[0]) for turn in turns]
+        assert min(versions) >= max(1, k if loop == "continuous" else k + 1)
+        assert output.metrics["turn/staleness_max"] == k + 1 - min(versions)
+
+
+@pytest.mark.parametrize(("loop", "own"), pairs(LOOPS, OWN_NAMES))
+async def test_what_it_answers_before_any_engine_has_named_its_weights_is_not_trained_on(
+    tmp_path: Path, loop: str, own: str | None
+) -> None:
+    """Nothing tells this engine from one that never names its weights, until another one answers."""
+    outputs = await run(tmp_path, Engine(own, since="1", count=3), loop, batches=3)
+    for k, output in enumerate(outputs):
+        for turn in turns_of(output):
+            is_own = turn.weight_versions in ([], [own])
+            assert any(turn.loss_mask) == (not is_own)
+        assert output.metrics["turn/staleness_max"] <= (1 if loop == "continuous" else 0), k
+    if loop == "fixed_turn":
+        assert total(outputs, "turns_by_other_weights") == 3
+
+
+async def test_an_engine_that_never_names_its_weights_trains_in_fixed_turn_batches(tmp_path: Path) -> None:
+    outputs = await run(tmp_path, Engine(None, since="0", count=10**6), "fixed_turn", batches=3)
+    assert all(any(turn.loss_mask) for output in outputs for turn in turns_of(output))
+    assert total(outputs, "engine_other_weights") == total(outputs, "turns_by_other_weights") == 0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_an_engine_that_never_gets_the_weights_ends_the_run_with_its_version(tmp_path: Path, loop: str) -> None:
+    with pytest.raises(
+        EngineError, match=r"failed 17 times.*has not got the actor's weights \(weight_version: default"
+    ):
+        await run(tmp_path, Engine("default", since="2", count=10**6), loop)
+
+
+async def test_held_out_and_whole_episodes_are_played_by_the_actors_weights_alone(tmp_path: Path) -> None:
+    engine = Engine("default", since="2", count=6)
+    async with engine:
+        args = rollout_args(tmp_path, engine.port, eval={"episodes": 4})
+        source = EpisodeSource(args)
+        try:
+            await collect_or_draw(args, 0, source)
+            engine.version = "2"
+            found = await evaluate(args, source)
+            sample = source.get_samples(1)[0][0]
+            engine.left = 2
+            played: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+            faults = (await get_runtime(args)).new_faults()
+        finally:
+            await close_runtimes()
+    held_out = [sample for task in found.data.values() for sample in task["samples"]]
+    assert {version for sample in [*held_out, *played] for version in sample.weight_versions} == {"2"}
+    assert faults["engine_other_weights"] == 8
+
+
+def test_the_smaller_version_of_the_first_batch_is_an_engines_own() -> None:
+    """After a resume, it would otherwise count as the weights of the checkpoint."""
+    clock = WeightClock()
+    clock.learn(100, 0, asked_since=True)
+    clock.learn(100, 1, asked_since=True)
+    assert clock.first == (100, 1)
+    assert [clock.staleness(version, 101) for version in (0, 1, 2)] == [-1, 1, 0]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_under_delta_pushes_the_first_batch_is_played_with_version_zero(tmp_path: Path, loop: str) -> None:
+    """slime's first push only notes what later ones are compared with."""
+    engine = ScriptedEngine(chatml_tokenizer(), lambda body, number: ANSWERS[draw(body, 3)])
+    engine.version = "default"
+    outputs = await run(tmp_path, engine, loop, update_weight_mode="delta")
+    for k, output in enumerate(outputs):
+        versions = [int(turn.weight_versions[0]) for turn in turns_of(output)]
+        assert set(versions) <= {k, max(k - 1, 0)} and output.metrics["turn/staleness_max"] == k - min(versions)
+        assert all(any(turn.loss_mask) for turn in turns_of(output))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_delta_pushes_are_refused_on_a_resume_whose_engine_would_play_with_the_first_weights(
+    tmp_path: Path, loop: str
+) -> None:
+    saved = tmp_path / "save"
+    saved.mkdir()
+    (saved / "latest_checkpointed_iteration.txt").write_text("4")
+    keys: dict[str, Any] = {"rollout_function_path": f"rollout.{loop}.generate_rollout", "update_weight_mode": "delta"}
+    with pytest.raises(ConfigError, match=r"--update-weight-mode delta cannot resume.*--update-weight-mode full"):
+        EpisodeSource(rollout_args(tmp_path, load=str(saved), **keys))
+    EpisodeSource(rollout_args(tmp_path, load=str(saved), finetune=True, **keys))  # as slime loads the reference
+    EpisodeSource(rollout_args(tmp_path, load=str(saved), **{**keys, "update_weight_mode": "full"}))
+
+
+class Endless(ScriptedEngine):
+    """Some responses take longer than the weights stay: each update aborts them. `stuck` of them at once."""
+
+    def __init__(self, stuck: int) -> None:
+        super().__init__(chatml_tokenizer(), self.play)
+        self.stuck, self.in_flight = stuck, 0
+
+    async def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
+        version = self.version
+        if draw(body, 5) == 0 and self.in_flight < self.stuck:
+            self.in_flight += 1
+            while self.version == version:
+                await asyncio.sleep(0.001)
+            self.in_flight -= 1
+            return self.answer("ACTION: ", body, "abort")
+        await asyncio.sleep(0.002)
+        return self.answer(ANSWERS[draw(body, 3)], body)
+
+
+@pytest.mark.parametrize("stuck", [1, 3])
+async def test_a_response_that_every_update_aborts_costs_its_episode_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: int
+) -> None:
+    monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 0.001)
+    keys: dict[str, Any] = {"stale_turns": "mask", "max_turn_retries": 2, "max_episode_failures_per_batch": 0}
+    outputs = await run(tmp_path, Endless(stuck), "continuous", batches=14, **keys)
+    assert total(outputs, "episodes_too_slow") == total(outputs, "episodes_failed") >= stuck
+    played = [(turn.metadata["episode_id"], turn.metadata["round_number"]) for out in outputs for turn in turns_of(out)]
+    assert len(set(played)) == len(played) == 14 * 24
+
+
+async def test_an_engine_that_aborts_without_new_weights_still_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 0.001)
+    aborts: Callable[..., Any] = lambda body, number: engine.answer("ACTION: ", body, "abort")
+    engine = ScriptedEngine(chatml_tokenizer(), aborts)
+    with pytest.raises(EngineError, match="was aborted 9 times"):
+        await run(tmp_path, engine, "continuous", stale_turns="mask")
