@@ -7,6 +7,7 @@ import time
 from argparse import Namespace
 from collections.abc import Container, Mapping
 from contextlib import ExitStack
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -63,7 +64,8 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
         if flags.load:
             args.start_rollout_id = trainer.load(flags.load) + 1
             source.load(args.start_rollout_id - 1)
-        engine.update_weights(trainer.policy_state(), str(args.start_rollout_id))
+        versions = count(1)
+        engine.update_weights(trainer.policy_state(), str(next(versions)))
 
         def evaluates_after(updates: int) -> bool:
             return updates in (0, flags.num_rollout) or _due(flags.eval_interval, updates - 1)
@@ -80,7 +82,7 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             output = generate(args, rollout_id, source)
             played = time.perf_counter()
             metrics = trainer.train(rollout_id, convert(args, output.samples))
-            engine.update_weights(trainer.policy_state(), str(rollout_id + 1), on_update)
+            engine.update_weights(trainer.policy_state(), str(next(versions)), on_update)
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **_times(began, played, _clocks(engine))})
             if record is not None and trainer.trained is not None:
                 record.add(rollout_id, output.samples, *trainer.trained)

@@ -70,7 +70,8 @@ class Scheduler:
     ) -> None:
         """Start the worker. `find_stop` returns the stop string that the request's text contains, if any."""
         self.decoder = decoder
-        self.weight_version = "0"
+        self.weight_version = "default"
+        """As SGLang names the weights of the checkpoint, until others are loaded under a name of their own."""
         self._find_stop, self._seed, self._shares_prefixes = find_stop, seed, shares_prefixes
         self._arrivals = itertools.count()
         self._tokens = np.zeros((decoder.rows, decoder.context_length), dtype=np.int64)
@@ -127,7 +128,7 @@ class Scheduler:
             self._wake.notify()
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> Future[str]:
-        """Replace the weights once no request is running; resolves to the new version.
+        """Replace the weights once no request is running; resolves to the version, which stays without a new one.
 
         Requests that wait, retracted ones too, go on with the new weights.
         """
@@ -250,12 +251,10 @@ class Scheduler:
             return
         with self._wake:
             self._written[:] = 0
-            last = self.weight_version
             for request in self._waiting:
                 if request.output:
-                    request.wrote(last)
-            following = str(int(last) + 1) if last.isdigit() else f"{last}+1"
-            self.weight_version = following if version is None else version
+                    request.wrote(self.weight_version)
+            self.weight_version = version or self.weight_version
         done.set_result(self.weight_version)
 
     def _admit(self) -> list[Request]:

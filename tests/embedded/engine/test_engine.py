@@ -120,7 +120,7 @@ async def test_greedy_answers_take_the_likeliest_token(server: EngineServer, pol
 async def test_the_rollout_client_accepts_the_answer(server: EngineServer) -> None:
     generation = parse_generation(await generate(server, prompts(1)[0]))
     assert generation.finish_reason in ("stop", "length")
-    assert generation.weight_versions == ("0",)
+    assert generation.weight_versions == ("default",)
 
 
 async def test_cached_tokens_count_what_was_not_computed_again(policy_folder: Path) -> None:

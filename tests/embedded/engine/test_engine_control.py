@@ -83,9 +83,9 @@ async def test_new_weights_raise_the_version_and_are_served(
     ids = prompts(1)[0]
     with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
         before = await generate(server, ids, seed=1)
-        assert server.engine.scheduler.update_weights(other.state_dict()).result(600) == "1"
+        assert server.engine.scheduler.update_weights(other.state_dict(), "1").result(600) == "1"
         after = await generate(server, ids, seed=1)
-        assert (before["meta_info"]["weight_version"], after["meta_info"]["weight_version"]) == ("0", "1")
+        assert (before["meta_info"]["weight_version"], after["meta_info"]["weight_version"]) == ("default", "1")
         assert after["meta_info"]["cached_tokens"] == 0
         found = [entry[0] for entry in after["meta_info"]["output_token_logprobs"]]
         assert found == pytest.approx(reference_log_probs(other, ids, after["output_ids"], 1.0), abs=1e-4)
@@ -95,13 +95,14 @@ async def test_new_weights_raise_the_version_and_are_served(
         again = await generate(server, ids, seed=1)
         assert again["output_ids"] == before["output_ids"]
         assert again["meta_info"]["weight_version"] == "step-7"
+        assert server.engine.scheduler.update_weights(other.state_dict()).result(600) == "step-7", "as in SGLang"
 
 
 async def test_a_retracted_request_goes_on_with_the_new_weights_and_says_which_wrote_what(
     policy_folder: Path, tokenizer: Any
 ) -> None:
     torch.manual_seed(5)
-    weights = [load_hf_model(policy_folder), sharpen(build_policy(tokenizer, SIZE, seed=9))]
+    weights = {"default": load_hf_model(policy_folder), "1": sharpen(build_policy(tokenizer, SIZE, seed=9))}
     asked = prompts(3)
     with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=2)) as server:
         decode, steps, loop = server.engine.decoder.decode, asyncio.Queue[int](), asyncio.get_running_loop()
@@ -121,18 +122,18 @@ async def test_a_retracted_request_goes_on_with_the_new_weights_and_says_which_w
         halted.set()
         while (await get(server, "/flush_cache"))[0] == 400:
             await asyncio.sleep(0.01)
-        assert server.engine.scheduler.update_weights(weights[1].state_dict()).result(600) == "1"
+        assert server.engine.scheduler.update_weights(weights["1"].state_dict(), "1").result(600) == "1"
         server.engine.scheduler.resume()
         answers = await asyncio.gather(*tasks)
     for ids, answer in zip(asked, answers, strict=True):
         output, meta = answer["output_ids"], answer["meta_info"]
         assert len(output) == 30 and meta["weight_version"] == "1" and meta["finish_reason"]["type"] == "length"
-        expected = [reference_log_probs(model, ids, output, 1.0) for model in weights]
+        expected = {name: reference_log_probs(model, ids, output, 1.0) for name, model in weights.items()}
         spans = {span["version"]: range(span["start"], span["end"]) for span in meta["weight_versions"]}
         assert sorted(position for span in spans.values() for position in span) == list(range(30))
         for version, span in spans.items():
             found = [meta["output_token_logprobs"][position][0] for position in span]
-            assert found == pytest.approx([expected[int(version)][position] for position in span], abs=1e-4)
+            assert found == pytest.approx([expected[version][position] for position in span], abs=1e-4)
     assert [len(parse_generation(answer).weight_versions) for answer in answers] == [2, 2, 1], "the third had to wait"
 
 

@@ -84,7 +84,8 @@ async def test_loading_weights_leaves_the_loop_free_and_requests_wait_for_the_ne
             load(state)
 
         server.engine.decoder.load_weights = slow
-        update = asyncio.create_task(post(server, "/update_weights_from_disk", {"model_path": str(tmp_path)}))
+        body = {"model_path": str(tmp_path), "weight_version": "1"}
+        update = asyncio.create_task(post(server, "/update_weights_from_disk", body))
         await asyncio.to_thread(began.wait, 60)
         asked = asyncio.create_task(generate(server, [1, 2, 3]))
         while server.engine.scheduler.load()["num_waiting_reqs"] == 0:

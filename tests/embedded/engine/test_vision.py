@@ -127,7 +127,7 @@ def test_new_weights_are_served(server: EngineServer) -> None:
     before = ask(server, body_of(prompt, temperature=0.0))
     old = {name: weight.clone() for name, weight in tiny_vlm().state_dict().items()}
     moved = {name: weight + 0.05 * torch.randn_like(weight) for name, weight in old.items()}
-    server.engine.scheduler.update_weights(moved).result(600)
+    server.engine.scheduler.update_weights(moved, "1").result(600)
     after = ask(server, body_of(prompt, temperature=0.0))
     assert log_probs_of(after) != log_probs_of(before)
     assert after["meta_info"]["weight_version"] != before["meta_info"]["weight_version"]
