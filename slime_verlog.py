@@ -6,6 +6,7 @@ refused there, with a `ConfigError` that names the key, the value and the fix.
 
 import difflib
 import os
+import re
 import select
 import sys
 import types
@@ -234,8 +235,18 @@ def _explain(model: type[Settings], error: Any, where: str) -> str:
             return f"{key} must have at most {context['max_length']} characters, got {len(value)}"
         case "finite_number":
             return f"{key} must be a finite number, got {value!r}"
-    note = " (YAML wants a dot: write 1.0e-6)" if kind == "float_type" and isinstance(value, str) else ""
+    number = _as_yaml_number(value) if kind == "float_type" and isinstance(value, str) else ""
+    note = f" (YAML wants a dot: write {number})" if number else ""
     return f"{key} must be {_words(hint)}, got {value!r}{note}"
+
+
+def _as_yaml_number(text: str) -> str:
+    """Return how YAML writes the number that a text means, such as `0,99` or `1e-6`; empty if it means none."""
+    number = re.fullmatch(r"([+-]?\d+)(?:[.,](\d*))?(?:[eE]([+-]?)(\d+))?", text.strip())
+    if number is None:
+        return ""
+    whole, fraction, sign, exponent = number.groups()
+    return f"{whole}.{fraction or 0}" + (f"e{sign or '+'}{exponent}" if exponent else "")
 
 
 def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from rollout.bridge.settings import check_keys
+from rollout.bridge.settings import CORE_FLAGS, RolloutSettings, check_keys
 from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml_mapping
 
 
@@ -159,8 +159,17 @@ def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
 def read_keys(config_path: str | Path) -> dict[str, Any]:
     """Read the YAML's keys as written; raises ConfigError unless the plugin accepts them."""
     keys = read_yaml_mapping(str(config_path), "YAML")
-    check_keys(keys)
+    check_run_keys(keys)
     return keys
+
+
+def check_run_keys(keys: Mapping[str, Any]) -> RolloutSettings:
+    """Check the YAML's keys as `check_keys`; the error about a flag of slime's says how a run here is given it."""
+    for key in CORE_FLAGS & keys.keys():
+        known = key in EmbeddedFlags.model_fields
+        how = f"give --set-flag {key}=VALUE, or in a study flags: {{{key}: VALUE}}" if known else "leave it out"
+        raise ConfigError(f"'{key}' is one of slime's own flags and no key of the YAML; {how}")
+    return check_keys(keys)
 
 
 def with_absolute_files(value: Any) -> Any:

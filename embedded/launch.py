@@ -201,12 +201,11 @@ class _Run:
 
     def check(self) -> RolloutSettings:
         """Try all that can fail early and return PPO's settings, or raise the first error; writes nothing."""
-        from embedded.arguments import build_args
-        from rollout.bridge.settings import check_keys
+        from embedded.arguments import build_args, check_run_keys
         from rollout.data_source import EpisodeSource
         from rollout.tasks import try_each_task
 
-        settings = check_keys(self.ppo.keys)
+        settings = check_run_keys(self.ppo.keys)
         for stage in filter(None, (self.pretraining, self.ppo)):
             EpisodeSource(build_args(stage.keys, **stage.flags))
         try_each_task(settings)

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from inspection.text import HelpFormatter
+
 VERSION = "0.1.0"
 PARTS = {
     "init": "write a new environment to start from, with its YAML and a test",
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     chosen = next((word for word in given if not word.startswith("-")), None)
     for name, text in PARTS.items():
-        part = parts.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        part = parts.add_parser(name, help=text, formatter_class=HelpFormatter)
         if name == chosen:
             module = module_of(name)
             part.description = module.__doc__

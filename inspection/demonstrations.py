@@ -18,6 +18,7 @@ from typing import Any
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.loading import checked_text
 from inspection.target import check_free
+from inspection.text import HelpFormatter
 from rollout.bridge.settings import load_settings
 from rollout.play.memory import asks_for_notes
 from rollout.tasks import try_each_task
@@ -69,7 +70,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 @command()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Play episodes, keep those with enough progression, and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--config", required=True, help="custom YAML, as for --custom-config-path")
     parser.add_argument("--episodes", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True, help="a .jsonl or .parquet file")

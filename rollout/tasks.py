@@ -14,7 +14,11 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
     """The YAML's `tasks` (or `eval.tasks`, which default to `tasks`), expanded and checked."""
     entries = (held_out.tasks if held_out is not None else ()) or settings.tasks
     if not entries:
-        raise ConfigError("tasks is empty; name at least one task, for example tasks: [goto]")
+        env = settings.rollout_interaction_env_path
+        raise ConfigError(
+            f"tasks is empty; name at least one task of {env}, as tasks: [NAME]; only a run on slime's own data set "
+            "(--prompt-data) needs none"
+        )
     specs = expand_tasks(entries, default_env_path=settings.rollout_interaction_env_path, default_options=settings.env)
     if sum(task.weight for task in specs) <= 0:
         raise ConfigError("the weights of tasks must add up to more than 0")

@@ -39,8 +39,9 @@ install() {
   # --no-compile: Python compiles the modules that are imported, a small part of all, on first use.
   # torch first and by exact version, so that no other package chooses the build. An ordinary index gives the CUDA
   # build (gigabytes); where you have an index of CPU builds, name it in PIP_EXTRA_INDEX_URL.
-  "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile "torch==2.13.0"
-  "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile -e ".[$extras]"
+  echo "installing torch and the extras $extras into $VENV; the first time, this takes minutes"
+  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile "torch==2.13.0"
+  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]"
   touch "$stamp"
 }
 
@@ -49,7 +50,8 @@ try_install() {
   local extra=$1 stamp
   stamp=$(stamp_of "$extra")
   [ -e "$stamp" ] && return
-  if "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-compile -e ".[$extra]"; then
+  echo "installing the extra $extra into $VENV"
+  if "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -e ".[$extra]"; then
     touch "$stamp"
   else
     echo "The extra '$extra' could not be installed here (it needs make and a C compiler); going on without it." >&2

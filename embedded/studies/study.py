@@ -6,6 +6,7 @@ given twice: for the whole study, and for a variant, whose values win.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,10 +124,9 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
 
 def check_study(study: Study) -> None:
     """Try the settings of every variant and build its environments once; an error names the variant."""
-    from embedded.arguments import build_args
+    from embedded.arguments import build_args, check_run_keys
     from embedded.pretraining import split_run
     from embedded.warmstart.imitation import WarmStart
-    from rollout.bridge.settings import check_keys
     from rollout.data_source import EpisodeSource
     from rollout.tasks import try_each_task
 
@@ -135,7 +135,7 @@ def check_study(study: Study) -> None:
         variant = study.variant(name)
         try:
             keys = run_keys(study, variant)
-            settings = check_keys(keys)
+            settings = check_run_keys(keys)
             for stage in filter(None, split_run(keys, {"hf_checkpoint": "", **variant.flags}, Path())):
                 EpisodeSource(build_args(stage.keys, **stage.flags))
             read_settings(WarmStart, variant.warm, "warm.")
@@ -229,14 +229,26 @@ def overview(plan: Plan) -> str:
         state = "finished" if (folder / DONE).exists() else "begun" if folder.is_dir() else "to do"
         lines.append(f"  {variant}, seed {seed}: {updates} updates, {state}, {folder}/")
     flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
+    return "\n".join([*lines, *plan_warnings(plan), _left_to_play(plan, flags)])
+
+
+def _left_to_play(plan: Plan, flags: Sequence[Mapping[str, Any]]) -> str:
+    """Say how much the runs with these flags will play, and how long that takes by the pace of runs in `plan.out`."""
+    left = Counter[str]()
+    for given in flags:
+        is_whole = given.get("rollout_function_path", "").startswith("embedded.whole_episodes.")
+        unit = "whole episodes" if is_whole else "turns"
+        batch = given.get("rollout_batch_size", 256) * given.get("n_samples_per_prompt", 1)
+        left[unit] += given["num_rollout"] * batch
+    amount = " and ".join(f"{count} {unit}" for unit, count in sorted(left.items())) or "0 turns"
     ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]
     turns, seconds = (sum(row[key] for row in ends) for key in ("turns", "seconds"))
-    batch = lambda given: given.get("rollout_batch_size", 256) * given.get("n_samples_per_prompt", 1)
-    left = sum(given["num_rollout"] * batch(given) for given in flags)
-    pace = f"; no run in {plan.out}/ says yet how long that takes, the running study will"
-    if turns:
-        pace = f", about {seconds / turns * left / 60:.0f} min of training, one run after another"
-    return "\n".join([*lines, *plan_warnings(plan), f"{left} turns to play{pace}"])
+    if flags and not left["turns"]:
+        return f"{amount} to play, whose lengths decide how long that takes"
+    if not turns:
+        return f"{amount} to play; no run in {plan.out}/ says yet how long that takes, the running study will"
+    minutes = f"about {seconds / turns * left['turns'] / 60:.0f} min of training, one run after another"
+    return f"{amount} to play, {minutes}" + (", for the turns alone" if left["whole episodes"] else "")
 
 
 def plan_warnings(plan: Plan) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import textwrap
 import unicodedata
 from collections import Counter
@@ -17,7 +18,7 @@ from inspection.report.numbers import BY_KEY, MEASURES, QUESTIONS, Measure, Verd
 from inspection.report.reading import EXCERPT
 from inspection.text import align
 
-_WIDTH = 110
+_MAX_WIDTH = 110
 _MAX_TEXT = 140
 _MAX_ALIASES = 15
 
@@ -76,7 +77,8 @@ def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Seque
 def _render(template: str, columns: Sequence[Column], alarms: Sequence[Alarm], **more: Any) -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    fold = lambda text, mark: textwrap.fill(text, _WIDTH, initial_indent=mark, subsequent_indent=" " * (len(mark) + 2))
+    width = min(shutil.get_terminal_size((_MAX_WIDTH, 24)).columns, _MAX_WIDTH)
+    fold = lambda text, mark: textwrap.fill(text, width, initial_indent=mark, subsequent_indent=" " * (len(mark) + 2))
     code = lambda text: f"`` {clean(text).replace('`', chr(39)).replace('|', chr(92) + '|')} ``" if text.strip() else ""
     count_stops = lambda group: Counter(episode.stop for episode in group).most_common()
     stops = lambda group: ", ".join(f"{count} {name}" for name, count in count_stops(group))

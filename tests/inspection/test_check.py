@@ -20,6 +20,7 @@ from tests.fixtures.broken_envs import BROKEN
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.warm_python import run_python
 
+ROOT = Path(__file__).parents[2]
 GAME = """\
 import os
 from envs.base import BaseInteractionEnv, make_observation
@@ -347,3 +348,10 @@ def test_an_environment_that_prints_megabytes_does_not_flood_the_terminal(tmp_pa
     done = run_python(["-m", "inspection", "check", str(tmp_path / "game.py"), "--json"])
     assert done.returncode == 0 and json.loads(done.stdout)["errors"] == 0
     assert "prints more than 4,000 bytes; the rest is not shown" in done.stderr and len(done.stderr) < 20_000
+
+
+def test_a_yaml_without_tasks_is_told_so_in_terms_of_its_own_environment() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["check", str(ROOT / "custom_configs" / "geo3k.yaml")])
+    said = str(caught.value)
+    assert "tasks is empty; name at least one task of envs.geo3k, as tasks: [NAME]" in said and "goto" not in said

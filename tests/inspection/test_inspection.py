@@ -31,6 +31,19 @@ def test_a_part_explains_itself_before_anything_is_installed(part: str) -> None:
     assert done.stdout.startswith(f"usage: slime-verlog {part} ")
 
 
+@pytest.mark.parametrize("part", command.PARTS)
+def test_help_is_as_wide_as_the_terminal(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    with pytest.raises(SystemExit, match="0"):
+        command.main([part, "--help"])
+    description = capsys.readouterr().out.partition("\n\n")[2].partition("positional arguments:")[0]
+    lines = [line for line in description.splitlines() if not line.startswith("    ")]
+    assert max(map(len, lines)) <= 70
+    assert f"    slime-verlog {part} " in description, "commands stay on one line"
+
+
 AT_END = """
 import sys
 from inspection.command import main

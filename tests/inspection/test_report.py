@@ -105,6 +105,20 @@ def test_several_runs_stand_side_by_side_with_short_names(tmp_path: Path, capsys
     assert "|  | a/eval | b/eval |" in page
 
 
+def test_the_summary_is_as_wide_as_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _fill(tmp_path, 20, 0.1, 0.0)
+    widths = []
+    for columns in ("60", "90"):
+        monkeypatch.setenv("COLUMNS", columns)
+        report(tmp_path)
+        lines = capsys.readouterr().out.splitlines()
+        advice = [line for line in lines if line.startswith("  - ")]
+        widths.append(max(map(len, advice)))
+    assert 45 < widths[0] <= 60 < widths[1] <= 90
+
+
 def test_the_page_is_written_beside_the_run(tmp_path: Path) -> None:
     _fill(tmp_path, 20, 0.9, 1.0)
     report(tmp_path / "episodes.jsonl")

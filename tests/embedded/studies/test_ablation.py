@@ -324,6 +324,23 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
     assert "480 turns to play, about 4 min of training, one run after another" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        (["a", "b"], "160 whole episodes and 320 turns to play; no run in"),
+        (["b"], "160 whole episodes to play, whose lengths decide how long that takes"),
+    ],
+)
+def test_a_dry_run_does_not_count_whole_episodes_as_turns(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], variants: list[str], said: str
+) -> None:
+    path = tmp_path / "study.yaml"
+    whole = {"share": 0.5, "flags": {"rollout_function_path": "embedded.whole_episodes.generate_rollout"}}
+    path.write_text(yaml.safe_dump({**small, "updates": 40, "variants": {"a": {}, "b": whole}}))
+    main([str(path), "--out", str(tmp_path / "out"), "--dry-run", "--seeds", "3", "--variants", *variants])
+    assert capsys.readouterr().out.splitlines()[-1].startswith(said)
+
+
 def test_a_dry_run_says_if_only_the_critic_would_train(
     small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
         ({"n_env": True}, "n_env must be an integer, got True"),
         ({"n_env": 0}, "n_env must be at least 1, got 0"),
         ({"gamma_step": 1.5}, "gamma_step must be at most 1, got 1.5"),
-        ({"gamma_step": "1e-3"}, "write 1.0e-6"),
+        ({"gamma_step": "1e-3"}, "write 1.0e-3"),
         ({"history": "windows"}, "history must be one of 'window', 'full', got 'windows'"),
         ({"critic_warmup": {"w_iter": 4}}, "w_epoch is 0"),
         ({"critic_warmup": {"fraction": 0.0}}, "critic_warmup.fraction must be greater than 0, got 0.0"),
