@@ -39,6 +39,7 @@ OTHER_WEIGHTS = "other_weights"
 """Kind of the fault that an engine answered which has not got the actor's weights yet."""
 MIN_WEIGHTS_RETRIES = 16
 """At least so often is a request repeated after that fault. Such an engine answers at once, and only a push helps."""
+MIN_WEIGHTS_PAUSE_S = 0.25
 MAX_WAIT_S = 60.0
 """Upper limit of the pause that a server asks for with `Retry-After`."""
 
@@ -127,8 +128,8 @@ class EngineClient:
                         "(engine.max_retries and engine.timeout_s set the limits)",
                         error.kind,
                     ) from error
-                pause = max(self._delay(attempts[not_loaded]), min(error.retry_after_s, MAX_WAIT_S))
-                await asyncio.sleep(pause)
+                least = MIN_WEIGHTS_PAUSE_S if not_loaded else min(error.retry_after_s, MAX_WAIT_S)
+                await asyncio.sleep(max(self._delay(attempts[not_loaded]), least))
                 attempts[not_loaded] += 1
 
     def _delay(self, attempt: int) -> float:
