@@ -45,7 +45,7 @@ def hooks_in_use(args: Any) -> set[str]:
         "plays": batches or generate,
         "source": getattr(args, "data_source_path", None) == SOURCE,
         "converter": getattr(args, "custom_convert_samples_to_train_data_path", None) == CONVERTER,
-        "patch": installs_advantages(args),
+        "patch": installs_advantages(args) and "critic" in roles_of(args),
     }
     return {name for name, used in found.items() if used}
 
