@@ -12,6 +12,7 @@ from advantage.turn_table import CONVERTER
 from slime_verlog import ConfigError, read_yaml
 
 HOOK = "advantage.hook.compute_advantages"
+GROUP = "advantage.group.compute_advantages"
 INSTALL = "advantage.patch.install"
 WHOLE_FILES = ("disk", "full")
 """slime's transport and mode of weights that `train.py` itself makes the engines load."""
@@ -54,6 +55,11 @@ class AdvantageFlags:
     no_load_optim: bool = False
 
     @property
+    def has_critic(self) -> bool:
+        """Whether slime trains a critic."""
+        return self.advantage_estimator == "ppo"
+
+    @property
     def frozen(self) -> list[str]:
         """The patterns of `freeze_params_name_list`."""
         return list(self.freeze_params_name_list or ())
@@ -70,21 +76,21 @@ def check_flags(args: Any) -> AdvantageSettings:
     Raises FlagError, which names the flag to change, or ConfigError, which names a key that is out of range.
     """
     flags = advantage_flags(args)
-    if flags.advantage_estimator != "ppo":
+    given, converter = flags.custom_advantage_function_path, flags.custom_convert_samples_to_train_data_path
+    if not flags.has_critic and (given == HOOK or (given is None and converter == CONVERTER)):
         raise FlagError(
             f"--advantage-estimator is {flags.advantage_estimator}, but dual-discount GAE needs a critic: give "
-            f"--advantage-estimator ppo, or leave {INSTALL} out"
+            f"--advantage-estimator ppo, or --custom-advantage-function-path {GROUP}"
         )
+    if flags.has_critic and given not in (None, HOOK):
+        raise FlagError(f"--custom-advantage-function-path is {given}; {INSTALL} would replace it, drop one of them")
     if not flags.compute_advantages_and_returns:
         raise FlagError(f"--disable-compute-advantages-and-returns leaves nothing for {INSTALL} to do; remove one")
-    if not flags.custom_convert_samples_to_train_data_path:
+    if not converter and (flags.has_critic or given == GROUP):
         raise FlagError(
             "no converter writes the turn table, which the advantages need; give "
             f"--custom-convert-samples-to-train-data-path {CONVERTER}"
         )
-    foreign = flags.custom_advantage_function_path
-    if foreign not in (None, HOOK):
-        raise FlagError(f"--custom-advantage-function-path is {foreign}; {INSTALL} would replace it, drop one of them")
     settings = advantage_settings(args)
     _check_roles(args, flags, settings)
     _check_frozen(flags, settings)

@@ -52,7 +52,10 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         TurnTableError: the table is missing or foreign, or turns are missing in an episode.
         OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
     """
+    from advantage.patch.steps import install_late  # the patch imports this folder
+
     layout = current_layout()
+    install_late(advantage_settings(args))
     if not layout.last_stage:
         return
     with relayed(layout.stage), Exchange(layout.data) as exchange:

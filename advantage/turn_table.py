@@ -28,6 +28,9 @@ TABLE_KEY = "prompt"
 STALENESS = "token_staleness"
 """Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
 
+PADDING_INDEX = -1
+"""The entry of `sample_indices`, slime's column of sample indices, for a sample that only fills an optimizer step."""
+
 CONVERTER = "rollout.samples.convert_samples_to_train_data"
 """The function that writes the table into slime's train data."""
 _ADVICE = f"configure --custom-convert-samples-to-train-data-path {CONVERTER}"

@@ -153,7 +153,8 @@ def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
 def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
     """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a wrong flag."""
     given = read_settings(EmbeddedFlags, flags)
-    return Namespace(**given.model_dump(), use_critic=given.advantage_estimator == "ppo", **keys)
+    machine = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1, "use_critic": given.advantage_estimator == "ppo"}
+    return Namespace(**given.model_dump(), **machine, **keys)
 
 
 def read_keys(config_path: str | Path) -> dict[str, Any]:

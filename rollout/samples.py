@@ -4,14 +4,16 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
-from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
+from advantage.turn_table import PADDING_INDEX, TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample, group_of, train_data_keys
+from rollout.bridge.roles import samples_multiple
 from rollout.bridge.sample import (
     SampleWriter,
     attach_trace,
@@ -156,10 +158,7 @@ def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> l
     padded = list(groups)
     for k in reversed(range(missing)):
         place = (k + 1) * len(groups) // (missing + 1)
-        sample = writer.new(index + k, len(groups) + k, Prompt([]))
-        writer.make_inert(sample, len(groups) + k)
-        sample.metadata = {"kind": SampleKind.PADDING, "round_number": 0}
-        padded.insert(place, [sample])
+        padded.insert(place, [writer.padding(index + k, len(groups) + k)])
     return padded
 
 
@@ -167,15 +166,20 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     """Return slime's train data (`--custom-convert-samples-to-train-data-path`), with the turn table under `prompt`.
 
     Every value is a list with one entry per sample. Entries with one number per token are numpy arrays: int32 tokens,
-    uint8 masks, float32 log-probs. Only the logs read `rewards`.
+    uint8 masks, float32 log-probs. Only the logs read `rewards`. Padding may follow the samples
+    (`samples_multiple`); its index is `PADDING_INDEX`, its reward the mean of the others.
 
     Raises:
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its loss mask has
             another length than its response; or it lacks what a flag replays in training, such as log-probs.
     """
-    samples = flatten(samples)
+    samples, flags, group_keys = flatten(samples), RolloutFlags.read(args), train_data_keys()
+    rows = [_row(sample) for sample in samples]
+    if group_keys is not None:
+        padding = _padding(args, samples, 1 + max(row.segment for row in rows))
+        samples += padding
+        rows += [_row(sample) for sample in padding]
     masks = [_loss_mask(sample) for sample in samples]
-    flags, group_keys = RolloutFlags.read(args), train_data_keys()
     rewards = [float(sample.reward or 0.0) for sample in samples]
     data: dict[str, Any] = {
         "tokens": [token_prefix(sample.tokens).to_numpy() for sample in samples],
@@ -186,7 +190,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
         "sample_indices": [sample.index for sample in samples],
         # Writable, so that slime does not copy them.
         "loss_masks": [np.frombuffer(bytearray(mask), np.uint8) for mask in masks],
-        TABLE_KEY: [_row(sample) for sample in samples],
+        TABLE_KEY: [encode_row(row).numpy() for row in rows],
     }
     if group_keys is not None:
         ids = [group_of(sample) for sample in samples]
@@ -199,6 +203,27 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     return data
 
 
+def _padding(args: Any, samples: Sequence[Sample], segment: int) -> list[Sample]:
+    """Make the samples that each optimizer step lacks to a multiple of `samples_multiple`.
+
+    They join the step's last group, so slime counts as many groups and takes the same steps as without them. Each is a
+    separate segment, from number `segment` on.
+    """
+    multiple, step = samples_multiple(args), RolloutFlags.read(args).global_batch_size
+    writer = SampleWriter(args, int(samples[0].tokens[0]))
+    counts = Counter(group_of(sample) for sample in samples)
+    groups = list(counts)
+    padding: list[Sample] = []
+    for end in range(step, len(groups) + 1, step):
+        filled = sum(counts[group] for group in groups[end - step : end])
+        for _ in range(-filled % multiple):
+            padding.append(writer.padding(groups[end - 1], segment + len(padding)))
+    mean_reward = fmean(sample.reward or 0.0 for sample in samples)
+    for sample in padding:
+        sample.index, sample.reward = PADDING_INDEX, mean_reward
+    return padding
+
+
 def _loss_mask(sample: Sample) -> list[int]:
     mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
     if len(mask) != sample.response_length:
@@ -206,14 +231,14 @@ def _loss_mask(sample: Sample) -> list[int]:
     return [0] * sample.response_length if sample.remove_sample else mask
 
 
-def _row(sample: Sample) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _row(sample: Sample) -> TurnRow:
     row = row_of(sample)
     if row is None:
         raise ConfigError(
             f"sample {sample.index} has no turn row; use this converter with --rollout-function-path "
             "rollout.fixed_turn.generate_rollout or --custom-generate-function-path rollout.generate.generate"
         )
-    return encode_row(row).numpy()
+    return row
 
 
 def _add_optional(data: dict[str, Any], samples: list[Sample], flags: RolloutFlags) -> None:

@@ -9,7 +9,7 @@ it for the critic when `--megatron-config-path` is used.
 import functools
 import importlib
 import logging
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,13 +23,10 @@ from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
 from advantage.patch.critic import install_critic, install_value_head, pretrain_critic
 from advantage.patch.roles import install_roles
+from advantage.patch.steps import install_steps
 from advantage.patch.versions import Framework, find_framework, original, replace, wrap
-from advantage.settings import AdvantageSettings
-from advantage.training.alarms import OffPolicyAlarm
-from advantage.training.images import expand
 from advantage.training.losses import weigh_first_tokens, whiten
-from advantage.training.policy_loss import finish_dis, install_dis
-from advantage.turn_table import STALENESS
+from advantage.training.policy_loss import install_dis
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +41,9 @@ in flight at an update."""
 def install(args: Any) -> None:
     """Make this process compute dual-discount advantages and weigh first tokens; calling it again is safe.
 
+    Without a critic, the advantages are those of `--custom-advantage-function-path` or slime's own estimator; training
+    steps are watched and corrected as with one (`advantage/patch/steps.py`).
+
     Raises:
         ConfigError: the flags would give wrong advantages, or a setting is out of range; names the flag or key.
         UnsupportedFrameworkError: the patch does not support the framework, or something else patched it.
@@ -52,7 +52,7 @@ def install(args: Any) -> None:
     settings, flags = check_flags(args), advantage_flags(args)
     replace(framework.loss, "value_loss_function", weigh_first_tokens)
     if framework.model is not None:
-        _install_training_steps(framework.model, settings)
+        install_steps(framework.model, framework.actor, settings)
     if settings.policy_loss == "dis":
         install_dis(framework.loss, replace)
     policy_loss = original(getattr(framework.loss, "policy_loss_function", None))
@@ -67,6 +67,10 @@ def install(args: Any) -> None:
         pretrain_critic(args, framework, settings.value_pretraining)
     else:
         install_critic(framework, settings)
+    if not flags.has_critic:
+        used = flags.custom_advantage_function_path or flags.advantage_estimator
+        logger.info("the training steps of %s are watched; the advantages come from %s", framework.name, used)
+        return
     whitens_slices = flags.normalize_advantages and flags.context_parallel_size > 1
     replaces = not framework.has_flag or (whitens_slices and not framework.whitens_all_ranks)
     if replaces:
@@ -88,32 +92,6 @@ def install(args: Any) -> None:
         discounts_of(settings, "actor"),
         settings.value_first_token_weight,
     )
-
-
-def _install_training_steps(model: ModuleType, settings: AdvantageSettings) -> None:
-    """Wrap `get_batch` (images, staleness) and `train_one_step` (metrics and their alarm)."""
-    for name in ("get_batch", "train_one_step"):
-        if not callable(getattr(model, name, None)):
-            raise UnsupportedFrameworkError(f"{model.__name__} has no {name}, which the patch has to wrap")
-    alarm = OffPolicyAlarm(settings)
-
-    def extended(
-        get_batch: Callable[..., dict[str, Any]], data_iterator: Any, keys: Sequence[str], *args: Any, **named: Any
-    ) -> dict[str, Any]:
-        batch = get_batch(data_iterator, [*keys, STALENESS], *args, **named)
-        if batch.get("multimodal_train_inputs"):
-            batch["multimodal_train_inputs"] = expand(batch["multimodal_train_inputs"])
-        return batch
-
-    def watched(
-        train_one_step: Callable[..., tuple[dict[str, Any], Any]], args: Any, rollout_id: int, *rest: Any, **named: Any
-    ) -> tuple[dict[str, Any], Any]:
-        metrics, norm = train_one_step(args, rollout_id, *rest, **named)
-        metrics = finish_dis(metrics)
-        return metrics | alarm.watch(metrics, rollout_id), norm
-
-    wrap(model, "get_batch", extended)
-    wrap(model, "train_one_step", watched)
 
 
 def _install_retraction(mode: str | None, framework: Framework) -> None:

@@ -19,7 +19,7 @@ SUPPORTED = "slime v0.3.0, v0.3.1 and main (August 2026), and miles-rl 0.0.2"
 
 _LOSS = {"slime": "slime.backends.megatron_utils.loss", "miles": "miles.backends.training_utils.loss"}
 _ACTOR = {"slime": "slime.backends.megatron_utils.actor", "miles": "miles.backends.megatron_utils.actor"}
-_MODEL = {"slime": "slime.backends.megatron_utils.model"}
+MODEL = {"slime": "slime.backends.megatron_utils.model"}
 _PARAMETERS = {
     "compute_advantages_and_returns": ("args", "rollout_data"),
     "value_loss_function": ("args", "batch", "logits", "sum_of_sample_mean"),
@@ -79,7 +79,7 @@ def find_framework() -> Framework:
             f"this slime has no --custom-advantage-function-path (it came with v0.3.0); supported are {SUPPORTED}"
         )
     whitens = any("with_context_parallel" in x for x in compute.__code__.co_consts if isinstance(x, tuple))
-    actor, model = (sys.modules.get(modules.get(names[0], "")) for modules in (_ACTOR, _MODEL))
+    actor, model = (sys.modules.get(modules.get(names[0], "")) for modules in (_ACTOR, MODEL))
     return Framework(names[0], loss, actor, model, has_flag, whitens)
 
 

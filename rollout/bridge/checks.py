@@ -7,12 +7,12 @@ from collections.abc import Collection
 from typing import Any
 
 from advantage.errors import FlagError
-from advantage.flags import INSTALL
+from advantage.flags import GROUP, INSTALL
 from advantage.flags import check_flags as check_patch
 from advantage.settings import AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, check_lengths, sentences
-from rollout.bridge.roles import check_roles, is_megatron_checkpoint, role_args
+from rollout.bridge.roles import check_pushed_weights, check_roles, is_megatron_checkpoint, role_args, roles_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
 
@@ -21,7 +21,6 @@ CONTINUOUS = "rollout.continuous.generate_rollout"
 BATCHES = (FIXED_TURN, CONTINUOUS)
 """Rollout functions that make batches of a fixed number of turns."""
 GENERATE = "rollout.generate.generate"
-GROUP = "advantage.group.compute_advantages"
 SOURCE = "rollout.data_source.EpisodeSource"
 ENGINES_PER_PROCESS = 4
 """Engines that one process feeds, with `rollout_processes: auto`."""
@@ -46,7 +45,7 @@ def hooks_in_use(args: Any) -> set[str]:
         "plays": batches or generate,
         "source": getattr(args, "data_source_path", None) == SOURCE,
         "converter": getattr(args, "custom_convert_samples_to_train_data_path", None) == CONVERTER,
-        "patch": installs_advantages(args),
+        "patch": installs_advantages(args) and "critic" in roles_of(args),
     }
     return {name for name, used in found.items() if used}
 
@@ -157,8 +156,7 @@ def _check_playing(args: Any, flags: RolloutFlags, config: RolloutSettings, hook
 
 
 def _static_roles(args: Any) -> list[str]:
-    roles = ("actor", "critic") if getattr(args, "advantage_estimator", None) == "ppo" else ("actor",)
-    return [role for role in roles if not getattr(role_args(args, role), "use_dynamic_batch_size", True)]
+    return [role for role in roles_of(args) if not getattr(role_args(args, role), "use_dynamic_batch_size", True)]
 
 
 def _check_training(args: Any, config: RolloutSettings) -> None:
@@ -186,6 +184,8 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
     if getattr(args, "custom_advantage_function_path", None) == GROUP and getattr(args, "kl_coef", 0):
         raise ConfigError(f"--kl-coef {args.kl_coef}: without a critic, charge KL with --use-kl-loss instead")
     check_roles(args)
+    if not installs_advantages(args):
+        check_pushed_weights(args)
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
@@ -241,16 +241,17 @@ def _check_critic(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
 
 def _check_advantage(args: Any) -> None:
     """Actor and critic must both compute their advantages from the turn table."""
+    estimator = getattr(args, "advantage_estimator", "ppo")
     if installs_advantages(args):
         _check_patch(args)
-        return
-    if hasattr(args, "custom_megatron_init_path"):
+        if estimator == "ppo":
+            return
+    elif hasattr(args, "custom_megatron_init_path"):
         settings, default = advantage_settings(args), AdvantageSettings()
         changed = [key for key in NEEDS_INSTALL if getattr(settings, key) != getattr(default, key)]
         if changed:
             raise ConfigError(f"{' and '.join(changed)} in the YAML need --custom-megatron-init-path {INSTALL}")
     _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
-    estimator = getattr(args, "advantage_estimator", "ppo")
     hook = "custom_megatron_init_path" if estimator == "ppo" else "custom_advantage_function_path"
     if not hasattr(args, hook) or getattr(args, hook):
         return
@@ -267,7 +268,7 @@ def _check_advantage(args: Any) -> None:
 
 def _check_patch(args: Any) -> None:
     """Run the checks that the patch repeats in each role's processes, before there are any."""
-    for role in ("actor", "critic"):
+    for role in roles_of(args):
         try:
             check_patch(role_args(args, role))
         except FlagError as error:

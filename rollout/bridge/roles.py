@@ -1,6 +1,7 @@
-"""Flags of actor and critic after `--megatron-config-path`; checks and rotation of their checkpoints."""
+"""The flags of actor and critic after `--megatron-config-path`: layout of GPUs, first weights, and checkpoints."""
 
 import logging
+import math
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from advantage.flags import overrides_of
+from advantage.flags import INSTALL, overrides_of
 from rollout.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,61 @@ def role_args(args: Any, role: str) -> Namespace:
     if role == "critic" and getattr(args, "megatron_config_path", None):
         given.custom_advantage_function_path = None
     return given
+
+
+def roles_of(args: Any) -> Sequence[str]:
+    """The roles that slime trains: a critic only with `--advantage-estimator ppo`."""
+    return ("actor", "critic") if getattr(args, "advantage_estimator", None) == "ppo" else ("actor",)
+
+
+def samples_multiple(args: Any) -> int:
+    """Return a number of which every optimizer step should hold a multiple of samples.
+
+    slime's `build_dp_schedule` rounds the number of micro-batches up to a multiple of the data-parallel size, times
+    the group of micro-batches with an interleaved pipeline, and fails where a step has fewer samples than that. If the
+    step's samples are such a multiple themselves, the rounded number is never larger, however samples are packed.
+
+    Without slime's flags for GPUs, it is `global_batch_size`, which every data-parallel size divides.
+    """
+    if not hasattr(args, "actor_num_gpus_per_node"):
+        return getattr(args, "global_batch_size", 1)
+    return math.lcm(*(_alignment(role_args(args, role)) for role in roles_of(args)))
+
+
+def _alignment(args: Any) -> int:
+    """Return what slime aligns the number of one role's micro-batches to."""
+    stages = getattr(args, "pipeline_model_parallel_size", 1)
+    tensor, context = (getattr(args, f"{name}_parallel_size", 1) for name in ("tensor_model", "context"))
+    gpus = args.actor_num_nodes * args.actor_num_gpus_per_node
+    ranks = max(gpus // (tensor * stages * context), 1)
+    if (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) == 1:
+        return ranks
+    return ranks * (getattr(args, "microbatch_group_size_per_vp_stage", None) or stages)
+
+
+def check_pushed_weights(args: Any) -> None:
+    """Raise ConfigError if slime would start the engines with another model's weights than the actor's.
+
+    Where training is not offloaded, slime keeps the weights that it loaded last, the reference's or the teacher's, and
+    pushes them before the first batch. With `--keep-old-actor`, the last ones are the actor's. In `--colocate`, it
+    pushes its copy of the actor. `advantage.patch.install` repairs this.
+    """
+    args = role_args(args, "actor")
+    from_copy = getattr(args, "colocate", False) and getattr(args, "update_weight_transport", None) != "disk"
+    if getattr(args, "offload_train", True) or from_copy or getattr(args, "keep_old_actor", False):
+        return
+    if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "megatron":
+        held, path = "teacher", args.opd_teacher_load
+    elif getattr(args, "kl_coef", 0) or getattr(args, "use_kl_loss", False):
+        held, path = "reference", getattr(args, "ref_load", None)
+    else:
+        return
+    start = getattr(args, "load", None)
+    if start and path and os.path.realpath(start) != os.path.realpath(path) and _has_weights(start):
+        raise ConfigError(
+            f"slime would play the first batch with the {held}'s weights ({path}) instead of the actor's, because it "
+            f"loads them last and training is not offloaded: give --custom-megatron-init-path {INSTALL}"
+        )
 
 
 def check_roles(args: Any) -> None:
@@ -69,7 +125,7 @@ def check_start_weights(args: Any) -> None:
     reference = getattr(args, "ref_load", None)
     if critic and critic != reference:
         _check_pretrained_critic(critic, reference)
-    if reference and not is_megatron_checkpoint(reference) and not (Path(reference) / "config.json").is_file():
+    if reference and not _has_weights(reference):
         raise ConfigError(
             f"--ref-load {reference} holds neither a Megatron nor a Hugging Face checkpoint; was its conversion "
             "interrupted? run scripts/prepare_model.sh again"
@@ -79,6 +135,10 @@ def check_start_weights(args: Any) -> None:
 def is_megatron_checkpoint(folder: str) -> bool:
     """Whether the folder holds a complete checkpoint; Megatron writes this file last."""
     return (Path(folder) / "latest_checkpointed_iteration.txt").is_file()
+
+
+def _has_weights(folder: str) -> bool:
+    return is_megatron_checkpoint(folder) or (Path(folder) / "config.json").is_file()
 
 
 def _check_pretrained_critic(critic: str, reference: str | None) -> None:

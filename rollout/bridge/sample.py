@@ -90,6 +90,14 @@ class SampleWriter:
         self.append_dummy(sample)
         set_row(sample, TurnRow(segment, 0, TurnKind.TURN, True, False, (TurnSpan(0, 1, 0.0),)))
 
+    def padding(self, training_group: int, segment: int) -> Sample:
+        """A sample of two tokens that only fills an optimizer step: it has no loss, and its value is not used."""
+        sample = self.new(training_group, segment, Prompt([self.dummy_token]))
+        self.append_dummy(sample)
+        sample.metadata = {"kind": SampleKind.PADDING, "task_name": SampleKind.PADDING, "round_number": 0}
+        set_row(sample, TurnRow(segment, 0, TurnKind.BOOTSTRAP))
+        return sample
+
     @property
     def _keeps_top_p(self) -> bool:
         """Whether slime keeps the kept tokens of top-p sampling, which it does only while it appends tokens."""

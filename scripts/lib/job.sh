@@ -58,6 +58,9 @@ check_job_if_possible() {
 
 # What every process of the job inherits, as NAME=VALUE; a script may append to JOB_ENV. Preflight gets the same, because
 # Megatron reads CUDA_DEVICE_MAX_CONNECTIONS while it checks flags. slime's writers take TENSORBOARD_DIR before any flag.
+# slime's own launcher sets four more, which are not needed here. NCCL_NVLS_ENABLE: NCCL looks for NVLink itself.
+# MASTER_ADDR: slime's training processes set it. PYTHONUNBUFFERED: Ray sets it for train.py, and runs workers with -u.
+# no_proxy: it would replace that of the nodes, and they know each other's addresses (docs/troubleshooting.md).
 set_job_environment() {
   JOB_ENV+=("PYTHONPATH=$PATHS" CUDA_DEVICE_MAX_CONNECTIONS=1 "TENSORBOARD_DIR=$RUN_DIR/tensorboard")
 }

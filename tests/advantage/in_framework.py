@@ -172,6 +172,133 @@ def the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone() 
     assert (plain != 0).sum() == 6
 
 
+def mixed_batch(empty: int) -> dict[str, Any]:
+    """A micro-batch of three trained samples and `empty` samples without trained tokens, all of them in one group."""
+    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0]), torch.tensor([1])] + [torch.tensor([0])] * empty
+    lengths = [len(mask) for mask in masks]
+    return {
+        "loss_masks": masks,
+        "response_lengths": lengths,
+        "total_lengths": [length + 1 for length in lengths],
+        "unconcat_tokens": [torch.zeros(length + 1, dtype=torch.long) for length in lengths],
+        "rollout_mask_sums": torch.full((len(masks),), 6.0),
+        "values": [torch.zeros(length) for length in lengths],
+        "returns": [torch.arange(length) + 2.0 for length in lengths],
+    }
+
+
+def loss_of(args: Namespace, empty: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradient of the trained samples' logits, slime's count of tokens, and its metrics' values."""
+    batch = mixed_batch(empty)
+    logits = torch.zeros(1, sum(batch["total_lengths"]), 1, requires_grad=True)
+    loss, count, logged = module("backends.megatron_utils.model").loss_function(args, batch, 1, 4, logits)
+    loss.backward()
+    return logits.grad.flatten()[:11], torch.as_tensor(count), logged["values"]
+
+
+@check
+def samples_without_trained_tokens_change_neither_gradients_nor_metrics() -> None:
+    if NAME != "slime":
+        return
+    loss_flags = {"loss_type": "value_loss", "recompute_loss_function": False, "rollout_temperature": 1.0}
+    for per_token in (True, False):
+        args = framework_args(calculate_per_token_loss=per_token, value_first_token_weight=3.0, **loss_flags)
+        with installed(args):
+            alone, beside = loss_of(args, 0), loss_of(args, 5)
+            for without, with_empty in zip(alone, beside, strict=True):
+                assert torch.equal(without, with_empty), (per_token, without, with_empty)
+        assert alone[0].abs().sum() > 0 and alone[1] == (6 if per_token else 1)
+
+
+@check
+def a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric_by_zero() -> None:
+    if NAME != "slime":
+        return
+    model = module("backends.megatron_utils.model")
+    args = framework_args(calculate_per_token_loss=True, loss_type="value_loss", recompute_loss_function=False)
+    args.rollout_temperature = 1.0
+    batch = {key: column[3:] for key, column in mixed_batch(2).items()}
+    with installed(args):
+        _, count, logged = model.loss_function(args, batch, 1, 4, torch.zeros(1, 4, 1, requires_grad=True))
+        usual = loss_of(args, 0)[2]
+    assert count == 0 and logged["values"][0] > 0
+    assert torch.equal(usual + logged["values"], usual)
+
+
+@check
+def padding_is_in_no_mean_of_the_frameworks_logger() -> None:
+    if NAME != "slime":
+        return
+    from tests.advantage.batches import make_samples, rollout_data
+
+    args = framework_args()
+    data = rollout_data(make_samples(random.Random(3), 4))
+    size = len(data["loss_masks"])
+    data |= {"advantages": data["values"], "rewards": [float(k) for k in range(size)], "truncated": [1] * size}
+    data |= {"round_number": list(range(size)), "sample_indices": list(range(size)), "global_batch_sizes": [size]}
+    data["rollout_mask_sums"] = torch.tensor([float(sum(mask)) for mask in data["loss_masks"]])
+    data["loss_masks"] = [torch.as_tensor(mask) for mask in data["loss_masks"]]
+    del data["prompt"]
+    padding = {"response_lengths": 1, "total_lengths": 2, "rewards": 0.0, "truncated": 0, "round_number": 0}
+    padding |= {"sample_indices": -1, "loss_masks": torch.tensor([0])}
+    padding |= dict.fromkeys(("values", "kl", "advantages"), torch.tensor([7.0]))
+    padded = {key: [*column, *[padding[key]] * 3] for key, column in data.items() if key in padding}
+    padded |= {key: column for key, column in data.items() if key not in padding}
+    padded["rollout_mask_sums"] = torch.cat([data["rollout_mask_sums"], torch.full((3,), 5.0)])
+    padded["global_batch_sizes"] = data["global_batch_sizes"]
+    with installed(args):
+        wanted, found = log(args, data), log(args, padded)
+        only = log(args, {key: column[-3:] if key in padding else column for key, column in padded.items()})
+    assert wanted == found and wanted["rewards"] == (sum(data["rewards"]), size), (wanted, found)
+    assert only.keys() == wanted.keys() and only["rewards"] == (0.0, 1)
+
+
+@check
+def the_model_gets_the_actors_weights_back_after_another_checkpoint() -> None:
+    if NAME != "slime":
+        return
+    actor = module("backends.megatron_utils.actor")
+    process = object.__new__(actor.MegatronTrainRayActor)
+    flags = ("no_load_optim", "no_load_rng", "finetune", "ckpt_step", "ref_ckpt_step")
+    process.args = framework_args(load="actor", **dict.fromkeys(flags))
+    process.model, restored = None, []
+    process.weights_backuper = Namespace(backup=lambda tag: None, restore=restored.append, backup_tags={"actor", "ref"})
+    with (
+        mock_patch.object(actor, "load_checkpoint", lambda *_, **__: (None, None)),
+        installed(framework_args(advantage_estimator="grpo", custom_advantage_function_path="mine.advantages")),
+    ):
+        process.load_other_checkpoint("ref", "reference")
+    assert restored == ["actor"] and process._active_model_tag == "actor" and process.args.load == "actor"
+
+
+@check
+def without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_without_the_patch() -> None:
+    if NAME != "slime":
+        return
+    from advantage.group import compute_advantages
+    from advantage.patch.versions import original
+    from advantage.turn_table import TurnRow, TurnSpan, encode_row
+
+    model, group = module("backends.megatron_utils.model"), "advantage.group.compute_advantages"
+    args = framework_args(advantage_estimator="grpo", custom_advantage_function_path=group, kl_coef=0.0)
+    args.n_samples_per_prompt, args.grpo_std_normalization = 2, False
+    row = encode_row(TurnRow(segment=0, first_turn=0, terminated=True, turns=(TurnSpan(0, 2, 1.0),)))
+    data = {"loss_masks": [torch.ones(2)], "response_lengths": [2], "total_lengths": [3], "prompt": [row]}
+    gap = {"train_rollout_logprob_abs_diff": 0.4}
+    for patched in (True, False):
+        with mock_patch.object(model, "train_one_step", lambda *_: (dict(gap), 1.0)):
+            if patched:
+                with installed(args):
+                    assert args.custom_advantage_function_path == group
+                    metrics, _ = model.train_one_step(args, 0)
+            else:
+                compute_advantages(args, {**data, "kl": [torch.zeros(2)]})
+                assert original(model.train_one_step) is not model.train_one_step
+                metrics, _ = model.train_one_step(args, 0)
+                uninstall()
+        assert metrics == {**gap, "off_policy_alarms": 1.0}, metrics
+
+
 @check
 def the_dual_clip_reaches_the_policy_loss() -> None:
     from advantage.patch.versions import original

@@ -45,6 +45,7 @@ class Played:
             "env": {"ledger": str(folder / "ledger"), "longest": 9},
             "turn_quota": "per_env",
             **{"rollout_batch_size": TURNS, "global_batch_size": STEP, "partial_rollout": False},
+            **{"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
             **{"load_debug_rollout_data": None, "disable_rollout_trim_samples": False},
             **{"use_dynamic_global_batch_size": False, "reward_key": None, "sglang_speculative_algorithm": None},
             **{"eval": {"episodes": 3}, "use_rollout_routing_replay": False},

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from advantage.turn_table import PADDING_INDEX
 from tests.advantage.reference import brute_force
 
 DISCOUNTS = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 1.0, "lambda_token": 1.0}
@@ -42,6 +43,8 @@ def trained_samples(records: Sequence[Mapping[str, Any]], samples: Sequence[Mapp
         data = record["data"]
         own = positions(data, samples)
         for i, position in enumerate(own):
+            if data["sample_indices"][i] == PADDING_INDEX:
+                continue
             # `raw_reward` and `total_lengths` of some versions cover the whole batch; only a rank's own rows are read.
             row = {key: value[i] for key, value in data.items() if _is_row(value, len(own))}
             assert position not in found, f"sample {position} was trained on twice"
@@ -50,12 +53,13 @@ def trained_samples(records: Sequence[Mapping[str, Any]], samples: Sequence[Mapp
 
 
 def positions(data: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-    """Where a rank's samples stood in the rollout's batch."""
+    """Where a rank's samples stood in the rollout's batch; padding stands behind its end."""
     if "partition" in data:
         return data["partition"]
     # slime v0.3.1 drops it; a turn and the bootstrap sample of its group differ in their tokens.
     place = {(sample["index"], tuple(sample["tokens"])): i for i, sample in enumerate(samples)}
-    return [place[i, tuple(t.tolist())] for i, t in zip(data["sample_indices"], data["tokens"], strict=True)]
+    pairs = zip(data["sample_indices"], data["tokens"], strict=True)
+    return [place.get((index, tuple(tokens.tolist())), len(samples)) for index, tokens in pairs]
 
 
 def _is_row(value: Any, count: int) -> bool:

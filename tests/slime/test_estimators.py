@@ -24,17 +24,21 @@ SFT = (
 )
 
 
+RLOO = (
+    *("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout"),
+    *("--custom-generate-function-path", "rollout.generate.generate"),
+    *("--rollout-batch-size", "4", "--n-samples-per-prompt", "3", "--global-batch-size", "6"),
+    *("--advantage-estimator", "grpo", "--custom-advantage-function-path", "advantage.group.compute_advantages"),
+)
+
+
 @pytest.fixture(scope="module")
 def rloo(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     """Four starts, each played three times, every turn a sample, spread over two ranks."""
     run = make_run(
         "rloo",
         *engine_flags(engine),
-        *("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout"),
-        *("--custom-generate-function-path", "rollout.generate.generate"),
-        *("--rollout-batch-size", "4", "--n-samples-per-prompt", "3", "--global-batch-size", "6", "--num-rollout", "2"),
-        *("--advantage-estimator", "grpo"),
-        *("--custom-advantage-function-path", "advantage.group.compute_advantages"),
+        *(*RLOO, "--num-rollout", "2", "--max-tokens-per-gpu", "8"),  # each sample fills a micro-batch
         gpus=2,
         gamma_step=GAMMA,
         group_estimator="rloo",
@@ -63,6 +67,28 @@ def test_every_turn_is_trained_with_its_episodes_return_less_the_mean_of_its_sib
             advantages = on_trained_tokens(turn, "advantages")
             assert len(advantages) and advantages.tolist() == pytest.approx([wanted] * len(advantages), abs=1e-5)
     assert len(found) > 1, "all episodes of a group came out alike: nothing was tested"
+
+
+def test_the_first_batch_after_a_resume_is_played_by_the_actor_and_not_by_the_reference(
+    make_run: Callable[..., Run], engine: EngineServer
+) -> None:
+    kl = ("--use-kl-loss", "--kl-loss-type", "k3", "--kl-loss-coef", "0.001")
+    run = make_run("resumed", *engine_flags(engine), *RLOO, *kl, group_estimator="rloo")
+    folder = str(run.work / "actor")
+    saved = ["--save", folder, "--load", folder, "--save-interval", "1", "--lr", "1e-2"]
+    run.train([*saved, "--num-rollout", "2"])
+    run.train([*saved, "--num-rollout", "4"])
+    log = run.log.read_text(errors="replace")
+    gaps = [float(x) for x in re.findall(r"'train/train_rollout_logprob_abs_diff': ([\d.e-]+)", log)]
+    first_steps = gaps[:: len(gaps) // 4]
+    assert len(first_steps) == 4 and max(first_steps) < 0.02, gaps
+    assert re.findall(r"'train/off_policy_alarms': ([\d.]+)", log)
+    assert float(re.findall(r"'rollout/ref_log_probs': ([-\d.]+)", log)[-1]) != pytest.approx(
+        float(re.findall(r"'rollout/rollout_log_probs': ([-\d.]+)", log)[-1]), abs=0.05
+    ), "the actor is still the reference: nothing was tested"
+    process = run.start([*saved, "--num-rollout", "5"], without=PATCH)
+    with pytest.raises(AssertionError, match="reference's weights"):
+        run.finish(process, 600)
 
 
 def test_supervised_training_takes_the_exported_demonstrations(make_run: Callable[..., Run]) -> None:

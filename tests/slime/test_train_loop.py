@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from advantage.turn_table import PADDING_INDEX
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
 from tests.slime.cpu.harness import Run
@@ -41,6 +42,7 @@ def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
         *("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "2", "--normalize-advantages"),
         *("--kl-coef", str(KL_COEF), "--eval-interval", "4", "--eval-prompt-data", "held-out", "unused"),
         *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
+        *("--max-tokens-per-gpu", "8"),  # each sample fills a micro-batch
         gpus=2,
         critic_warmup=WARMUP,
     )
@@ -89,7 +91,8 @@ def test_only_positions_that_predict_a_trained_token_get_gradient(run: Run, role
                 predicts = torch.cat([torch.zeros(len(tokens) - len(masks[number]) - 1), masks[number], torch.zeros(1)])
                 assert not gradient[predicts == 0].any()
                 reached += bool(gradient.any())
-                boots += not masks[number].any()
+                is_padding = record["data"]["sample_indices"][number] == PADDING_INDEX
+                boots += not masks[number].any() and not is_padding
                 start += len(tokens)
             assert not batch["gradient"][start:].any()
     samples = run.samples(rollout)
@@ -123,6 +126,20 @@ def test_turns_and_groups_add_up(run: Run, rollout: int) -> None:
     assert (len(run.records("actor", rollout)) == 2) == (rollout >= 2)
 
 
+@pytest.mark.parametrize(("role", "rollout"), [("critic", 0), ("critic", 1), ("actor", 2), ("actor", 3)])
+def test_the_ranks_share_every_step_whatever_the_number_of_bootstrap_samples(run: Run, role: str, rollout: int) -> None:
+    records = [record["data"] for record in run.records(role, rollout)]
+    first, second = (data["num_microbatches"] for data in records)
+    assert first == second
+    indices = [index for data in records for index in data["sample_indices"]]
+    assert len(indices) == 2 * sum(first)
+    assert len(indices) - indices.count(PADDING_INDEX) == len(run.samples(rollout))
+    if role == "actor":
+        logged = re.findall(r"'rollout/response_lengths': ([\d.]+)", run.log.read_text(errors="replace"))
+        lengths = [sample["response_length"] for sample in run.samples(rollout)]
+        assert float(logged[rollout - 2]) == pytest.approx(sum(lengths) / len(lengths))
+
+
 def group(sample: dict[str, Any]) -> int:
     return sample["rollout_id"] if "rollout_id" in sample else sample["group_id"]
 
@@ -133,7 +150,7 @@ def test_both_ranks_share_episodes(run: Run) -> None:
     for rollout in (0, 2, 3):
         samples = run.samples(rollout)
         own = [positions(record["data"], samples) for record in run.records("critic", rollout)]
-        ranks = [{samples[p]["group_index"] for p in places} for places in own]
+        ranks = [{samples[p]["group_index"] for p in places if p < len(samples)} for places in own]
         split += len(ranks[0] & ranks[1])
     assert split > 0
 

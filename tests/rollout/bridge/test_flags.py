@@ -267,6 +267,55 @@ def test_whole_episodes_may_use_slimes_own_batches_and_group_estimators(tmp_path
     EpisodeSource(rollout_args(tmp_path, **HOOKS | overrides))
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_without_a_critic_the_patch_leaves_the_advantages_to_the_group_estimator_or_slime(
+    tmp_path: Path, own: bool
+) -> None:
+    episodes = {"rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE}
+    slimes = {"advantage_estimator": "grpo", "custom_convert_samples_to_train_data_path": None, "history": "full"}
+    overrides = {**GROUP, "custom_megatron_init_path": INSTALL} if own else slimes
+    args = rollout_args(tmp_path, **{**HOOKS, **episodes, **overrides})
+    check_flags(args, load_settings(args))
+
+
+def weights(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "latest_checkpointed_iteration.txt").write_text("3")
+    return str(folder)
+
+
+SEPARATE = {**GROUP, "offload_train": False, "colocate": False, "update_weight_transport": "nccl"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "held"),
+    [
+        ({"use_kl_loss": True}, "reference"),
+        ({"use_kl_loss": True, "update_weight_transport": "disk", "colocate": True}, "reference"),
+        ({"use_opd": True, "opd_type": "megatron", "use_kl_loss": True}, "teacher"),
+        ({"use_kl_loss": True, "custom_megatron_init_path": INSTALL}, None),
+        ({"use_kl_loss": True, "offload_train": True}, None),
+        ({"use_kl_loss": True, "colocate": True}, None),
+        ({"use_kl_loss": True, "keep_old_actor": True}, None),
+        ({"use_kl_loss": True, "load": "ref"}, None),
+        ({"use_kl_loss": True, "load": "empty"}, None),
+        ({"use_kl_loss": False}, None),
+    ],
+)
+def test_a_run_whose_engines_would_start_with_another_models_weights_is_refused_without_the_patch(
+    tmp_path: Path, overrides: dict[str, Any], held: str | None
+) -> None:
+    folders = {name: weights(tmp_path / name) for name in ("actor", "ref", "teach")} | {"empty": str(tmp_path)}
+    start = folders[overrides.get("load", "actor")]
+    given = {"load": start, "ref_load": folders["ref"], "opd_teacher_load": folders["teach"], "save": None}
+    args = rollout_args(tmp_path, **{**HOOKS, **SEPARATE, **overrides, **given})
+    if held is None:
+        EpisodeSource(args)
+        return
+    with pytest.raises(ConfigError, match=f"the {held}'s weights .* give --custom-megatron-init-path {INSTALL}"):
+        EpisodeSource(args)
+
+
 def test_preflight_makes_an_environment_of_every_task(tmp_path: Path) -> None:
     check(rollout_args(tmp_path, **HOOKS))
     with pytest.raises(ConfigError, match="max_lenght"):

@@ -93,7 +93,8 @@ async def test_a_summary_takes_one_turn_of_the_batch(tmp_path: Path, budget: int
 
 async def test_a_summary_is_a_turn_of_the_table_that_moves_nothing_and_has_no_anchor(tmp_path: Path) -> None:
     ((output,), _) = await play(tmp_path, 0, 1)
-    data = convert_samples_to_train_data(rollout_args(tmp_path), output.samples)
+    one_gpu = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
+    data = convert_samples_to_train_data(rollout_args(tmp_path, **one_gpu), output.samples)
     flat = [s for group in output.samples for s in group]
     seen = 0
     for sample, vector in zip(flat, data["prompt"], strict=True):

@@ -105,6 +105,7 @@ def test_the_patch_expands_every_micro_batch_of_the_framework(monkeypatch: pytes
     batches = iter([{"multimodal_train_inputs": small}, {"multimodal_train_inputs": None}, {}])
     model.get_batch = lambda iterator, keys: next(batches)  # type: ignore[attr-defined]
     model.train_one_step = lambda *_, **__: ({}, 0.0)  # type: ignore[attr-defined]
+    model.loss_function = lambda *_, **__: (0.0, 1, {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.loss", fake_slime())
     monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.model", model)
     patch.install(flags())

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+_vision: Any = None
+"""Keeps the declared operators alive."""
+
 MEMORY = 16 << 30
 """Bytes that the pretended device has."""
 
@@ -58,6 +61,7 @@ def patch_torch(torch: ModuleType) -> None:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     _tensors(torch)
     _process_groups(torch.distributed)
+    _declare_vision_operators(torch)
     _ignore(torch._C, "_host_emptyCache")
 
 
@@ -108,6 +112,14 @@ def _random(torch: ModuleType) -> None:
         _ignore(module, "_lazy_init")
         module._lazy_call = lambda function, **_: function()
     torch.cuda.default_generators = Generators()
+
+
+def _declare_vision_operators(torch: ModuleType) -> None:
+    """torchvision's operators are built for GPUs and do not load here, but its Python code looks two of them up."""
+    global _vision
+    _vision = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        _vision.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def _process_groups(distributed: ModuleType) -> None:
@@ -192,8 +204,8 @@ def choose_cpu(accelerator: ModuleType) -> None:
         def synchronize(self, device: Any = None) -> None:
             pass
 
-        def current_stream(self, device: Any = None) -> None:
-            return None
+        def current_stream(self, device: Any = None) -> Stream:
+            return Stream()
 
         def empty_cache(self) -> None:
             pass

@@ -1,0 +1,113 @@
+"""Wraps what slime does around a training step: weights, micro-batches, the loss, and the metrics.
+
+`install` wraps it all before the model is built. Without `--custom-megatron-init-path`, `advantage.group` wraps it when
+it computes the first advantages; only the weights of the first push are out of reach by then.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from advantage.errors import UnsupportedFrameworkError
+from advantage.patch.versions import MODEL, original, wrap
+from advantage.settings import AdvantageSettings
+from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.images import expand
+from advantage.training.policy_loss import finish_dis
+from advantage.turn_table import PADDING_INDEX, STALENESS
+
+_STEP_LENGTHS = ("global_batch_sizes", "num_microbatches")
+"""Columns of slime's rollout data with one entry per optimizer step."""
+
+
+def install_late(settings: AdvantageSettings) -> None:
+    """Wrap the training steps of this process, unless they are wrapped or no framework runs in it."""
+    model = sys.modules.get(MODEL["slime"])
+    if model is not None and original(model.train_one_step) is model.train_one_step:
+        install_steps(model, sys.modules.get("slime.backends.megatron_utils.actor"), settings)
+
+
+def install_steps(model: ModuleType, actor: ModuleType | None, settings: AdvantageSettings) -> None:
+    """Wrap functions of slime's `model` and `actor` modules; raises UnsupportedFrameworkError if one is missing."""
+    for name in ("get_batch", "train_one_step", "loss_function"):
+        if not callable(getattr(model, name, None)):
+            raise UnsupportedFrameworkError(f"{model.__name__} has no {name}, which the patch has to wrap")
+    alarm = OffPolicyAlarm(settings)
+
+    def extended(
+        get_batch: Callable[..., dict[str, Any]], data_iterator: Any, keys: Sequence[str], *args: Any, **named: Any
+    ) -> dict[str, Any]:
+        batch = get_batch(data_iterator, [*keys, STALENESS], *args, **named)
+        if batch.get("multimodal_train_inputs"):
+            batch["multimodal_train_inputs"] = expand(batch["multimodal_train_inputs"])
+        return batch
+
+    def watched(
+        train_one_step: Callable[..., tuple[dict[str, Any], Any]], args: Any, rollout_id: int, *rest: Any, **named: Any
+    ) -> tuple[dict[str, Any], Any]:
+        metrics, norm = train_one_step(args, rollout_id, *rest, **named)
+        metrics = finish_dis(metrics)
+        return metrics | alarm.watch(metrics, rollout_id), norm
+
+    wrap(model, "get_batch", extended)
+    wrap(model, "train_one_step", watched)
+    wrap(model, "loss_function", _count_trained_tokens)
+    logger = getattr(actor, "train_metric_utils", actor)  # v0.3.1 imports the function into `actor`
+    if hasattr(logger, "log_rollout_data"):
+        wrap(logger, "log_rollout_data", _log_without_padding)
+    process = getattr(actor, "MegatronTrainRayActor", None)
+    if process is not None:
+        wrap(process, "load_other_checkpoint", _return_to_actor)
+
+
+def _return_to_actor(load: Callable[..., None], process: Any, tag: str, path: str) -> None:
+    """Give the model the actor's weights back after another checkpoint was read into it.
+
+    Where training is not offloaded, slime otherwise keeps the reference's weights, and pushes them to the engines
+    before the first batch.
+    """
+    load(process, tag, path)
+    process._switch_model("actor")
+
+
+def _count_trained_tokens(
+    loss_function: Callable[..., tuple[Tensor, Tensor, dict[str, Any]]], args: Any, batch: Any, *rest: Any, **named: Any
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Correct the number of tokens that `--calculate-per-token-loss` divides by.
+
+    slime counts one token for each sample without trained tokens, such as a bootstrap sample.
+    """
+    loss, count, log = loss_function(args, batch, *rest, **named)
+    if not args.calculate_per_token_loss:
+        return loss, count, log
+    empty = sum(1 - mask.bool().any().long() for mask in batch["loss_masks"])
+    values = log["values"].clone()
+    # Never exactly 0, because slime divides the metrics of a step by the sum.
+    values[0] = (values[0] - empty).clamp(min=torch.finfo(values.dtype).tiny)
+    return loss, count - empty, {**log, "values": values}
+
+
+def _log_without_padding(log: Callable[..., None], rollout_id: int, args: Any, data: Mapping[str, Any]) -> None:
+    log(rollout_id, args, without_padding(data))
+
+
+def without_padding(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave the samples that only fill an optimizer step out of a rank's columns; one stays if there is nothing else.
+
+    `raw_reward` has the samples of all ranks; the converter gives padding a reward that does not change the mean.
+    """
+    indices = data.get("sample_indices") or ()
+    if PADDING_INDEX not in indices:
+        return data
+    kept = [place for place, index in enumerate(indices) if index != PADDING_INDEX] or [0]
+    found = dict(data)
+    for key, column in data.items():
+        is_number = isinstance(column, Tensor) and column.dim() == 0
+        if is_number or key in _STEP_LENGTHS or len(column) != len(indices):
+            continue
+        found[key] = [column[place] for place in kept]
+    return found

@@ -1,0 +1,219 @@
+"""Padding makes every optimizer step fit slime's schedule of micro-batches, and changes nothing that is trained."""
+
+import math
+import random
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from advantage.hook import compute_advantages
+from advantage.turn_table import TurnKind, decode_row
+from rollout import fixed_turn
+from rollout.bridge.roles import samples_multiple
+from rollout.bridge.sample import flatten
+from rollout.data_source import EpisodeSource
+from rollout.play.runtime import close_runtimes
+from rollout.samples import convert_samples_to_train_data
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.frameworks import SLIME
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.scripted_engine import ScriptedEngine, draw
+
+STEP, TURNS, BATCHES = 16, 48, 3
+Played = tuple[Namespace, list[list[Any]]]
+
+
+@pytest.fixture
+async def played(tmp_path: Path) -> Played:
+    """Flags, and the samples of batches whose steps have any number of bootstrap samples."""
+    answers = ("THINK: so.\nACTION: left", "ACTION: right", "right")
+    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: answers[draw(body, 3)]) as engine:
+        sizes = {"rollout_batch_size": TURNS, "global_batch_size": STEP, "n_env": 8, "save": None}
+        args = rollout_args(tmp_path, engine.port, **sizes, env={"max_length": 9, "show": 200})
+        source = EpisodeSource(args)
+        batches = [flatten((await fixed_turn.collect_or_draw(args, k, source)).samples) for k in range(BATCHES)]
+        await close_runtimes()
+    return args, batches
+
+
+def on(args: Namespace, **layout: Any) -> Namespace:
+    """The flags of a run on so many GPUs."""
+    return Namespace(**{**vars(args), "actor_num_nodes": 1, "actor_num_gpus_per_node": 1, **layout})
+
+
+@pytest.fixture(params=list(SLIME))
+def build_dp_schedule(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """slime's own function; slime is gone from this process afterwards."""
+    checkout = SLIME[request.param]
+    if checkout is None:
+        pytest.skip("needs a slime checkout: set SLIME_PATH (several checkouts are separated by colons)")
+    before = set(sys.modules)
+    sys.path.insert(0, str(checkout))
+    try:
+        from slime.utils.dp_schedule import build_dp_schedule as function
+
+        yield function
+    finally:
+        sys.path.remove(str(checkout))
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] == "slime":
+                del sys.modules[name]
+
+
+def schedule(build: Callable[..., Any], data: dict[str, Any], cap: int, dp: int, cp: int = 1, group: int = 0) -> Any:
+    """What slime makes of a batch; `group` is the group of micro-batches of an interleaved pipeline, 0 without one."""
+    flags = Namespace(use_dynamic_batch_size=True, max_tokens_per_gpu=cap, balance_by_flops=False, balance_data=False)
+    layout = {"dp_size": dp, "cp_size": cp, "vpp_size": 2 if group else 1}
+    layout["microbatch_group_size_per_vp_stage"] = group or 1
+    lengths = [len(tokens) for tokens in data["tokens"]]
+    return build(flags, layout, lengths, global_batch_size=STEP, rollout_indices=data["rollout_ids"])
+
+
+@pytest.mark.parametrize("group", [0, 2])
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize("dp", [1, 2, 4, 8])
+async def test_slimes_schedule_takes_every_batch(
+    played: Played, build_dp_schedule: Callable[..., Any], dp: int, cp: int, group: int
+) -> None:
+    args, batches = played
+    pipeline = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2} if group else {}
+    layout = on(args, actor_num_gpus_per_node=dp * cp * (2 if group else 1), context_parallel_size=cp, **pipeline)
+    for samples in batches:
+        data = convert_samples_to_train_data(layout, samples)
+        longest = max(len(sample.tokens) for sample in samples)
+        for cap in (longest // 2, longest, longest + 1, 2 * longest, 4 * longest):
+            partitions, _, _, groups = schedule(build_dp_schedule, data, -(-cap // cp), dp, cp, group)
+            assert groups == [STEP] * (TURNS // STEP)
+            assert sorted(place for rank in partitions for place in rank) == list(range(len(data["tokens"])))
+
+
+async def test_batches_that_passed_without_padding_have_as_many_micro_batches_with_it(
+    played: Played, build_dp_schedule: Callable[..., Any]
+) -> None:
+    args, batches = played
+    compared = 0
+    for dp in (2, 4, 8):
+        for samples in batches:
+            without = convert_samples_to_train_data(on(args), samples)
+            data = convert_samples_to_train_data(on(args, actor_num_gpus_per_node=dp), samples)
+            assert len(without["tokens"]) == len(samples) <= len(data["tokens"])
+            longest = max(len(sample.tokens) for sample in samples)
+            for cap in (longest, 2 * longest, 4 * longest):
+                try:
+                    wanted = schedule(build_dp_schedule, without, cap, dp)[2]
+                except AssertionError:
+                    continue
+                compared += 1
+                assert schedule(build_dp_schedule, data, cap, dp)[2] == wanted
+    assert compared
+
+
+async def test_without_slimes_flags_for_gpus_the_samples_fit_every_number_of_ranks(played: Played) -> None:
+    args, batches = played
+    for samples in batches:
+        data = convert_samples_to_train_data(args, samples)
+        counts = list(Counter(data["rollout_ids"]).values())
+        assert all(sum(counts[k : k + STEP]) % STEP == 0 for k in range(0, TURNS, STEP))
+
+
+async def test_padding_changes_neither_groups_nor_steps_nor_advantages_nor_the_mean_reward(played: Played) -> None:
+    args, batches = played
+    padded = 0
+    for samples in batches:
+        plain, data = (convert_samples_to_train_data(on(args, actor_num_gpus_per_node=n), samples) for n in (1, 8))
+        count, total = len(samples), len(data["tokens"])
+        padded += total - count
+        assert all(len(column) == total for column in data.values())
+        for key, column in plain.items():
+            same = [torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in numbers(column, data[key])]
+            assert all(same), key
+        assert list(dict.fromkeys(data["rollout_ids"])) == list(dict.fromkeys(plain["rollout_ids"]))
+        assert data["sample_indices"][count:] == [-1] * (total - count)
+        assert all(mask.tolist() == [0] for mask in data["loss_masks"][count:])
+        assert {len(tokens) for tokens in data["tokens"][count:]} <= {2}
+        assert math.isclose(sum(data["raw_reward"]) / total, sum(plain["raw_reward"]) / count, rel_tol=1e-12)
+        rows = [decode_row(vector) for vector in data["prompt"]]
+        assert all(row.kind is TurnKind.BOOTSTRAP for row in rows[count:])
+        segments = [row.segment for row in rows[count:]]
+        assert len(set(segments)) == len(segments) and not {row.segment for row in rows[:count]} & set(segments)
+        for got, wanted in zip(advantages(data), advantages(plain), strict=False):
+            assert torch.equal(got, wanted)
+    assert padded
+
+
+def numbers(wanted: list[Any], found: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """The pairs of two columns, in the order of the first; text is left out."""
+    yield from ((a, b) for a, b in zip(wanted, found, strict=False) if not isinstance(a, str) and a is not None)
+
+
+def advantages(data: dict[str, Any]) -> list[torch.Tensor]:
+    lengths = data["response_lengths"]
+    values = [torch.linspace(0, 1, length) for length in lengths]
+    rollout_data = {"values": values, "kl": [torch.zeros(length) for length in lengths], "prompt": data["prompt"]}
+    rollout_data |= {"loss_masks": [torch.as_tensor(mask).int() for mask in data["loss_masks"]]}
+    rollout_data |= {"response_lengths": lengths, "total_lengths": [len(tokens) for tokens in data["tokens"]]}
+    compute_advantages(Namespace(), rollout_data)
+    return rollout_data["advantages"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_any_groups_fill_every_step_to_a_multiple(played: Played, seed: int) -> None:
+    """Samples of whole episodes: groups of any size, whose members need not lie side by side."""
+    args, batches = played
+    rng = random.Random(seed)
+    samples, ranks, step = list(batches[0]), rng.choice([2, 3, 4, 8, 16]), rng.choice([1, 2, 3, 5, 8])
+    groups = rng.randint(step, 20)
+    for place, sample in enumerate(samples):
+        sample.rollout_id = place if place < groups else rng.randrange(groups)
+    data = convert_samples_to_train_data(on(args, actor_num_gpus_per_node=ranks, global_batch_size=step), samples)
+    ids, counts = list(dict.fromkeys(data["rollout_ids"])), Counter(data["rollout_ids"])
+    assert ids == list(range(groups))
+    for end in range(step, groups + 1, step):
+        assert sum(counts[group] for group in ids[end - step : end]) % ranks == 0
+    dropped = set(ids[groups - groups % step :])
+    added = data["rollout_ids"][len(samples) :]
+    assert not dropped & set(added) and len(added) < ranks * (groups // step)
+
+
+@pytest.mark.parametrize(
+    ("layout", "multiple"),
+    [
+        ({"actor_num_nodes": 2, "actor_num_gpus_per_node": 8}, 16),
+        ({"actor_num_gpus_per_node": 8, "tensor_model_parallel_size": 2}, 4),
+        ({"actor_num_gpus_per_node": 8, "tensor_model_parallel_size": 2, "context_parallel_size": 2}, 2),
+        ({"actor_num_gpus_per_node": 8, "pipeline_model_parallel_size": 4}, 2),
+        (
+            {
+                "actor_num_gpus_per_node": 8,
+                "pipeline_model_parallel_size": 4,
+                "virtual_pipeline_model_parallel_size": 2,
+            },
+            8,
+        ),
+        (
+            {
+                "actor_num_gpus_per_node": 8,
+                "pipeline_model_parallel_size": 4,
+                "virtual_pipeline_model_parallel_size": 2,
+                "microbatch_group_size_per_vp_stage": 5,
+            },
+            10,
+        ),
+    ],
+)
+def test_the_multiple_follows_from_the_layout_of_the_gpus(layout: dict[str, int], multiple: int) -> None:
+    assert samples_multiple(on(Namespace(global_batch_size=64), **layout)) == multiple
+
+
+def test_the_layout_of_the_roles_takes_precedence(tmp_path: Path) -> None:
+    path = tmp_path / "roles.yaml"
+    roles = [{"name": "default", "role": role, "overrides": {"tensor_model_parallel_size": 4}} for role in ("actor",)]
+    path.write_text(yaml.safe_dump({"megatron": roles}))
+    assert samples_multiple(on(Namespace(megatron_config_path=str(path)), actor_num_gpus_per_node=8)) == 2
