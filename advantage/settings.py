@@ -7,6 +7,9 @@ from pydantic import model_validator
 
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
+CONVERTER = "rollout.samples.convert_samples_to_train_data"
+"""The function that writes the turn table into slime's train data."""
+
 KL_SPLIT = "advantage.kl_split.log_kl_split"
 """The `--rollout-data-postprocess-path` hook, which reads the turn table after the advantages."""
 
@@ -81,8 +84,9 @@ class AdvantageSettings(Settings):
     """The factor in `lambda_policy: length_adaptive`; a larger value brings lambda closer to 1."""
     gae_form: Literal["dual", "token", "turn", "bi_level"] = "dual"
     """The form of GAE that `advantage.hook.compute_advantages` computes; `advantage/gae.py` defines each."""
-    group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
-    """The estimator that `advantage.group.compute_advantages` computes, without a critic."""
+    group_estimator: Literal["grpo", "rloo", "gigpo"] | None = None
+    """Train without a critic, on comparisons between whole episodes. On one machine the key is enough; slime also needs
+    flags (docs/algorithms.md). Null: with a critic, or GRPO if the flags name `advantage.group.compute_advantages`."""
     gigpo_step_weight: float = Field(default=1.0, ge=0)
     """GiGPO: weight of the comparison between turns with the same prompt; 0 turns it off."""
     gigpo_discount: Literal["step", "both"] = "step"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import TurnTableError
+from advantage.settings import CONVERTER as CONVERTER
 
 TABLE_KEY = "prompt"
 """Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
@@ -28,8 +29,6 @@ TABLE_KEY = "prompt"
 STALENESS = "token_staleness"
 """Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
 
-CONVERTER = "rollout.samples.convert_samples_to_train_data"
-"""The function that writes the table into slime's train data."""
 _ADVICE = f"configure --custom-convert-samples-to-train-data-path {CONVERTER}"
 
 _MAGIC = 7_206_381_955.0

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from advantage.flags import advantage_flags, kl_warning
 from advantage.training.alarms import Limit
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def warnings_of(imitation: Imitation, flags: EmbeddedFlags, n_env: int) -> Itera
 
 
 def warnings_of_plan(flags: EmbeddedFlags) -> Iterable[str]:
-    """Yield a sentence if hardly any update trains the actor."""
+    """Yield a sentence if hardly any update trains the actor, and one if a KL loss charges nothing."""
+    if charged := kl_warning(advantage_flags(flags)):
+        yield charged
     has_critic = flags.advantage_estimator == "ppo"
     left = flags.num_rollout - (flags.num_critic_only_steps if has_critic else 0)
     if left <= 0:

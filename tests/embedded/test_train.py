@@ -171,6 +171,7 @@ def test_flags_that_cannot_work_together_stop_the_run_before_any_update(make: An
             {"rollout_function_path": "embedded.whole_episodes.generate_turns"},
             "lr_decay_style linear is planned in episodes",
         ),
+        ({"advantage_estimator": "grpo"}, "--advantage-estimator grpo trains no critic"),
     ],
     ids=str,
 )
@@ -178,6 +179,35 @@ def test_a_wrong_flag_is_refused_in_the_words_of_the_yaml(make: Any, flags: dict
     with pytest.raises(ConfigError) as caught:
         make(**flags)
     assert str(caught.value).startswith(sentence)
+
+
+def test_one_key_trains_on_whole_episodes_without_a_critic(make: Any) -> None:
+    recorder = Recorder()
+    train(make({"group_estimator": "rloo"}, num_rollout=1, rollout_batch_size=2, global_batch_size=4), recorder)
+    [(_, metrics)] = recorder.updates
+    assert metrics["episode/finished"] == 8 and metrics["train/actor_trains"] == 1
+    assert not any(name.startswith("critic/") for name in metrics)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"advantage_estimator": "ppo"}, "--advantage-estimator ppo trains a critic that"),
+        ({"kl_coef": 0.01}, "--kl-coef 0.01: without a critic, charge KL with --use-kl-loss --kl-loss-coef"),
+        ({"custom_advantage_function_path": "advantage.hook.compute_advantages"}, "group_estimator: rloo in the YAML"),
+    ],
+)
+def test_flags_that_contradict_the_key_are_refused(make: Any, flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make({"group_estimator": "rloo"}, **flags)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_cut_episodes_are_not_compared(make: Any) -> None:
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match=r"embedded\.whole_episodes\.generate_rollout on one machine"):
+        train(make({"group_estimator": "rloo"}, rollout_function_path="rollout.fixed_turn.generate_rollout"), recorder)
+    assert recorder.updates == recorder.evaluations == []
 
 
 def test_a_core_flag_in_the_yaml_is_refused(make: Any, tmp_path: Path) -> None:
