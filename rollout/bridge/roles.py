@@ -7,7 +7,7 @@ import shutil
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from advantage.flags import overrides_of
 from rollout.errors import ConfigError
@@ -25,6 +25,13 @@ def role_args(args: Any, role: str) -> Namespace:
     if role == "critic" and getattr(args, "megatron_config_path", None):
         given.custom_advantage_function_path = None
     return given
+
+
+def seeds_file(args: Any, use: Literal["load", "save"]) -> Path | None:
+    """Path of the file beside the critic's checkpoint that names the seeds of its value pretraining."""
+    critic = role_args(args, "critic")
+    folder = getattr(critic, f"critic_{use}", None) or getattr(critic, use, None)  # on one machine, `critic_load`
+    return Path(folder) / "slime_verlog_seeds.json" if folder else None
 
 
 def check_roles(args: Any) -> None:
