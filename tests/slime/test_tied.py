@@ -1,6 +1,6 @@
 """A model whose output layer is its embedding (Qwen2.5-3B, which run_babyai.sh trains), as actor and as critic."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
