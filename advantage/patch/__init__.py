@@ -25,7 +25,7 @@ from advantage.patch.critic import install_critic, install_value_head, pretrain_
 from advantage.patch.roles import install_roles
 from advantage.patch.versions import Framework, find_framework, original, replace, wrap
 from advantage.settings import AdvantageSettings
-from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.alarms import OffPolicyAlarm, check_finite
 from advantage.training.images import expand
 from advantage.training.losses import weigh_first_tokens, whiten
 from advantage.training.policy_loss import finish_dis, install_dis
@@ -109,6 +109,8 @@ def _install_training_steps(model: ModuleType, settings: AdvantageSettings) -> N
         train_one_step: Callable[..., tuple[dict[str, Any], Any]], args: Any, rollout_id: int, *rest: Any, **named: Any
     ) -> tuple[dict[str, Any], Any]:
         metrics, norm = train_one_step(args, rollout_id, *rest, **named)
+        if getattr(args, "check_for_nan_in_loss_and_grad", True):  # Megatron looks at gradients alone
+            check_finite(metrics, rollout_id)
         metrics = finish_dis(metrics)
         return metrics | alarm.watch(metrics, rollout_id), norm
 

@@ -11,6 +11,7 @@ import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
+from advantage.errors import NonFiniteLossError
 from embedded.arguments import make_args
 from embedded.train import train
 from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
@@ -208,6 +209,30 @@ def test_cut_episodes_are_not_compared(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"embedded\.whole_episodes\.generate_rollout on one machine"):
         train(make({"group_estimator": "rloo"}, rollout_function_path="rollout.fixed_turn.generate_rollout"), recorder)
     assert recorder.updates == recorder.evaluations == []
+
+
+RICH = """
+from tests.fixtures import counting_env
+
+class Rich(counting_env.CountingGame):
+    def step(self, text):
+        observation, done, info = super().step(text)
+        return observation, done, {**info, "reward": 1e25 * (1 + info["reward"])}
+
+def build_env(sample, args):
+    settings = counting_env.read_env_settings(counting_env.CountingSettings, args)
+    return Rich(settings, counting_env.describe_task(sample)[1])
+"""
+
+
+def test_an_infinite_loss_stops_the_run_before_it_is_trained_on(make: Any, tmp_path: Path) -> None:
+    recorder, path = Recorder(), tmp_path / "rich.py"
+    path.write_text(RICH)
+    with pytest.raises(
+        NonFiniteLossError, match="value_loss is inf in rollout 0, so training stops: scale the rewards"
+    ):
+        train(make({"rollout_interaction_env_path": str(path)}, num_rollout=3), recorder)
+    assert recorder.updates == []
 
 
 def test_a_core_flag_in_the_yaml_is_refused(make: Any, tmp_path: Path) -> None:
