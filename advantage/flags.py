@@ -131,6 +131,11 @@ def check_kl(flags: AdvantageFlags) -> None:
 def check_estimator(flags: AdvantageFlags, group_estimator: str | None) -> None:
     """Raise FlagError unless the flags and the YAML's `group_estimator` agree on whether there is a critic."""
     estimator, function = flags.advantage_estimator, flags.custom_advantage_function_path
+    if group_estimator and function in (None, HOOK):
+        raise FlagError(
+            f"group_estimator: {group_estimator} in the YAML trains without a critic: give --advantage-estimator "
+            f"grpo --custom-advantage-function-path {GROUP} without --custom-megatron-init-path, or remove the key"
+        )
     if function == HOOK and estimator != "ppo":
         raise FlagError(
             f"--advantage-estimator {estimator} trains no critic, whose values {HOOK} needs: give ppo, or "
@@ -138,11 +143,6 @@ def check_estimator(flags: AdvantageFlags, group_estimator: str | None) -> None:
         )
     if function == GROUP and estimator == "ppo":
         raise FlagError(f"--advantage-estimator ppo trains a critic that {GROUP} never reads: give grpo instead")
-    if group_estimator and function in (None, HOOK):
-        raise FlagError(
-            f"group_estimator: {group_estimator} in the YAML trains without a critic: give --advantage-estimator "
-            f"grpo --custom-advantage-function-path {GROUP} without --custom-megatron-init-path, or remove the key"
-        )
 
 
 def kl_warning(flags: AdvantageFlags) -> str | None:

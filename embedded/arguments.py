@@ -159,7 +159,7 @@ WITHOUT_CRITIC: Mapping[str, Any] = {
     "normalize_advantages": False,
 }
 """Flags that `group_estimator` in the YAML sets, unless they are given: four whole episodes from each of four starts
-per update, and four episodes per optimizer step. A given `custom_advantage_function_path` turns these off."""
+per update, and four episodes per optimizer step."""
 
 
 def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
@@ -170,9 +170,7 @@ def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
 def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
     """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a wrong flag."""
     group_estimator = keys.get("group_estimator")
-    if group_estimator and "custom_advantage_function_path" not in flags:
-        flags = {**WITHOUT_CRITIC, **flags}
-    given = read_settings(EmbeddedFlags, flags)
+    given = read_settings(EmbeddedFlags, {**(WITHOUT_CRITIC if group_estimator else {}), **flags})
     check_estimator(advantage_flags(given), group_estimator)
     return Namespace(**given.model_dump(), use_critic=given.advantage_estimator == "ppo", **keys)
 
@@ -191,7 +189,7 @@ def with_absolute_files(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     copied = {key: with_absolute_files(item) for key, item in value.items()}
-    named = {key: str(copied.get(key)) for key in ("rollout_interaction_env_path", "env", "kind")}
+    named = {key: str(copied.get(key)) for key in ("rollout_interaction_env_path", "env", "kind", "gae_form")}
     return copied | {key: os.path.abspath(v) for key, v in named.items() if re.search(r"\.py(:\w+)?$", v)}
 
 

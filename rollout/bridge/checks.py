@@ -9,7 +9,7 @@ from typing import Any
 from advantage.errors import FlagError
 from advantage.flags import GROUP, HOOK, INSTALL, advantage_flags, check_estimator, check_kl
 from advantage.flags import check_flags as check_patch
-from advantage.settings import AdvantageSettings, advantage_settings
+from advantage.settings import GAE_FORMS, AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, check_lengths, sentences
 from rollout.bridge.roles import check_roles, role_args
@@ -52,6 +52,10 @@ def hooks_in_use(args: Any) -> set[str]:
 
 def check_flags(args: Any, config: RolloutSettings) -> None:
     """Check the hooks that `args` names; raises ConfigError, which names the flag to change."""
+    if config.gae_form not in GAE_FORMS:
+        from advantage.gae import check_form
+
+        check_form(config.gae_form)
     plays, generate = (getattr(args, f"{name}_function_path", None) for name in ("rollout", "custom_generate"))
     names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
     ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]

@@ -190,6 +190,16 @@ def test_one_key_trains_on_whole_episodes_without_a_critic(make: Any) -> None:
     assert not any(name.startswith("critic/") for name in metrics)
 
 
+def test_the_estimator_of_the_page_about_changes_can_be_used_as_printed(make: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "change_one_thing.md").read_text()
+    path = tmp_path / "my_estimators.py"
+    path.write_text(page.split("```python\n")[2].split("```")[0])
+    flags = {"rollout_batch_size": 2, "global_batch_size": 4, "custom_advantage_function_path": f"{path}:clipped"}
+    recorder = Recorder()
+    train(make({"group_estimator": "rloo"}, num_rollout=1, **flags), recorder)
+    assert recorder.updates[0][1]["train/actor_trains"] == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

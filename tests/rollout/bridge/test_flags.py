@@ -82,6 +82,7 @@ FIXED_TURN_FAULTS = [
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1 .* give --kl-loss-type low"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, **GROUP}, "--kl-loss-type k1"),  # slime's default
     (GROUP, "compares whole episodes, and --rollout-function-path rollout.fixed_turn.generate_rollout cuts them"),
+    ({"gae_form": "no_such_package.form"}, "gae_form: no_such_package cannot be imported"),
     ({"group_estimator": "rloo"}, "group_estimator: rloo in the YAML trains without a critic: give --advantage-estima"),
     ({"group_estimator": "grpo", "custom_advantage_function_path": HOOK}, "group_estimator: grpo in the YAML"),
     (
