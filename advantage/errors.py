@@ -19,5 +19,9 @@ class OtherRankError(SlimeVerlogError, RuntimeError):
     """Another rank failed, so this rank stops too. The cause is in the other rank's log."""
 
 
+class NonFiniteLossError(SlimeVerlogError, RuntimeError):
+    """A loss is infinite or NaN. The text names it, and what to try."""
+
+
 class PretrainingError(SlimeVerlogError, RuntimeError):
     """Value pretraining did not give a useful critic. The text says how much it explains."""

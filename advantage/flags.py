@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from advantage.errors import FlagError
-from advantage.settings import AdvantageSettings, advantage_settings, present
-from advantage.turn_table import CONVERTER
+from advantage.settings import CONVERTER, AdvantageSettings, advantage_settings, present
 from slime_verlog import ConfigError, read_yaml
 
 HOOK = "advantage.hook.compute_advantages"
@@ -16,6 +15,10 @@ GROUP = "advantage.group.compute_advantages"
 INSTALL = "advantage.patch.install"
 WHOLE_FILES = ("disk", "full")
 """slime's transport and mode of weights that `train.py` itself makes the engines load."""
+KL_IN_LOSS = "--use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl"
+"""Flags that charge KL in the loss. slime's own defaults are coefficient 0 and k1, which charge nothing."""
+IGNORES_KL = ("grpo", "gspo", "cispo")
+"""slime's estimators that do not read the KL of `--kl-coef`."""
 FROZEN = "freeze_params_name_list"
 """slime's list of patterns for parameters that are not trained; `critic_frozen` sets it for the critic."""
 
@@ -34,6 +37,10 @@ class AdvantageFlags:
     context_parallel_size: int = 1
     kl_coef: float = 0.0
     kl_loss_type: str = "k1"
+    loss_type: str = "policy_loss"
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.0
+    use_unbiased_kl: bool = False
     use_rollout_logprobs: bool = False
     normalize_advantages: bool = False
     use_opd: bool = False
@@ -103,6 +110,53 @@ def check_flags(args: Any) -> AdvantageSettings:
             "--update-weight-transport nccl or --update-weight-mode delta, or use on_update: abort"
         )
     return settings
+
+
+def check_kl(flags: AdvantageFlags) -> None:
+    """Raise FlagError for flags of the actor under which the KL to the reference is computed but not charged.
+
+    k1 is log(policy / reference), so the reference has no part in its gradient, whose mean over the policy's own tokens
+    is 0. `--use-unbiased-kl` multiplies it by the probability ratio, and then the gradient is that of the KL.
+    """
+    estimator, charged = flags.advantage_estimator, f"--kl-coef {flags.kl_coef}"
+    is_loss = flags.use_kl_loss and flags.kl_loss_coef and flags.loss_type == "policy_loss"
+    if is_loss and flags.kl_loss_type == "k1" and not flags.use_unbiased_kl:
+        raise FlagError(
+            "--kl-loss-type k1 (the default) does not work in a loss: its gradient ignores the reference; give "
+            "--kl-loss-type low_var_kl, k2 or k3 (k1 is right in the reward, --kl-coef)"
+        )
+    if not flags.kl_coef:
+        return
+    if flags.custom_advantage_function_path == GROUP:
+        raise FlagError(f"{charged}: without a critic, charge KL with {KL_IN_LOSS} instead")
+    if flags.custom_advantage_function_path is None and estimator in IGNORES_KL:
+        raise FlagError(f"{charged}: --advantage-estimator {estimator} ignores it; charge KL with {KL_IN_LOSS} instead")
+
+
+def check_estimator(flags: AdvantageFlags, group_estimator: str | None) -> None:
+    """Raise FlagError unless the flags and the YAML's `group_estimator` agree on whether there is a critic."""
+    estimator, function = flags.advantage_estimator, flags.custom_advantage_function_path
+    if group_estimator and function in (None, HOOK):
+        raise FlagError(
+            f"group_estimator: {group_estimator} in the YAML trains without a critic: give --advantage-estimator "
+            f"grpo --custom-advantage-function-path {GROUP}, or remove the key"
+        )
+    if function == HOOK and estimator != "ppo":
+        raise FlagError(
+            f"--advantage-estimator {estimator} trains no critic, whose values {HOOK} needs: give ppo, or "
+            f"--custom-advantage-function-path {GROUP} (on one machine, group_estimator in the YAML sets both)"
+        )
+    if function == GROUP and estimator == "ppo":
+        raise FlagError(f"--advantage-estimator ppo trains a critic that {GROUP} never reads: give grpo instead")
+
+
+def kl_warning(flags: AdvantageFlags) -> str | None:
+    """Return a sentence if a KL loss is asked for without a coefficient, or the other way round."""
+    if flags.use_kl_loss and not flags.kl_loss_coef:
+        return f"--use-kl-loss with --kl-loss-coef 0 (the default) only logs the KL; to charge it, give {KL_IN_LOSS}"
+    if flags.kl_loss_coef and not flags.use_kl_loss:
+        return f"--kl-loss-coef {flags.kl_loss_coef:g} has no effect without --use-kl-loss; give {KL_IN_LOSS}"
+    return None
 
 
 def overrides_of(args: Any, role: str) -> Mapping[str, Any]:

@@ -18,16 +18,17 @@ and nothing is divided by a power of a discount, so any discount and any length 
 Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithms.md compares the other forms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from advantage.errors import FlagError
+from advantage.loading import load_function
 from advantage.scan import TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
 from advantage.settings import AdvantageSettings
+from slime_verlog import ConfigError
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Discounts:
     @property
     def step_decay(self) -> float:
         return self.gamma_step * self.lambda_step
+
+
+Form = Callable[[Tensor, Tensor | None, Tensor, Tensor, Discounts], TurnScan]
+"""A form of GAE inside turns, from values [N], token rewards [N] (None: all 0), lengths [T], turn rewards [T] and the
+discounts; arguments as in `dual_discount_gae`."""
 
 
 def discounts_of(settings: AdvantageSettings, role: str | None) -> Discounts:
@@ -99,7 +105,7 @@ def dual_discount_gae(
     discounts: Discounts,
     follow: Callable[[Links], tuple[Tensor, Tensor]],
     *,
-    form: Literal["dual", "token", "turn", "bi_level"] = "dual",
+    form: str = "dual",
     lambdas: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns of all tokens of all turns.
@@ -131,7 +137,10 @@ def dual_discount_gae(
             moves=torch.ones(2, dtype=torch.bool), follow=lambda links: solve_links(links, following),
         )
     """
-    inside = _solve_inside(form, values, token_rewards, lengths, turn_rewards, discounts, lambdas)
+    if lambdas is not None:
+        inside = scan_turns_by_decay(values, token_rewards, lengths, turn_rewards, discounts.gamma_token, lambdas)
+    else:
+        inside = find_form(form)(values, token_rewards, lengths, turn_rewards, discounts)
     gamma, decay = edges(moves | (form == "token"), discounts, lambdas)  # `token` has one discount for all tokens
     next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, gamma, decay))
     carry = gamma * next_value.to(gamma.device) + decay * next_advantage.to(gamma.device)
@@ -173,30 +182,17 @@ def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
     return next_value, gather_next(advantage, following, nothing)
 
 
-def _solve_inside(
-    form: Literal["dual", "token", "turn", "bi_level"],
-    values: Tensor,
-    rewards: Tensor | None,
-    lengths: Tensor,
-    turn_rewards: Tensor,
-    d: Discounts,
-    lambdas: Tensor | None,
-) -> TurnScan:
-    given = values, rewards, lengths, turn_rewards
-    match form:
-        case "turn":
-            return scan_turn(*given)
-        case "bi_level":
-            return scan_bi_level(*given, d)
-        case "token":  # one discount for all tokens, that between turns
-            return scan_turns(*given, d.gamma_step, d.step_decay)
-        case "dual" if lambdas is not None:
-            return scan_turns_by_decay(*given, d.gamma_token, lambdas)
-        case "dual":
-            return scan_turns(*given, d.gamma_token, d.token_decay)
+def scan_dual(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
+    """Discount inside turns with `gamma_token` and `lambda_token`."""
+    return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
 
 
-def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:
+def scan_token(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
+    """Discount all tokens alike, with the discounts between turns."""
+    return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_step, d.step_decay)
+
+
+def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
     """Take the turn as one action: its reward is the sum over its tokens, its value that of its first token."""
     turn = torch.repeat_interleave(lengths)
     state = _pick(values, lengths.cumsum(0) - lengths)
@@ -219,6 +215,38 @@ def scan_bi_level(
     own = _pick(rewards, last) if rewards is not None else torch.zeros_like(state)
     before = _totals(rewards, torch.repeat_interleave(lengths), state) - own
     return TurnScan(before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish)
+
+
+FORMS: Mapping[str, Form] = {
+    "dual": scan_dual,
+    "token": scan_token,
+    "turn": scan_turn,
+    "bi_level": scan_bi_level,
+}
+
+
+def find_form(form: str) -> Form:
+    """Return the function of a `gae_form`; raises ConfigError if an import path leads to none."""
+    return FORMS[form] if form in FORMS else load_function(form, "gae_form")
+
+
+def check_form(form: str) -> None:
+    """Try a `gae_form` on two turns; raises ConfigError if it cannot be found, fails, or returns other shapes."""
+    values, lengths, turn_rewards = torch.tensor([0.5, 0.75, 0.25]), torch.tensor([2, 1]), torch.tensor([0.0, 1.0])
+    function, discounts = find_form(form), Discounts(0.99, 0.95, 1.0, 1.0)
+    for rewards in (None, torch.zeros(3)):
+        try:
+            inside = function(values, rewards, lengths, turn_rewards.double(), discounts)
+            per_turn = [inside.entry_value, inside.entry_advantage, inside.entry_decay]
+            per_token = inside.finish(torch.zeros(2, dtype=torch.float64))
+            shapes = [tuple(x.shape) for x in (*per_turn, *per_token)]
+        except Exception as error:  # of somebody else's function
+            raise ConfigError(f"gae_form: {form} fails on two turns: {type(error).__name__}: {error}") from error
+        if shapes != [(2,), (2,), (2,), (3,), (3,)]:
+            raise ConfigError(
+                f"gae_form: {form} must return a TurnScan with one entry per turn, whose `finish` gives advantages and "
+                f"returns per token; for two turns of three tokens, the shapes are {shapes}"
+            )
 
 
 def _totals(rewards: Tensor | None, turn: Tensor, like: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ selection. GiGPO also compares turns with the same anchor, which is the prompt. 
 
 import logging
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from advantage.errors import FlagError, TurnTableError
+from advantage.errors import TurnTableError
 from advantage.exchange import BOOTSTRAP, ENDED, NOTES, Exchange, current_layout, in_turn_order, relayed, turn_flags
-from advantage.flags import advantage_flags
+from advantage.flags import GROUP, advantage_flags, check_kl
 from advantage.gae import discounts_of, edges
 from advantage.packing import local_tokens, pack_turns
 from advantage.scan import solve_chain
@@ -60,8 +60,7 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         return
     with relayed(layout.stage), Exchange(layout.data) as exchange:
         settings, flags = advantage_settings(args), advantage_flags(args)
-        if flags.kl_coef:
-            raise FlagError(f"--kl-coef is {flags.kl_coef}; without a critic, charge KL with --use-kl-loss instead")
+        check_kl(replace(flags, custom_advantage_function_path=GROUP))
         columns = read_turn_table(rollout_data, keep=flags.rollout_data_postprocess_path == KL_SPLIT)
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
         alone = flags.n_samples_per_prompt == 1  # no two episodes share a start
@@ -109,7 +108,7 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
         missing = int((~whole).sum())
         logger.info("%d of %d episodes have no return in this batch and are not trained on", missing, len(whole))
     group = turns.group[order][heads]
-    estimator = settings.group_estimator
+    estimator = settings.group_estimator or "grpo"
     undiscounted = estimator == "gigpo" and settings.gigpo_discount == "step"
     returns = torch.zeros(len(segments)).double().index_add_(0, episode, reward) if undiscounted else to_go[heads]
     scores = _compare(returns, group, whole, estimator, normalize)

@@ -81,8 +81,9 @@ def split_kl(
     acts = torch.zeros(len(mask), dtype=torch.bool)
     acts[span_positions(starts[has_action], (columns.end - columns.action_start)[has_action])] = True
     acts = acts.to(mask.device) & ~notes
-    parts = torch.stack([local.pick(mask & part).double() for part in (~acts & ~notes, acts, notes)])
-    sums = layout.data_context.total(torch.cat([(parts * flat).sum(1), parts.sum(1)]), like=flat)
+    parts = torch.stack([local.pick(mask & part) for part in (~acts & ~notes, acts, notes)])
+    kept = torch.where(parts, flat, 0.0)  # a masked token's KL may be NaN
+    sums = layout.data_context.total(torch.cat([kept.sum(1), parts.sum(1)]), like=flat)
     totals = [float(x) for x in sums]
     reasoning, action, summary = (kl / n if n else None for kl, n in zip(totals[:3], totals[3:], strict=True))
     return KlSplit(reasoning, action, int(totals[3]), int(totals[4]), summary, int(totals[5]))

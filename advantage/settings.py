@@ -1,5 +1,6 @@
 """Settings of the advantage computation: keys of the YAML, which slime copies to `args`."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self, cast
 
@@ -7,8 +8,14 @@ from pydantic import model_validator
 
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
+CONVERTER = "rollout.samples.convert_samples_to_train_data"
+"""The function that writes the turn table into slime's train data."""
+
 KL_SPLIT = "advantage.kl_split.log_kl_split"
 """The `--rollout-data-postprocess-path` hook, which reads the turn table after the advantages."""
+
+GAE_FORMS = ("dual", "token", "turn", "bi_level")
+"""The values of `gae_form` that are not import paths."""
 
 ROLE = "slime_verlog_role"
 """Attribute of `args` in which the patch and the embedded trainer note whose process this is: actor or critic."""
@@ -79,10 +86,12 @@ class AdvantageSettings(Settings):
     for a turn with n trained tokens, at least 0. `lambda_step` applies between turns in both cases."""
     lambda_policy_alpha: float = Field(default=1.5, gt=0)
     """The factor in `lambda_policy: length_adaptive`; a larger value brings lambda closer to 1."""
-    gae_form: Literal["dual", "token", "turn", "bi_level"] = "dual"
-    """The form of GAE that `advantage.hook.compute_advantages` computes; `advantage/gae.py` defines each."""
-    group_estimator: Literal["grpo", "rloo", "gigpo"] = "grpo"
-    """The estimator that `advantage.group.compute_advantages` computes, without a critic."""
+    gae_form: str = "dual"
+    """The form of GAE that `advantage.hook.compute_advantages` computes: `dual`, `token`, `turn`, `bi_level`, or a
+    function, as `file.py:function` or an import path (docs/change_one_thing.md)."""
+    group_estimator: Literal["grpo", "rloo", "gigpo"] | None = None
+    """Train without a critic, on comparisons between whole episodes. On one machine the key is enough; slime also needs
+    flags (docs/algorithms.md). Null: with a critic, or GRPO if the flags name `advantage.group.compute_advantages`."""
     gigpo_step_weight: float = Field(default=1.0, ge=0)
     """GiGPO: weight of the comparison between turns with the same prompt; 0 turns it off."""
     gigpo_discount: Literal["step", "both"] = "step"
@@ -127,6 +136,12 @@ class AdvantageSettings(Settings):
     @model_validator(mode="after")
     def _consistent_advantages(self) -> Self:
         warmup = self.critic_warmup
+        if self.gae_form not in GAE_FORMS and not re.search(r"\w[.:]\w", self.gae_form):
+            known = ", ".join(map(repr, GAE_FORMS))
+            raise ConfigError(
+                f"gae_form must be one of {known}, got {self.gae_form!r}; a form of your own is a function, such as "
+                "my_forms.py:my_form"
+            )
         if warmup.w_iter and not warmup.w_epoch:
             raise ConfigError(f"critic_warmup.w_iter is {warmup.w_iter} but w_epoch is 0, so no batches are kept")
         if self.lambda_policy == "length_adaptive" and self.gae_form != "dual":

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import TurnTableError
+from advantage.settings import CONVERTER as CONVERTER
 
 TABLE_KEY = "prompt"
 """Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
@@ -31,8 +32,6 @@ STALENESS = "token_staleness"
 PADDING_INDEX = -1
 """The entry of `sample_indices`, slime's column of sample indices, for a sample that only fills an optimizer step."""
 
-CONVERTER = "rollout.samples.convert_samples_to_train_data"
-"""The function that writes the table into slime's train data."""
 _ADVICE = f"configure --custom-convert-samples-to-train-data-path {CONVERTER}"
 
 _MAGIC = 7_206_381_955.0

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from advantage.flags import GROUP, advantage_flags, check_estimator, check_kl
 from rollout.bridge.settings import CORE_FLAGS, RolloutSettings, check_keys
 from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml_mapping
 
@@ -98,9 +99,9 @@ class EmbeddedFlags(OptimizerFlags):
     kl_coef: float = Field(default=0.001, ge=0)
     """Weight of KL(policy | reference) in the token rewards."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
-    """Estimator of the KL, in the rewards and in the loss."""
+    """Estimator of the KL, in the rewards or the loss. k1 is refused in a loss: its gradient ignores the reference."""
     use_kl_loss: bool = False
-    """Add the KL to the loss. Needs kl_coef: 0."""
+    """Add the KL to the loss. Needs `kl_coef` 0, a `kl_loss_coef` and another `kl_loss_type` than k1."""
     kl_loss_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL in the loss."""
     eps_clip: float = Field(default=0.2, gt=0)
@@ -142,7 +143,23 @@ class EmbeddedFlags(OptimizerFlags):
             raise ConfigError(f"{planned} takes steps in turns, so lr would be 0 early; set lr_decay_style to constant")
         if self.kl_coef and self.use_kl_loss:
             raise ConfigError(f"kl_coef {self.kl_coef} and use_kl_loss charge the same KL twice; set one of them to 0")
+        check_kl(advantage_flags(self))
         return self
+
+
+WITHOUT_CRITIC: Mapping[str, Any] = {
+    "advantage_estimator": "grpo",
+    "custom_advantage_function_path": GROUP,
+    "rollout_function_path": "embedded.whole_episodes.generate_rollout",
+    "rollout_batch_size": 4,
+    "n_samples_per_prompt": 4,
+    "global_batch_size": 4,
+    "num_critic_only_steps": 0,
+    "kl_coef": 0.0,
+    "normalize_advantages": False,
+}
+"""Flags that `group_estimator` in the YAML sets, unless they are given: four whole episodes from each of four starts
+per update, and four episodes per optimizer step."""
 
 
 def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
@@ -152,7 +169,9 @@ def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
 
 def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
     """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a wrong flag."""
-    given = read_settings(EmbeddedFlags, flags)
+    group_estimator = keys.get("group_estimator")
+    given = read_settings(EmbeddedFlags, {**(WITHOUT_CRITIC if group_estimator else {}), **flags})
+    check_estimator(advantage_flags(given), group_estimator)
     machine = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1, "use_critic": given.advantage_estimator == "ppo"}
     return Namespace(**given.model_dump(), **machine, **keys)
 
@@ -180,7 +199,7 @@ def with_absolute_files(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     copied = {key: with_absolute_files(item) for key, item in value.items()}
-    named = {key: str(copied.get(key)) for key in ("rollout_interaction_env_path", "env", "kind")}
+    named = {key: str(copied.get(key)) for key in ("rollout_interaction_env_path", "env", "kind", "gae_form")}
     return copied | {key: os.path.abspath(v) for key, v in named.items() if re.search(r"\.py(:\w+)?$", v)}
 
 

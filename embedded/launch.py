@@ -157,12 +157,13 @@ def run_seed(
     from embedded.warmstart.imitation import WarmStart
 
     keys = dict(read_keys(config) if keys is None else keys)
-    left_out = keys.get("critic_warmup") and "num_critic_only_steps" not in flags
-    if left_out:
-        del keys["critic_warmup"]
-    warm_up = min(CRITIC_ONLY, updates // 2) if flags.get("advantage_estimator", "ppo") == "ppo" else 0
-    own = {"rollout_seed": seed, "num_rollout": updates, "num_critic_only_steps": warm_up}
-    given = {**own, "eval_interval": 20, "save_interval": 1, **flags}
+    note = ""
+    own = {"rollout_seed": seed, "num_rollout": updates, "eval_interval": 20, "save_interval": 1}
+    has_critic = not keys.get("group_estimator") and flags.get("advantage_estimator", "ppo") == "ppo"
+    if "num_critic_only_steps" not in flags:
+        own["num_critic_only_steps"] = min(CRITIC_ONLY, updates // 2) if has_critic else 0
+        note = f"{WARMUP_NOTE}\n" if keys.pop("critic_warmup", None) and has_critic else ""
+    given = {**own, **flags}
     start = start or WarmStart(**IMITATION)
     run = _Run(folder, start, keys, given)
     settings = run.check()
@@ -172,7 +173,7 @@ def run_seed(
             print(f"{folder} holds this run, finished; --overwrite trains it again, another --out keeps both")
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         else:
-            print(f"{WARMUP_NOTE}\n" * bool(left_out) + f"seed {seed}: {_beginning(start, settings)}", flush=True)
+            print(f"{note}seed {seed}: {_beginning(start, settings)}", flush=True)
             summary = run.until_interrupted(settings, {"config": config, "tasks": list(settings.tasks), "seed": seed})
         print(ending(summary, folder), flush=True)
     return summary
@@ -289,7 +290,7 @@ class _Run:
 
         new = not (self.policy / IMITATION_FILE).exists()
         if new:
-            flags = RolloutFlags.read(build_args({}, **{"rollout_max_context_len": None, **self.ppo.flags}))
+            flags = RolloutFlags.read(build_args(self.ppo.keys, **{"rollout_max_context_len": None, **self.ppo.flags}))
             make_policy(settings, self.policy, warm, flags.rollout_seed, flags)
         imitation, defaults = read_imitation(self.policy), EmbeddedFlags(hf_checkpoint="")
         lengths = imitation.lengths(defaults)

@@ -41,6 +41,8 @@ class SourceState:
     buffer: list[int]
     slots: list[Mapping[str, Any]]
     kept: list[Segment]
+    first_seed: int | None = None
+    """Seed of training episode 0, if it is not the YAML's."""
 
 
 @dataclass
@@ -89,6 +91,7 @@ def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
         "next_episode": source.next_episode,
         "next_group": source.next_group,
         "buffer": source.buffer,
+        "first_seed": source.first_seed,
         "slots": source.slots,
         "kept": [_segment_state(segment, images) for segment in source.kept],
         "images": images.images,
@@ -144,6 +147,7 @@ def load_state(load: str | None, save: str | None, rollout_id: int | None) -> So
             buffer=[read_whole(episode_id) for episode_id in state["buffer"]],
             slots=slots,
             kept=[_read_segment(item, images, tensors) for item in state["kept"]],
+            first_seed=state.get("first_seed"),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold a complete rollout state ({error!r})") from error

@@ -3,6 +3,7 @@
 Invariant: an episode's task and seed depend on its id alone, not on the order in which requests finish.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rollout.bridge.checks import check_flags
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.roles import rotate_checkpoints
+from rollout.bridge.roles import rotate_checkpoints, seeds_file
 from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
@@ -32,6 +33,8 @@ class EpisodeSource:
         check_flags(args, self.settings)
         self.flags = RolloutFlags.read(args)
         self._args = args
+        self._first_seed: int | None = None
+        self._begin_behind_the_critics_seeds()
         self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
@@ -52,6 +55,29 @@ class EpisodeSource:
         self.snapshots: dict[int, SourceState] = {}
         """State at the end of the newest two rollouts, by rollout id. Under `train_async.py`, slime saves rollout r
         when batch r + 1 has already been played."""
+
+    def _begin_behind_the_critics_seeds(self) -> None:
+        """Skip the seeds of a pretrained critic: its values of turns that it was trained on are too good."""
+        path = seeds_file(self._args, "load")
+        if self.settings.value_pretraining.batches or path is None or not path.is_file():
+            return
+        used = json.loads(path.read_text(encoding="utf-8"))
+        if used["first"] <= self.settings.seed_start < used["next"]:
+            self._begin_at(used["next"])
+
+    def _begin_at(self, seed: int) -> None:
+        self._first_seed = seed
+        self.settings = self.settings.model_copy(update={"seed_start": seed})
+
+    def _write_seeds(self, state: SourceState) -> None:
+        """Note beside the critic which seeds value pretraining has used, for the PPO that starts from it."""
+        path = seeds_file(self._args, "save")
+        if not self.settings.value_pretraining.batches or path is None:
+            return
+        episodes = max([state.next_episode, *(slot["next_episode"] for slot in state.slots)])
+        used = {"first": self.settings.seed_start, "next": training_seed(self.settings, episodes)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(used), encoding="utf-8")
 
     def staleness(self, segments: Sequence[Segment], rollout_id: int, *, asked_since: bool) -> list[int]:
         """Count actor updates from playing to training: one int per turn, in the order of the segments; -1: unknown.
@@ -101,7 +127,7 @@ class EpisodeSource:
         """Copy the current state, so that later batches do not change it."""
         buffer = [episode_id_of(group[0]) for group in self.buffer]
         slots = slots_state(self.slots) or self.saved_slots
-        return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept))
+        return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept), self._first_seed)
 
     def end_batch(self, rollout_id: int, slots: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep the state at the end of a rollout for `save`, and write it now if slime is going to save this rollout.
@@ -122,7 +148,9 @@ class EpisodeSource:
             raise CheckpointError(
                 f"the state of rollout {rollout_id} is not known; the newest rollouts are {sorted(self.snapshots)}"
             )
-        self._write(self.snapshots.get(rollout_id) or self.state(), rollout_id)
+        state = self.snapshots.get(rollout_id) or self.state()
+        self._write(state, rollout_id)
+        self._write_seeds(state)
         if self.settings.checkpoints_kept is not None and self.flags.save is not None:
             states = checkpoint_path(self.flags.save, rollout_id).parent
             rotate_checkpoints(self._args, rollout_id, self.settings.checkpoints_kept, states)
@@ -139,6 +167,8 @@ class EpisodeSource:
         state = load_state(self.flags.load, self.flags.save, rollout_id)
         if state is None:
             return
+        if state.first_seed is not None:
+            self._begin_at(state.first_seed)
         self.next_episode, self.next_group = state.next_episode, state.next_group
         # The environments of aborted episodes ended with their process, so their groups are played from the start.
         self.buffer = [self.group(episode_id) for episode_id in state.buffer]

@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from advantage.flags import overrides_of
+from advantage.flags import advantage_flags, kl_warning, overrides_of
 from advantage.patch.versions import find_framework
 from rollout.bridge.checks import BATCHES, SOURCE, check_flags, hooks_in_use, installs_advantages
 from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.framework import FRAMEWORK
-from rollout.bridge.roles import check_start_weights
+from rollout.bridge.roles import check_start_weights, role_args
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
@@ -136,6 +136,8 @@ def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
             f"--loss-type custom_loss: {args.custom_loss_function_path} replaces the policy loss, so clipping, entropy "
             "and KL flags have no effect unless it reads them"
         )
+    if "plays" in hooks and (charged := kl_warning(advantage_flags(role_args(args, "actor")))):
+        found.append(charged)
     if "patch" not in hooks:
         return found
     actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")

@@ -15,7 +15,7 @@ from torch import Tensor
 from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import MODEL, original, wrap
 from advantage.settings import AdvantageSettings
-from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.alarms import OffPolicyAlarm, check_finite
 from advantage.training.images import expand
 from advantage.training.policy_loss import finish_dis
 from advantage.turn_table import PADDING_INDEX, STALENESS
@@ -50,6 +50,8 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
         train_one_step: Callable[..., tuple[dict[str, Any], Any]], args: Any, rollout_id: int, *rest: Any, **named: Any
     ) -> tuple[dict[str, Any], Any]:
         metrics, norm = train_one_step(args, rollout_id, *rest, **named)
+        if getattr(args, "check_for_nan_in_loss_and_grad", True):  # Megatron looks at gradients alone
+            check_finite(metrics, rollout_id)
         metrics = finish_dis(metrics)
         return metrics | alarm.watch(metrics, rollout_id), norm
 

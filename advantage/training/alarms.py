@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from advantage.errors import NonFiniteLossError
 from advantage.settings import AdvantageSettings
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,16 @@ class Limit:
             healthy = f"{self.lowest:g} " + ("or more" if self.highest == math.inf else f"to {self.highest:g}")
         healthy += f" ({self.key})" if self.key else ""
         return f"{self.meaning} ({self.metric}) is {value:.3g} {when}, and healthy is {healthy}: {self.advice}"
+
+
+def check_finite(metrics: Mapping[str, float], rollout_id: int) -> None:
+    """Raise NonFiniteLossError if one of a training step's losses is infinite or NaN."""
+    for name, value in metrics.items():
+        if name.endswith("loss") and not math.isfinite(value):
+            raise NonFiniteLossError(
+                f"{name} is {float(value)} in rollout {rollout_id}, so training stops: scale the rewards so that "
+                "returns stay between about -1 and 10, or lower the learning rate; the last checkpoint is still good"
+            )
 
 
 class OffPolicyAlarm:

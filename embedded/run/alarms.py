@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from advantage.flags import advantage_flags, kl_warning
 from advantage.training.alarms import Limit
 
 if TYPE_CHECKING:
@@ -26,13 +27,15 @@ _SMALLER_UPDATES = (
     "(--set-flag rollout_batch_size=512)"
 )
 _TRAIN_CRITIC = "train the critic longer alone (--set-flag num_critic_only_steps=N), or set value_pretraining.batches"
+_SMALLER_REWARDS = "divide the rewards in the environment, so that returns stay between about -1 and 10"
 _EXPLAINED = "the share of the returns' variance that the critic explains"
 LIMITS = (
     Limit("turn/valid_action_ratio", "the share of valid answers", 1.0, "", _READ_INVALID, lowest=0.8),
     Limit("turn/length_stop_ratio", "the share of answers cut by their length limit", 0.02, "", _RAISE_LENGTH),
     Limit("actor/ref_kl", "the KL to the policy before PPO, in nats per token,", 2.0, "", _CHARGE_KL, -math.inf),
     Limit("actor/ppo_kl", "the KL of one update", 0.1, "", _SMALLER_UPDATES, -math.inf),
-    Limit("critic/explained_variance", _EXPLAINED, math.inf, "", _TRAIN_CRITIC),
+    Limit("critic/explained_variance", _EXPLAINED, math.inf, "", _TRAIN_CRITIC, lowest=0.001),
+    Limit("critic/return_rms", "the scale (root mean square) of the returns", 10.0, "", _SMALLER_REWARDS),
     Limit("summary/empty", "the share of empty notes", 0.5, "", "read them (slime-verlog view); old notes stay"),
     Limit("summary/cut", "the share of notes cut by their limit", 0.5, "", "raise memory.max_tokens"),
 )
@@ -93,7 +96,9 @@ def warnings_of(imitation: Imitation, flags: EmbeddedFlags, n_env: int) -> Itera
 
 
 def warnings_of_plan(flags: EmbeddedFlags) -> Iterable[str]:
-    """Yield a sentence if hardly any update trains the actor."""
+    """Yield a sentence if hardly any update trains the actor, and one if a KL loss charges nothing."""
+    if charged := kl_warning(advantage_flags(flags)):
+        yield charged
     has_critic = flags.advantage_estimator == "ppo"
     left = flags.num_rollout - (flags.num_critic_only_steps if has_critic else 0)
     if left <= 0:

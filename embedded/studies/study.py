@@ -253,7 +253,7 @@ def _left_to_play(plan: Plan, flags: Sequence[Mapping[str, Any]]) -> str:
 
 def plan_warnings(plan: Plan) -> list[str]:
     """Return a sentence for each variant in which hardly any update trains the actor."""
-    from embedded.arguments import EmbeddedFlags
+    from embedded.arguments import build_args, embedded_flags
     from embedded.pretraining import split_run
     from embedded.run.alarms import warnings_of_plan
 
@@ -261,6 +261,6 @@ def plan_warnings(plan: Plan) -> list[str]:
     for variant in plan.variants:
         settings = plan.settings(variant, plan.study.seeds[0])
         _, ppo = split_run(settings["keys"], {"hf_checkpoint": "", **settings["flags"]}, Path())
-        flags = read_settings(EmbeddedFlags, ppo.flags)
+        flags = embedded_flags(build_args(ppo.keys, **ppo.flags))
         found += [f"warning: {variant}: {sentence}" for sentence in warnings_of_plan(flags)]
     return found

@@ -17,7 +17,7 @@ from advantage.exchange import current_layout
 from advantage.flags import advantage_flags, check_dis
 from advantage.patch.roles import report_frozen
 from advantage.settings import ROLE, advantage_settings
-from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.alarms import OffPolicyAlarm, check_finite
 from advantage.training.losses import first_token_weights, weigh_reducer, whiten
 from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis
 from advantage.turn_table import STALENESS
@@ -65,6 +65,7 @@ class PpoTrainer:
         # Actor and critic share nothing while they learn, so on a CPU each gets its own core if this process has two.
         in_parallel = self.device.type == "cpu" and cores() > 1
         self._pool = ThreadPoolExecutor(2 if in_parallel else 1, thread_name_prefix="train")
+        self._rollout_id = 0
         self.trained: tuple[str, RolloutData] | None = None
         """The last batch with its advantages, and the role that it trained; the actor's unless only the critic was."""
 
@@ -73,6 +74,7 @@ class PpoTrainer:
 
         With a critic, the actor does not change during the first `num_critic_only_steps` batches.
         """
+        self._rollout_id = rollout_id
         data = to_rollout_data(train_data, self.device)
         everything = micro_batches(data, range(len(data["tokens"])), self.flags.max_tokens_per_gpu)
         if self._settings.value_pretraining.batches:
@@ -132,6 +134,7 @@ class PpoTrainer:
             "explained_variance": (1 - (returns - values).var() / returns.var().clamp_min(1e-8)).item(),
             "value_mean": values.mean().item(),
             "return_mean": returns.mean().item(),
+            "return_rms": returns.double().square().mean().sqrt().item(),
         }
         for _ in range(self._settings.critic_updates - 1):
             self._optimize(self.critic, self.critic_optimizer, data, self._value_loss, last=False)
@@ -211,7 +214,8 @@ class PpoTrainer:
     ) -> dict[str, float]:
         """Train one epoch, one step per `global_batch_size` training groups; returns means over the steps.
 
-        Only the batch's last epoch advances the learning-rate schedule.
+        Only the batch's last epoch advances the learning-rate schedule. Raises NonFiniteLossError before a step whose
+        loss is infinite or NaN.
         """
         groups = self.flags.global_batch_size
         steps = optimizer_steps(data["rollout_ids"], groups)
@@ -226,6 +230,7 @@ class PpoTrainer:
                     (loss / groups).backward()
                 for key, value in reported.items():
                     totals[key] += value.item() / groups
+            check_finite(totals, self._rollout_id)
             _, norm, _ = optimizer.step()
             if last:
                 optimizer.schedule.step(groups)

@@ -19,6 +19,8 @@ LONG_OBSERVATION = 4000
 """Tokens above which an observation is called long."""
 SLOW_STEP_S, SLOW_RESET_S = 0.5, 10.0
 """Seconds above which steps and resets are called slow."""
+LOWEST_RETURN, HIGHEST_RETURN = -1.0, 10.0
+"""Sums of an episode's rewards that a critic learns well."""
 MIN_LEFT = 0.1
 """Share of the expert's rewards that should be left at the first turn after discounting."""
 GROWTH, GROWTH_TURNS = 2.0, 16
@@ -155,6 +157,7 @@ def judge(
         yield _outcome(play)
     yield _ending(plays, abilities, settings)
     yield _reward(plays, abilities)
+    yield from _scale(plays)
     yield from _discount(plays, settings)
     yield _validity(plays, abilities)
     yield _growth(plays, settings)
@@ -196,6 +199,16 @@ def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
             detail += "; no episode ended, so try a larger --max-turns first"
         return Finding("reward", Status.WARNING, detail)
     return Finding("reward", Status.OK, f"between {min(rewards):g} and {max(rewards):g} in {players} play")
+
+
+def _scale(plays: Sequence[Playthrough]) -> Iterator[Finding]:
+    """Whether a critic can learn the returns, whose square is the scale of its loss."""
+    returns = [sum(float(info["reward"]) for info in play.infos) for play in plays]
+    low, high = min(returns), max(returns)
+    if low < LOWEST_RETURN or high > HIGHEST_RETURN:
+        healthy = f"keep returns between about {LOWEST_RETURN:g} and {HIGHEST_RETURN:g}"
+        detail = f"an episode's rewards add up to {low:g}" + (f" or {high:g}" if high != low else "")
+        yield Finding("scale", Status.WARNING, f"{detail}; {healthy}, or the critic hardly learns: divide the rewards")
 
 
 def _discount(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[Finding]:

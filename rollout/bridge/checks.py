@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import Any
 
 from advantage.errors import FlagError
-from advantage.flags import GROUP, INSTALL
+from advantage.flags import GROUP, HOOK, INSTALL, advantage_flags, check_estimator, check_kl
 from advantage.flags import check_flags as check_patch
-from advantage.settings import AdvantageSettings, advantage_settings
+from advantage.settings import GAE_FORMS, AdvantageSettings, advantage_settings
 from advantage.turn_table import CONVERTER
 from rollout.bridge.flags import RolloutFlags, check_lengths, sentences
 from rollout.bridge.roles import check_pushed_weights, check_roles, is_megatron_checkpoint, role_args, roles_of
@@ -52,6 +52,10 @@ def hooks_in_use(args: Any) -> set[str]:
 
 def check_flags(args: Any, config: RolloutSettings) -> None:
     """Check the hooks that `args` names; raises ConfigError, which names the flag to change."""
+    if config.gae_form not in GAE_FORMS:
+        from advantage.gae import check_form
+
+        check_form(config.gae_form)
     plays, generate = (getattr(args, f"{name}_function_path", None) for name in ("rollout", "custom_generate"))
     names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
     ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]
@@ -181,8 +185,11 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
             f"--global-batch-size {args.global_batch_size} is not a multiple of {samples}, the data-parallel size of "
             "the training GPUs x --micro-batch-size: change it or the number of GPUs (NUM_NODES, NUM_GPUS)"
         )
-    if getattr(args, "custom_advantage_function_path", None) == GROUP and getattr(args, "kl_coef", 0):
-        raise ConfigError(f"--kl-coef {args.kl_coef}: without a critic, charge KL with --use-kl-loss instead")
+    flags = advantage_flags(role_args(args, "actor"))
+    check_estimator(flags, config.group_estimator)
+    check_kl(flags)
+    if flags.custom_advantage_function_path in (GROUP, HOOK):
+        _require_converter(args)
     check_roles(args)
     if not installs_advantages(args):
         check_pushed_weights(args)
@@ -241,6 +248,13 @@ def _check_critic(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
 
 def _check_advantage(args: Any) -> None:
     """Actor and critic must both compute their advantages from the turn table."""
+    if getattr(args, "custom_advantage_function_path", None) == GROUP:
+        raise ConfigError(
+            f"{GROUP} compares whole episodes, and --rollout-function-path {args.rollout_function_path} cuts them, "
+            "which favours short ones: play whole episodes, with --custom-generate-function-path "
+            "rollout.generate.generate in slime, or rollout_function_path embedded.whole_episodes.generate_rollout on "
+            "one machine"
+        )
     estimator = getattr(args, "advantage_estimator", "ppo")
     if installs_advantages(args):
         _check_patch(args)
@@ -251,7 +265,7 @@ def _check_advantage(args: Any) -> None:
         changed = [key for key in NEEDS_INSTALL if getattr(settings, key) != getattr(default, key)]
         if changed:
             raise ConfigError(f"{' and '.join(changed)} in the YAML need --custom-megatron-init-path {INSTALL}")
-    _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
+    _require_converter(args)
     hook = "custom_megatron_init_path" if estimator == "ppo" else "custom_advantage_function_path"
     if not hasattr(args, hook) or getattr(args, hook):
         return
@@ -273,6 +287,10 @@ def _check_patch(args: Any) -> None:
             check_patch(role_args(args, role))
         except FlagError as error:
             raise ConfigError(f"{error} (in the {role})") from error
+
+
+def _require_converter(args: Any) -> None:
+    _require(args, "custom_convert_samples_to_train_data_path", CONVERTER, "the advantages are computed from its table")
 
 
 def _require(args: Any, name: str, path: str, why: str) -> None:

@@ -8,7 +8,7 @@ import shutil
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from advantage.flags import INSTALL, overrides_of
 from rollout.errors import ConfigError
@@ -83,6 +83,13 @@ def check_pushed_weights(args: Any) -> None:
         )
 
 
+def seeds_file(args: Any, use: Literal["load", "save"]) -> Path | None:
+    """Path of the file beside the critic's checkpoint that names the seeds of its value pretraining."""
+    critic = role_args(args, "critic")
+    folder = getattr(critic, f"critic_{use}", None) or getattr(critic, use, None)  # on one machine, `critic_load`
+    return Path(folder) / "slime_verlog_seeds.json" if folder else None
+
+
 def check_roles(args: Any) -> None:
     """Raise ConfigError if a critic's weights would not be kept apart, or its layout differs; names what to change."""
     if getattr(args, "advantage_estimator", None) != "ppo" or not hasattr(args, "megatron_config_path"):
@@ -99,6 +106,11 @@ def check_roles(args: Any) -> None:
             f"--save-retain-interval {args.save_retain_interval} deletes the previous checkpoint as soon as the next "
             "is written, so a run that dies between the actor's and the critic's save cannot be resumed; leave it out "
             "and set checkpoints_kept in the YAML"
+        )
+    if getattr(actor, "use_rollout_logprobs", False) and getattr(actor, "kl_coef", 0) and not args.megatron_config_path:
+        raise ConfigError(
+            f"--use-rollout-logprobs with --kl-coef {actor.kl_coef} stops slime's critic in its first step, because it "
+            f"has no reference to compare with; slime sets its kl_coef to 0 only with {OWN_FOLDER}"
         )
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         if getattr(actor, name, 1) != getattr(critic, name, 1):

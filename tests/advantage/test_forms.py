@@ -2,13 +2,17 @@
 
 import random
 from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from advantage.gae import check_form
 from advantage.hook import compute_advantages
 from advantage.turn_table import TurnKind
+from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 
 
@@ -92,3 +96,54 @@ def test_token_gae_over_the_episode_is_dual_with_one_discount_after_notes_too(se
 def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="gae_form must be one of 'dual', 'token', 'turn', 'bi_level', got 'mc'"):
         run([], make_args(gae_form="mc"))
+
+
+OWN_FORMS = """
+from advantage.gae import scan_bi_level, scan_dual
+
+def like_bi_level(values, rewards, lengths, turn_rewards, discounts):
+    return scan_bi_level(values, rewards, lengths, turn_rewards, discounts)
+
+def half(values, rewards, lengths, turn_rewards, discounts):
+    return scan_dual(values[:2], rewards if rewards is None else rewards[:2], lengths[:1], turn_rewards[:1], discounts)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_form_of_ones_own_is_a_function_in_a_file(tmp_path: Path, seed: int) -> None:
+    (tmp_path / "forms.py").write_text(OWN_FORMS)
+    samples, discounts = make_samples(random.Random(seed), 5), {"gamma_token": 0.9, "lambda_token": 0.7}
+    found = run(samples, make_args(gae_form=f"{tmp_path}/forms.py:like_bi_level", **discounts))
+    wanted = run(samples, make_args(gae_form="bi_level", **discounts))
+    for key in ("advantages", "returns"):
+        assert all(torch.equal(a, b) for a, b in zip(found[key], wanted[key], strict=True))
+
+
+def test_the_form_of_the_page_about_changes_can_be_used_as_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "change_one_thing.md").read_text()
+    (tmp_path / "my_forms.py").write_text(page.split("```python\n")[1].split("```")[0])
+    form = f"{tmp_path}/my_forms.py:mean_value"
+    check_form(form)
+    samples = make_samples(random.Random(2), 4)
+    one_value = [replace(sample, values=torch.full_like(sample.values, 0.25)) for sample in samples]
+    found, turn = run(one_value, make_args(gae_form=form)), run(one_value, make_args(gae_form="turn"))
+    for key in ("advantages", "returns"):
+        assert all(torch.allclose(a, b) for a, b in zip(found[key], turn[key], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("{folder}/forms.py:missing", "forms.py has no function missing"),
+        ("{folder}/none.py:form", "none.py cannot be imported: FileNotFoundError"),
+        ("{folder}/broken.py:form", "broken.py cannot be imported: SyntaxError"),
+        ("no_such_package.form", "no_such_package cannot be imported: ModuleNotFoundError"),
+        ("math.sqrt", "math.sqrt fails on two turns: TypeError"),
+        ("{folder}/forms.py:half", "for two turns of three tokens, the shapes are"),
+    ],
+)
+def test_a_wrong_form_is_refused_before_anything_is_played(tmp_path: Path, path: str, words: str) -> None:
+    (tmp_path / "forms.py").write_text(OWN_FORMS)
+    (tmp_path / "broken.py").write_text("def form(")
+    with pytest.raises(ConfigError, match=words):
+        check_form(path.format(folder=tmp_path))

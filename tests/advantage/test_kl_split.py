@@ -38,6 +38,12 @@ def test_action_tokens_start_at_the_action_and_masked_tokens_are_left_out() -> N
     assert "prompt" not in data
 
 
+def test_what_is_masked_may_be_nan_or_infinite() -> None:
+    nan, infinite = float("nan"), float("inf")
+    data = data_of([1.0, 30.0, 50.0, nan, infinite, 3.0], [1, 1, 1, 0, 0, 1], (0, 4, 1), (5, 6, -1))
+    assert log_kl_split(make_args(), 0, data) == KlSplit(2.0, 40.0, 2, 2)
+
+
 def test_it_runs_after_the_advantage_hook_on_the_table_that_the_hook_left() -> None:
     samples = make_samples(random.Random(2), 6)
     args, data = make_args(rollout_data_postprocess_path=KL_SPLIT), rollout_data(samples)

@@ -11,6 +11,7 @@ import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
+from advantage.errors import NonFiniteLossError
 from embedded.arguments import make_args
 from embedded.train import train
 from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
@@ -171,6 +172,7 @@ def test_flags_that_cannot_work_together_stop_the_run_before_any_update(make: An
             {"rollout_function_path": "embedded.whole_episodes.generate_turns"},
             "lr_decay_style linear is planned in episodes",
         ),
+        ({"advantage_estimator": "grpo"}, "--advantage-estimator grpo trains no critic"),
     ],
     ids=str,
 )
@@ -178,6 +180,69 @@ def test_a_wrong_flag_is_refused_in_the_words_of_the_yaml(make: Any, flags: dict
     with pytest.raises(ConfigError) as caught:
         make(**flags)
     assert str(caught.value).startswith(sentence)
+
+
+def test_one_key_trains_on_whole_episodes_without_a_critic(make: Any) -> None:
+    recorder = Recorder()
+    train(make({"group_estimator": "rloo"}, num_rollout=1, rollout_batch_size=2, global_batch_size=4), recorder)
+    [(_, metrics)] = recorder.updates
+    assert metrics["episode/finished"] == 8 and metrics["train/actor_trains"] == 1
+    assert not any(name.startswith("critic/") for name in metrics)
+
+
+def test_the_estimator_of_the_page_about_changes_can_be_used_as_printed(make: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "change_one_thing.md").read_text()
+    path = tmp_path / "my_estimators.py"
+    path.write_text(page.split("```python\n")[2].split("```")[0])
+    flags = {"rollout_batch_size": 2, "global_batch_size": 4, "custom_advantage_function_path": f"{path}:clipped"}
+    recorder = Recorder()
+    train(make({"group_estimator": "rloo"}, num_rollout=1, **flags), recorder)
+    assert recorder.updates[0][1]["train/actor_trains"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"advantage_estimator": "ppo"}, "--advantage-estimator ppo trains a critic that"),
+        ({"kl_coef": 0.01}, "--kl-coef 0.01: without a critic, charge KL with --use-kl-loss --kl-loss-coef"),
+        ({"custom_advantage_function_path": "advantage.hook.compute_advantages"}, "group_estimator: rloo in the YAML"),
+    ],
+)
+def test_flags_that_contradict_the_key_are_refused(make: Any, flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make({"group_estimator": "rloo"}, **flags)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_cut_episodes_are_not_compared(make: Any) -> None:
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match=r"embedded\.whole_episodes\.generate_rollout on one machine"):
+        train(make({"group_estimator": "rloo"}, rollout_function_path="rollout.fixed_turn.generate_rollout"), recorder)
+    assert recorder.updates == recorder.evaluations == []
+
+
+RICH = """
+from tests.fixtures import counting_env
+
+class Rich(counting_env.CountingGame):
+    def step(self, text):
+        observation, done, info = super().step(text)
+        return observation, done, {**info, "reward": 1e25 * (1 + info["reward"])}
+
+def build_env(sample, args):
+    settings = counting_env.read_env_settings(counting_env.CountingSettings, args)
+    return Rich(settings, counting_env.describe_task(sample)[1])
+"""
+
+
+def test_an_infinite_loss_stops_the_run_before_it_is_trained_on(make: Any, tmp_path: Path) -> None:
+    recorder, path = Recorder(), tmp_path / "rich.py"
+    path.write_text(RICH)
+    with pytest.raises(
+        NonFiniteLossError, match="value_loss is inf in rollout 0, so training stops: scale the rewards"
+    ):
+        train(make({"rollout_interaction_env_path": str(path)}, num_rollout=3), recorder)
+    assert recorder.updates == []
 
 
 def test_a_core_flag_in_the_yaml_is_refused(make: Any, tmp_path: Path) -> None:

@@ -119,6 +119,14 @@ QUESTIONABLE = {
         [(SHOW, 'return f"{os.getpid()} You stand'), ("deterministic = True", "deterministic = False")],
         "ok replay: the first observation in another process differs, as deterministic = False says",
     ),
+    "returns that a critic cannot learn": (
+        [('float(won), "ter', '100.0 * won, "ter')],
+        "warning scale: an episode's rewards add up to 100; keep returns between about -1 and 10, or the critic",
+    ),
+    "penalties that add up": (
+        [('float(won), "ter', '-1.5 + 0.5 * won, "ter')],
+        "warning scale: an episode's rewards add up to -",
+    ),
     "a fault in the middle": (
         [
             (

@@ -1,6 +1,8 @@
 """Value pretraining inside slime's own train.py, and PPO that starts from the critic which it saved."""
 
+import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.slime.test_resume import critic_only_steps
 
 pytestmark = pytest.mark.slow
 
+SEEDS = "slime_verlog_seeds.json"
 BATCHES = 2
 TURNS = 64
 SETTINGS = {"batches": BATCHES, "held_out": 0.25, "passes": 6, "patience": 2, "least_explained_variance": None}
@@ -62,8 +65,10 @@ def pretraining(make: Callable[..., Run]) -> Run:
 
 @pytest.fixture(scope="module")
 def ppo(make: Callable[..., Run], pretraining: Run) -> Run:
+    critic = pretraining.work / "copy"  # with the file of seeds, PPO would play turns whose values nothing recorded
+    shutil.copytree(pretraining.work / "critic", critic, ignore=shutil.ignore_patterns(SEEDS))
     run = make("ppo", 1, 0, 1)
-    run.train(start_flags(run, pretraining.work / "critic"))
+    run.train(start_flags(run, critic))
     return run
 
 
@@ -108,6 +113,12 @@ def test_explained_variance_is_that_of_the_held_out_turns_and_the_best_pass_is_s
     assert measured[best] >= max(measured.values()) - MIN_GAIN
     assert len(measured) - 1 in (best + SETTINGS["patience"], SETTINGS["passes"])
     assert not pretraining.records("critic", 0), "the critic trained while turns were collected"
+
+
+def test_the_seeds_that_ppo_must_not_play_are_noted(pretraining: Run) -> None:
+    used = json.loads((pretraining.work / "critic" / SEEDS).read_text())
+    episodes = {sample["metadata"]["episode_id"] for k in range(BATCHES) for sample in pretraining.samples(k)}
+    assert used["first"] == min(episodes) == 0 and max(episodes) < used["next"] <= max(episodes) + 16
 
 
 def test_the_first_values_of_ppo_are_those_of_the_pretrained_critic(pretraining: Run, ppo: Run) -> None:

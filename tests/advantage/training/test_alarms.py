@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 
+from advantage.errors import NonFiniteLossError
 from advantage.settings import AdvantageSettings
-from advantage.training.alarms import OffPolicyAlarm
+from advantage.training.alarms import OffPolicyAlarm, check_finite
 from slime_verlog import read_settings
 
 GAP, MASKED = "train_rollout_logprob_abs_diff", "pg_clipfrac"
@@ -38,3 +40,10 @@ def test_the_masked_share_is_that_of_the_correction_and_not_ppos_clipping(loss: 
 
 def test_the_critics_steps_are_not_counted() -> None:
     assert alarm().watch({"value_loss": 1e9}, 0) == {}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), torch.tensor(float("-inf"))])
+def test_a_loss_that_is_not_finite_stops_training(value: Any) -> None:
+    check_finite({"value_loss": 3.0, "ois": float("inf")}, 4)
+    with pytest.raises(NonFiniteLossError, match="value_loss is .* in rollout 4, so training stops: scale the rewards"):
+        check_finite({"value_loss": value}, 4)

@@ -57,6 +57,23 @@ def test_a_single_bad_batch_a_frozen_actor_and_missing_metrics_raise_nothing() -
         assert not alarms.watch(update, {"train/actor_trains": 1.0})
 
 
+@pytest.mark.parametrize(
+    ("metric", "value", "words"),
+    [
+        ("critic/explained_variance", 0.0, "healthy is 0.001 or more: train the critic longer alone"),
+        ("critic/explained_variance", 0.0004, "healthy is 0.001 or more"),
+        ("critic/return_rms", 62.0, "healthy is 0 to 10: divide the rewards in the environment"),
+    ],
+)
+def test_a_critic_that_is_no_better_than_a_constant_and_its_usual_cause_are_reported(
+    metric: str, value: float, words: str
+) -> None:
+    alarms = Alarms()
+    said = [sentence for k in range(PATIENCE) for sentence in alarms.watch(k, {**HEALTHY, metric: value})]
+    assert len(said) == 1 and words in said[0]
+    assert not [s for k in range(PATIENCE) for s in Alarms().watch(k, {**HEALTHY, "critic/explained_variance": 0.05})]
+
+
 def test_nan_is_outside_every_range() -> None:
     assert not any(limit.holds(math.nan) for limit in LIMITS)
 

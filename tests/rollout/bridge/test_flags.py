@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from advantage.flags import INSTALL
+from advantage.flags import HOOK, INSTALL
 from advantage.turn_table import CONVERTER
 from rollout.bridge.checks import CONTINUOUS, FIXED_TURN, GENERATE, SOURCE, check_flags
 from rollout.bridge.framework import FRAMEWORK
@@ -40,6 +40,8 @@ GROUP = {
     "custom_megatron_init_path": None,
     "custom_advantage_function_path": "advantage.group.compute_advantages",
 }
+
+SLIMES_GRPO = {**GROUP, "custom_advantage_function_path": None}
 
 FIXED_TURN_FAULTS = [
     ({"global_batch_size": 7}, "not a multiple of --global-batch-size 7"),
@@ -76,7 +78,19 @@ FIXED_TURN_FAULTS = [
     ({"fp16": True}, "--fp16"),
     ({"data_parallel_size": 3, "micro_batch_size": 1}, "--global-batch-size 8 is not a multiple of 3, the data-par"),
     ({"data_parallel_size": 4, "micro_batch_size": 4}, "--global-batch-size 8 is not a multiple of 16"),
-    ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: without a critic, charge KL with --use-kl-loss"),
+    ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: without a critic, charge KL with --use-kl-loss --kl-loss-coef"),
+    ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1 .* give --kl-loss-type low"),
+    ({"use_kl_loss": True, "kl_loss_coef": 0.01, **GROUP}, "--kl-loss-type k1"),  # slime's default
+    (GROUP, "compares whole episodes, and --rollout-function-path rollout.fixed_turn.generate_rollout cuts them"),
+    ({"gae_form": "no_such_package.form"}, "gae_form: no_such_package cannot be imported"),
+    ({"group_estimator": "rloo"}, "group_estimator: rloo in the YAML trains without a critic: give --advantage-estima"),
+    ({"group_estimator": "grpo", "custom_advantage_function_path": HOOK}, "group_estimator: grpo in the YAML"),
+    (
+        {**GROUP, "advantage_estimator": "ppo"},
+        "trains a critic that advantage.group.compute_advantages never reads",
+    ),
+    ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
+    ({"use_rollout_logprobs": True, "kl_coef": 0.1, "megatron_config_path": None, "save": None}, "its first step"),
     ({"mask_offpolicy_in_partial_rollout": True}, "--mask-offpolicy-in-partial-rollout steers"),
     ({"buffer_filter_path": "a.b"}, "--buffer-filter-path is not read, because only slime's own data source"),
     ({"rollout_sample_hook_path": ["a.b"]}, "--rollout-sample-hook-path steers"),
@@ -232,6 +246,11 @@ def test_debug_rollout_only_needs_no_training_flags(tmp_path: Path) -> None:
         ({"memory": {"kind": "inline_notes"}}, "memory.notes_chars: 400"),
         ({"rollout_max_context_len": 30}, "--rollout-max-context-len"),
         ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001"),
+        ({"kl_coef": 0.001, **SLIMES_GRPO}, "--kl-coef 0.001: --advantage-estimator grpo ignores it; charge KL with"),
+        ({"use_kl_loss": True, "kl_loss_coef": 0.01, **SLIMES_GRPO}, "--kl-loss-type k1"),
+        ({"group_estimator": "rloo", **SLIMES_GRPO}, "group_estimator: rloo in the YAML"),
+        ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
+        ({"custom_convert_samples_to_train_data_path": None, **GROUP}, "are computed from its table"),
         (
             {"history": "full", "bootstrap_on_time_limit": True, "use_dynamic_batch_size": False},
             "bootstrap_on_time_limit make several samples per episode",
@@ -314,6 +333,20 @@ def test_a_run_whose_engines_would_start_with_another_models_weights_is_refused_
         return
     with pytest.raises(ConfigError, match=f"the {held}'s weights .* give --custom-megatron-init-path {INSTALL}"):
         EpisodeSource(args)
+
+
+def test_preflight_warns_of_a_kl_loss_without_coefficient_and_reads_the_actors_own_flags(tmp_path: Path) -> None:
+    args = rollout_args(tmp_path, **HOOKS, use_kl_loss=True, kl_loss_coef=0.0)
+    [sentence] = flags_without_effect(args, ())
+    assert "--kl-loss-coef 0 (the default) only logs the KL" in sentence
+    roles = tmp_path / "roles.yaml"
+    roles.write_text("megatron: [{role: actor, overrides: {kl_loss_coef: 0.01, kl_loss_type: k1}}]")
+    args.megatron_config_path = str(roles)
+    assert flags_without_effect(args, ()) == []
+    with pytest.raises(ConfigError, match="--kl-loss-type k1"):
+        EpisodeSource(args)
+    unbiased = {"use_kl_loss": True, "kl_loss_coef": 0.01, "use_unbiased_kl": True}
+    EpisodeSource(rollout_args(tmp_path, **HOOKS, **unbiased))
 
 
 def test_preflight_makes_an_environment_of_every_task(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`--megatron-config-path`: each role needs its own save folder, both compute the same advantages."""
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,19 @@ from typing import Any
 import pytest
 import yaml
 
+from rollout.bridge.checks import FIXED_TURN, INSTALL, SOURCE
 from rollout.bridge.roles import check_roles, check_start_weights, role_args
+from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.preflight import flags_without_effect
+from tests.fixtures.rollout_args import rollout_args
+
+PLAYS: dict[str, Any] = {
+    "rollout_function_path": FIXED_TURN,
+    "data_source_path": SOURCE,
+    "custom_megatron_init_path": INSTALL,
+    "use_dynamic_batch_size": True,
+}
 
 
 def make_args(folder: Path, critic: dict[str, Any] | None = None, **flags: Any) -> Namespace:
@@ -57,6 +68,28 @@ def test_a_file_that_is_not_a_list_of_roles_is_refused(tmp_path: Path, content: 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         role_args(make_args(tmp_path, megatron_config_path=str(tmp_path / "none.yaml")), "critic")
+
+
+def test_ppo_begins_behind_the_seeds_of_its_pretrained_critic(tmp_path: Path) -> None:
+    pretrained, own = tmp_path / "pretrained", tmp_path / "critic"
+    collecting = make_args(tmp_path, {"save": str(pretrained)})
+    flags = {name: value for name, value in vars(collecting).items() if name != "save"}
+    batches = {"value_pretraining": {"batches": 2}, "num_rollout": 2, "num_critic_only_steps": 2}
+    source = EpisodeSource(rollout_args(tmp_path, **flags, **batches, **PLAYS, seed_start=7))
+    source.end_batch(0, [{"next_episode": 12, "episode": None}, {"next_episode": 9, "episode": None}])
+    source.save(0)
+    assert json.loads((pretrained / "slime_verlog_seeds.json").read_text()) == {"first": 7, "next": 19}
+
+    make_args(tmp_path, {"load": str(pretrained), "save": str(own)})
+    first_seed = lambda source: source.episode(0).env.metadata["seed"]
+    ppo = EpisodeSource(rollout_args(tmp_path, **flags, **PLAYS, seed_start=7))
+    assert first_seed(ppo) == 19
+    assert first_seed(EpisodeSource(rollout_args(tmp_path, **flags, **PLAYS, seed_start=100))) == 100
+    ppo.save(1)
+    make_args(tmp_path, {"load": str(own), "save": str(own)})
+    resumed = EpisodeSource(rollout_args(tmp_path, **flags, **PLAYS, seed_start=7, load=str(tmp_path / "save")))
+    resumed.load(1)
+    assert first_seed(resumed) == 19
 
 
 def test_the_critic_must_start_from_a_finished_megatron_checkpoint(tmp_path: Path) -> None:

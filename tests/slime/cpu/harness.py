@@ -71,11 +71,14 @@ def find_slime() -> Slime:
     return Slime(Path(path.split(os.pathsep)[0]), Path(python))
 
 
-def make_model(folder: Path, size: PolicySize = SIZE, scale: float = 2.0) -> Path:
+def make_model(folder: Path, size: PolicySize = SIZE, scale: float = 2.0, *, tied: bool = False) -> Path:
     """A tiny random Qwen2 with a tokenizer of its own, sharp enough that its choices are not ties."""
     texts = ["go on and on", "seed 12 turn 3\nleft 4", "wait for it, and then some"] * 4
     tokenizer = train_tokenizer(texts, ["Current Observation:\n"], vocab_size=300)
     model = build_policy(tokenizer, size, seed=1)
+    if tied:  # the output layer is the embedding, as in Qwen2.5-3B
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -95,7 +98,8 @@ def model_flags(folder: Path) -> list[str]:
         *("--ffn-hidden-size", str(config["intermediate_size"]), "--rotary-base", str(int(rotary))),
         *("--num-attention-heads", str(config["num_attention_heads"])),
         *("--num-query-groups", str(config["num_key_value_heads"]), "--vocab-size", str(config["vocab_size"])),
-        *("--untie-embeddings-and-output-weights", "--make-vocab-size-divisible-by", "1"),
+        *(() if config["tie_word_embeddings"] else ("--untie-embeddings-and-output-weights",)),
+        *("--make-vocab-size-divisible-by", "1"),
     ]
 
 

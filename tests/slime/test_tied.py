@@ -1,0 +1,70 @@
+"""A model whose output layer is its embedding (Qwen2.5-3B, which run_babyai.sh trains), as actor and as critic."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedded.engine.engine import EngineOptions
+from embedded.engine.server import EngineServer
+from tests.slime.conftest import BATCH_FLAGS, engine_flags, ledger_settings, roles
+from tests.slime.cpu.harness import Run, Slime, convert_checkpoint, make_model
+from tests.slime.expectation import critic_targets, expected_advantages, largest_difference, payments_of, whitened
+from tests.slime.test_train_loop import trained
+
+pytestmark = pytest.mark.slow
+
+ROLLOUTS = 3
+
+
+@pytest.fixture(scope="module")
+def tied(ground: Path) -> Path:
+    return make_model(ground / "tied_model", tied=True)
+
+
+@pytest.fixture(scope="module")
+def tied_engine(tied: Path) -> Iterator[EngineServer]:
+    with EngineServer(EngineOptions(model_path=str(tied), max_running_requests=8)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["roles", "one configuration"])
+def run(request: Any, slime: Slime, ground: Path, tied: Path, tied_engine: EngineServer) -> Run:
+    """Rollout 0 trains the critic alone. Both roles start from the tied checkpoint, whose critic has no head yet."""
+    work = ground / f"tied-{request.param[:3]}"
+    reference = convert_checkpoint(slime, work / "conversion", tied)
+    counts = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "1", "--normalize-advantages")
+    flags = [*BATCH_FLAGS, *engine_flags(tied_engine), *counts, "--lr", "1e-3"]
+    if request.param == "roles":
+        flags += roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {})
+    experiment = Run(slime, work, tied, reference, ledger_settings(work), flags, 2)
+    experiment.train()
+    return experiment
+
+
+@pytest.mark.parametrize("rollout", range(ROLLOUTS))
+def test_advantages_and_value_targets_are_those_of_what_was_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+    items = trained(run, "critic", rollout)
+    expected = expected_advantages(items, payments_of(items, run.payments(), tokenizer))
+    assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
+    if rollout:
+        items = trained(run, "actor", rollout)
+        expected = expected_advantages(items, payments_of(items, run.payments(), tokenizer))
+        assert largest_difference(items, "advantages", whitened(expected)) < 2e-5
+
+
+@pytest.mark.parametrize("rollout", range(ROLLOUTS))
+def test_the_critic_has_a_head_of_its_own_which_is_trained(run: Run, rollout: int) -> None:
+    """One value per token, where a tied output layer would give one number for each word of the vocabulary."""
+    for item in trained(run, "critic", rollout):
+        assert item.row["values"].shape == item.row["returns"].shape == item.row["loss_masks"].shape
+    gradients = [batch["gradient"] for record in run.records("critic", rollout) for batch in record["batches"]]
+    assert any(bool(gradient.any()) for gradient in gradients)
+
+
+def test_the_engine_plays_with_the_actors_tied_weights(run: Run) -> None:
+    """The actor changes in rollout 1; rollout 2 is played with what was pushed."""
+    items = [item for item in trained(run, "actor", ROLLOUTS - 1) if not item.is_bootstrap]
+    gaps = [(item.row["log_probs"] - item.row["rollout_log_probs"]).abs().max() for item in items]
+    assert max(gaps) < 0.05
