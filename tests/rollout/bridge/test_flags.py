@@ -286,14 +286,16 @@ def test_whole_episodes_may_use_slimes_own_batches_and_group_estimators(tmp_path
     EpisodeSource(rollout_args(tmp_path, **HOOKS | overrides))
 
 
+EPISODES = {"rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE}
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_without_a_critic_the_patch_leaves_the_advantages_to_the_group_estimator_or_slime(
     tmp_path: Path, own: bool
 ) -> None:
-    episodes = {"rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE}
     slimes = {"advantage_estimator": "grpo", "custom_convert_samples_to_train_data_path": None, "history": "full"}
     overrides = {**GROUP, "custom_megatron_init_path": INSTALL} if own else slimes
-    args = rollout_args(tmp_path, **{**HOOKS, **episodes, **overrides})
+    args = rollout_args(tmp_path, **{**HOOKS, **EPISODES, **overrides})
     check_flags(args, load_settings(args))
 
 
@@ -303,7 +305,7 @@ def weights(folder: Path) -> str:
     return str(folder)
 
 
-SEPARATE = {**GROUP, "offload_train": False, "colocate": False, "update_weight_transport": "nccl"}
+SEPARATE = {**GROUP, **EPISODES, "offload_train": False, "colocate": False, "update_weight_transport": "nccl"}
 
 
 @pytest.mark.parametrize(
