@@ -10,11 +10,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+source scripts/lib/help.sh
+refuse_variables "the policy does not train; BATCHES is how many batches are played" UPDATES
 RUN=${RUN:-babyai}
 SCRIPT=scripts/run_$RUN.sh
 if [ ! -f "$SCRIPT" ] || ! grep -q build_arguments "$SCRIPT"; then
-  echo "error: RUN=$RUN, but there is no $SCRIPT that trains a critic; RUN=babyai means scripts/run_babyai.sh" >&2
-  exit 2
+  die "RUN=$RUN, but there is no $SCRIPT that trains a critic; RUN=babyai means scripts/run_babyai.sh"
 fi
 PRETRAINING=yes  # scripts/lib/slime.sh reads it
 source "$SCRIPT" "$@"
