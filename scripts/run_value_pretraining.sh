@@ -4,7 +4,7 @@
 #   bash scripts/run_value_pretraining.sh                  for run_babyai.sh; --help lists the options
 #   RUN=crafter BATCHES=20 bash scripts/run_value_pretraining.sh
 # PPO then starts from what it saved, without the critic's warm-up:
-#   PRETRAINED_CRITIC=/root/slime-verlog/critic-babyai-Qwen2.5-3B-Instruct/critic bash scripts/run_babyai.sh
+#   PRETRAINED_CRITIC=/root/runs/critic-babyai-Qwen2.5-3B-Instruct/critic bash scripts/run_babyai.sh
 # RUN=babyai names the PPO script. BATCHES is how many batches are played: unless set, as many as its warm-up collects.
 # HELD_OUT=0.2 is the share of held-out turns, PASSES=50 the most passes, PATIENCE=3 how many without a gain end it.
 set -euo pipefail
