@@ -28,3 +28,12 @@ refuse_variables() {
     [ -z "${!name:-}" ] || die "$name=${!name} has no meaning here: $1"
   done
 }
+
+# OPTIONS: CONFIG, UPDATES and TURNS as options of the programs on one machine. Options on the command line come later, and
+# win.
+options_of_environment() {
+  OPTIONS=()
+  [ -z "${CONFIG:-}" ] || OPTIONS+=("--config=$CONFIG")
+  [ -z "${UPDATES:-}" ] || OPTIONS+=("--updates=$UPDATES")
+  [ -z "${TURNS:-}" ] || OPTIONS+=("--set-flag=rollout_batch_size=$TURNS")
+}
