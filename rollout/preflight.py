@@ -161,9 +161,39 @@ def check(args: Any) -> list[str]:
     """Check flags and YAML, and try one environment of every task; returns notes about what could not be tried."""
     if args.data_source_path != SOURCE:
         check_flags(args, load_settings(args))
+        if getattr(args, "multimodal_keys", None) and "plays" in hooks_in_use(args):
+            check_sight(args, "--multimodal-keys names pictures")
         return []
     source = EpisodeSource(args)  # checks the flags
-    return try_each_task(source.settings, first_prompt_check(source.settings, RolloutFlags.read(args)))
+    check_prompt = first_prompt_check(source.settings, RolloutFlags.read(args))
+
+    def look(episode: EpisodeSpec, reply: EnvReply) -> None:
+        if reply.shows_images:
+            check_sight(args, f"task {episode.name!r} shows pictures (env.vlm)")
+        if check_prompt is not None:
+            check_prompt(episode, reply)
+
+    return try_each_task(source.settings, look)
+
+
+def check_sight(args: Any, reason: str) -> None:
+    """Raise ConfigError, which begins with the reason, unless engine and trainer take pictures."""
+    from rollout.tokens.images import image_settings
+
+    if image_settings(args.hf_checkpoint) is None:
+        raise ConfigError(
+            f"{reason}, but {args.hf_checkpoint} has no image processor: take a checkpoint that sees, or only show text"
+        )
+    if getattr(args, "debug_rollout_only", False) or getattr(args, "custom_model_provider_path", None):
+        return
+    spec = list(getattr(args, "spec", None) or ())
+    builds_text_layers = spec and spec[0].startswith(f"{FRAMEWORK}_plugins.") and spec[-1].endswith("_spec")
+    if not spec or builds_text_layers:
+        given = f"--spec {' '.join(spec)} describes" if spec else "without --spec, Megatron's flags describe"
+        raise ConfigError(
+            f"{reason}, but {given} a text model, which cannot train on them; give --spec "
+            "slime_plugins.models.qwen3_5_vl get_qwen3_5_vl_model_provider, as scripts/run_crafter_vlm.sh does"
+        )
 
 
 def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable[[EpisodeSpec, EnvReply], None] | None:

@@ -190,6 +190,11 @@ class EnvReply:
     was_cut: bool = False
     """Whether text or images were left out because the observation exceeded its limits."""
 
+    @property
+    def shows_images(self) -> bool:
+        """Whether the observation has an image."""
+        return any((self.observation.get("multi_modal_data") or {}).values())
+
     @cached_property
     def digest(self) -> str:
         """Hash of what the agent sees and is paid; a replay with other digests played another episode.

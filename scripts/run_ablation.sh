@@ -12,7 +12,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/help.sh
 help_if_asked "$@"
+refuse_variables "a study's flags stand in its YAML file (docs/studies.md)" TURNS
+options_of_environment
 source scripts/install.sh
 install envs,embedded,studies
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
-exec "$VENV/bin/python" -m embedded.studies.run "$@"
+exec "$VENV/bin/python" -m embedded.studies.run ${OPTIONS[@]+"${OPTIONS[@]}"} "$@"

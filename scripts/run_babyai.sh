@@ -5,13 +5,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXPERIMENT=babyai
-CONFIG=custom_configs/babyai.yaml
-MODEL=Qwen2.5-3B-Instruct
+CONFIG=${CONFIG:-custom_configs/babyai.yaml}
+MODEL=${MODEL:-Qwen2.5-3B-Instruct}
 NUM_GPUS=${NUM_GPUS:-4}
-TURNS=256 STEP_TURNS=128          # turns per batch, turns per training step
-PROMPT_LEN=1024 RESPONSE_LEN=512
-UPDATES=295                       # after the critic's warm-up
+TURNS=${TURNS:-256} STEP_TURNS=${STEP_TURNS:-128}   # turns per batch, turns per training step
+PROMPT_LEN=${PROMPT_LEN:-1024} RESPONSE_LEN=${RESPONSE_LEN:-512}
+UPDATES=${UPDATES:-295}          # after the critic's warm-up
 
 source scripts/lib/slime.sh
 parse_options "$@"

@@ -5,15 +5,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXPERIMENT=crafter
-CONFIG=custom_configs/crafter.yaml
-MODEL=Qwen2.5-7B-Instruct
+CONFIG=${CONFIG:-custom_configs/crafter.yaml}
+MODEL=${MODEL:-Qwen2.5-7B-Instruct}
 NUM_GPUS=${NUM_GPUS:-8}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
 MEM_FRACTION=${MEM_FRACTION:-0.75}
-TURNS=2048 STEP_TURNS=1024        # turns per batch, turns per training step
-PROMPT_LEN=4096 RESPONSE_LEN=512
-UPDATES=280                       # after the critic's warm-up
+TURNS=${TURNS:-2048} STEP_TURNS=${STEP_TURNS:-1024}   # turns per batch, turns per training step
+PROMPT_LEN=${PROMPT_LEN:-4096} RESPONSE_LEN=${RESPONSE_LEN:-512}
+UPDATES=${UPDATES:-280}          # after the critic's warm-up
 
 source scripts/lib/slime.sh
 parse_options "$@"

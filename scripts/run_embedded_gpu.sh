@@ -10,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/help.sh
 help_if_asked "$@"
+options_of_environment
 source scripts/install.sh
 install envs,embedded
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
@@ -20,4 +21,4 @@ fi
 flags=(rollout_batch_size=256 global_batch_size=64 rollout_max_response_len=48 rollout_max_context_len=1024)
 flags+=(lr=5e-6 critic_lr=2e-5 adam_beta2=0.999 max_tokens_per_gpu=8192 save_interval=20)
 exec "$VENV/bin/python" -m embedded.quickstart --model HuggingFaceTB/SmolLM2-135M-Instruct --updates 60 \
-  --out outputs/pretrained "${flags[@]/#/--set-flag=}" "$@"
+  --out outputs/pretrained "${flags[@]/#/--set-flag=}" ${OPTIONS[@]+"${OPTIONS[@]}"} "$@"

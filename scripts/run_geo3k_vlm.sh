@@ -3,68 +3,48 @@
 # NUM_GPUS says otherwise. Each problem is played eight times, in whole episodes of up to three turns.
 #   bash scripts/run_geo3k_vlm.sh                            Qwen3.5-4B: about 45 GB per GPU (calculated)
 #   bash scripts/run_geo3k_vlm.sh --model Qwen3.5-35B-A3B    about 85 GB per GPU before the logits: not for 80 GB GPUs
-# slime describes both models in its scripts/models/. qwen3.5-4B.sh describes the text model; this script adds slime's
-# model provider for images. qwen3.5-35B-A3B-vl.sh is the one that slime's own example trains. The other dense sizes
-# of Qwen3.5 (0.8B, 9B, 27B) are treated like the 4B; none of these runs has been made yet.
+# slime's own example trains the second. None of these runs has been made on GPUs yet. Run it again to resume.
 # The nodes that run environments need: pip install 'slime-verlog[questions]'. DATA is a folder with train.parquet
 # (problem, answer, images) and, to evaluate, test.parquet; it is downloaded if it is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXPERIMENT=geo3k_vlm
-CONFIG=custom_configs/geo3k.yaml
-MODEL=Qwen3.5-4B
+source scripts/lib/help.sh
+refuse_variables "a batch is PROBLEMS x EPISODES whole episodes, and there is no critic" TURNS STEP_TURNS PRETRAINED_CRITIC
+
+[ -n "${CONFIG:-}" ] || EXPERIMENT=${EXPERIMENT:-geo3k_vlm}
+CONFIG=${CONFIG:-custom_configs/geo3k.yaml}
+MODEL=${MODEL:-Qwen3.5-4B}
 NUM_GPUS=${NUM_GPUS:-8}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
-PROBLEMS=64 EPISODES=8            # a batch: problems, episodes of each
-TURNS=$((PROBLEMS * EPISODES)) STEP_TURNS=$((PROBLEMS * EPISODES))
-PROMPT_LEN=12288 RESPONSE_LEN=4096   # the prompt of the third turn holds two responses
-UPDATES=3000
+PROBLEMS=${PROBLEMS:-64} EPISODES=${EPISODES:-8}   # a batch: problems, episodes of each
+PROMPT_LEN=${PROMPT_LEN:-12288} RESPONSE_LEN=${RESPONSE_LEN:-4096}   # the third turn's prompt holds two responses
+UPDATES=${UPDATES:-3000}
 DATA=${DATA:-/root/datasets/geo3k_imgurl_processed}
 DATA_SET=${DATA_SET:-VeraIsHere/geo3k_imgurl_processed}
 
 given_engine_gpus=${ENGINE_GPUS:-}
 source scripts/lib/slime.sh
 source scripts/lib/models.sh
+source scripts/lib/vision.sh
 
-# slime has a file with images for the mixture-of-experts model only. For a dense model, this takes the file of the
-# text model and puts slime's model provider for images in place of the text model's layers.
-model_arguments() {
-  local folder=$SLIME_PATH/scripts/models name=${MODEL/#Qwen/qwen}
-  MODEL_ARGS=()
-  if [ -n "$FLAT" ]; then
-    describe_model_in_lines "$name"
-  elif [ -f "$folder/$name-vl.sh" ]; then
-    # shellcheck source=/dev/null
-    source "$folder/$name-vl.sh"
-  elif [ -f "$folder/$name.sh" ] && [[ $MODEL == Qwen3.5-* ]]; then
-    # shellcheck source=/dev/null
-    source "$folder/$name.sh"
-    [ "${MODEL_ARGS[0]}" = --spec ] || die "$folder/$name.sh does not begin with --spec; name another model"
-    MODEL_ARGS[1]=slime_plugins.models.qwen3_5_vl MODEL_ARGS[2]=get_qwen3_5_vl_model_provider
-  else
-    [ -n "$DRY_RUN" ] || die "$folder has neither $name-vl.sh nor a Qwen3.5; name a model that slime trains with pictures"
-    echo "note: $folder has no $name.sh, so the model's flags are missing below" >&2
-  fi
-}
-
-# The same choice as shell lines, which --flat prints. Without a slime checkout, a mixture is taken for slime's own.
-describe_model_in_lines() {
-  if [[ $MODEL == *-A*B ]]; then
-    MODEL_LINES=("source \"\$SLIME_PATH/scripts/models/$1-vl.sh\"")
-  else
-    MODEL_LINES=(
-      "source \"\$SLIME_PATH/scripts/models/$1.sh\"  # the text model; the next line adds slime's pictures"
-      "MODEL_ARGS[1]=slime_plugins.models.qwen3_5_vl MODEL_ARGS[2]=get_qwen3_5_vl_model_provider"
-    )
-  fi
+usage_of_batches() {
+  cat << END
+  PROBLEMS=$PROBLEMS, EPISODES=$EPISODES    problems per batch, episodes of each
+  UPDATES=$UPDATES    batches
+  PROMPT_LEN=$PROMPT_LEN, RESPONSE_LEN=$RESPONSE_LEN    longest prompt and response, in tokens
+  DATA=$DATA    train.parquet and test.parquet; downloaded from DATA_SET=$DATA_SET
+  EXPERTS=${EXPERTS:-}    GPUs that share a mixture's experts; unset: all of a node, 1 for a dense model
+  ENGINE_GPUS=$given_engine_gpus    GPUs per engine; unset: EXPERTS
+END
 }
 
 parse_options "$@"
 REFERENCE=$HF_CHECKPOINT
 if [[ $MODEL == *-A*B ]]; then experts=$NUM_GPUS; else experts=1; fi
-EXPERTS=${EXPERTS:-$experts}         # GPUs that share a mixture's experts; 1 for a dense model
+EXPERTS=${EXPERTS:-$experts}
 ENGINE_GPUS=${given_engine_gpus:-$EXPERTS}
+counts PROBLEMS EPISODES UPDATES PROMPT_LEN RESPONSE_LEN
 write_config
 model_arguments
 cluster_arguments
@@ -88,14 +68,14 @@ ROLLOUT_ARGS=(
   --num-rollout "$UPDATES"
   --rollout-batch-size "$PROBLEMS"
   --n-samples-per-prompt "$EPISODES"
-  --global-batch-size "$TURNS"
+  --global-batch-size $((PROBLEMS * EPISODES))
   --rollout-max-response-len "$RESPONSE_LEN"
   --rollout-max-context-len $((PROMPT_LEN + RESPONSE_LEN))
   --rollout-temperature 1
 )
 EVAL_ARGS=()
 if [ -f "$DATA/test.parquet" ]; then
-  EVAL_ARGS=(--eval-interval 20 --eval-prompt-data geo3k "$DATA/test.parquet" --n-samples-per-eval-prompt 1)
+  EVAL_ARGS=(--eval-interval "${EVAL_INTERVAL:-20}" --eval-prompt-data geo3k "$DATA/test.parquet" --n-samples-per-eval-prompt 1)
 fi
 PPO_ARGS=(
   --advantage-estimator grpo

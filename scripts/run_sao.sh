@@ -7,17 +7,17 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXPERIMENT=sao
-CONFIG=custom_configs/crafter_sao.yaml
-MODEL=Qwen2.5-7B-Instruct
+[ -n "${CONFIG:-}" ] || EXPERIMENT=${EXPERIMENT:-sao}
+CONFIG=${CONFIG:-custom_configs/crafter_sao.yaml}
+MODEL=${MODEL:-Qwen2.5-7B-Instruct}
 NUM_GPUS=${NUM_GPUS:-8}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
 MEM_FRACTION=${MEM_FRACTION:-0.75}
 CRITIC_LR=${CRITIC_LR:-5.0e-6}
-TURNS=2048 STEP_TURNS=1024        # turns per batch, turns per training step
-PROMPT_LEN=4096 RESPONSE_LEN=512
-UPDATES=280                       # after the critic's
-CRITIC_ONLY=10                    # batches that train the critic alone, unless it is a pretrained one
+TURNS=${TURNS:-2048} STEP_TURNS=${STEP_TURNS:-1024}   # turns per batch, turns per training step
+PROMPT_LEN=${PROMPT_LEN:-4096} RESPONSE_LEN=${RESPONSE_LEN:-512}
+UPDATES=${UPDATES:-280}          # after the critic's
+CRITIC_ONLY=${CRITIC_ONLY:-10}       # batches that train the critic alone, unless it is a pretrained one
 
 source scripts/lib/slime.sh
 LAYOUT=disaggregated

@@ -4,19 +4,31 @@
 #   bash scripts/run_sft.sh                                         BabyAI; --help lists the options
 #   CONFIG=custom_configs/crafter.yaml EPISODES=100 bash scripts/run_sft.sh
 # PPO then starts from what it saved. REFERENCE is where actor and critic start, and what KL is measured against:
-#   REFERENCE=/root/slime-verlog/sft-babyai-Qwen2.5-3B-Instruct/actor bash scripts/run_babyai.sh
+#   REFERENCE=/root/runs/sft-babyai-Qwen2.5-3B-Instruct/actor bash scripts/run_babyai.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+source scripts/lib/help.sh
+refuse_variables "supervised training makes EPOCHS passes in steps of BATCH turns" TURNS STEP_TURNS UPDATES PRETRAINED_CRITIC
+
 CONFIG=${CONFIG:-custom_configs/babyai.yaml}
-EXPERIMENT=sft-$(basename "$CONFIG" .yaml)
-MODEL=Qwen2.5-3B-Instruct
+EXPERIMENT=${EXPERIMENT:-sft-$(basename "$CONFIG" .yaml)}
+MODEL=${MODEL:-Qwen2.5-3B-Instruct}
 NUM_GPUS=${NUM_GPUS:-4}
 EPISODES=${EPISODES:-60} EPOCHS=${EPOCHS:-3} BATCH=${BATCH:-32}   # demonstrated episodes, passes, turns per step
-PROMPT_LEN=2048 RESPONSE_LEN=512                                  # for the size of micro-batches only
+PROMPT_LEN=${PROMPT_LEN:-2048} RESPONSE_LEN=${RESPONSE_LEN:-512}   # for the size of micro-batches only
 
 source scripts/lib/slime.sh
+
+usage_of_batches() {
+  cat << END
+  EPISODES=$EPISODES, EPOCHS=$EPOCHS, BATCH=$BATCH    demonstrated episodes, passes over them, turns per training step
+  DEMONSTRATIONS=${DEMONSTRATIONS:-}    a .jsonl or .parquet file with yours; unset: they are played
+END
+}
+
 parse_options "$@"
+counts EPISODES EPOCHS BATCH
 write_config
 model_arguments
 cluster_arguments

@@ -6,14 +6,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXPERIMENT=swe
-CONFIG=custom_configs/swe.yaml
-MODEL=Qwen3-8B
+CONFIG=${CONFIG:-custom_configs/swe.yaml}
+MODEL=${MODEL:-Qwen3-8B}
 NUM_GPUS=${NUM_GPUS:-8}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
-TURNS=512 STEP_TURNS=256          # turns per batch, turns per training step
-PROMPT_LEN=14336 RESPONSE_LEN=2048
-UPDATES=295                       # after the critic's warm-up
+TURNS=${TURNS:-512} STEP_TURNS=${STEP_TURNS:-256}   # turns per batch, turns per training step
+PROMPT_LEN=${PROMPT_LEN:-14336} RESPONSE_LEN=${RESPONSE_LEN:-2048}
+UPDATES=${UPDATES:-295}          # after the critic's warm-up
 MAX_TOKENS_PER_GPU=${MAX_TOKENS_PER_GPU:-16384}
 
 source scripts/lib/slime.sh

@@ -4,17 +4,18 @@
 #   bash scripts/run_value_pretraining.sh                  for run_babyai.sh; --help lists the options
 #   RUN=crafter BATCHES=20 bash scripts/run_value_pretraining.sh
 # PPO then starts from what it saved, without the critic's warm-up:
-#   PRETRAINED_CRITIC=/root/slime-verlog/critic-babyai-Qwen2.5-3B-Instruct/critic bash scripts/run_babyai.sh
+#   PRETRAINED_CRITIC=/root/runs/critic-babyai-Qwen2.5-3B-Instruct/critic bash scripts/run_babyai.sh
 # RUN=babyai names the PPO script. BATCHES is how many batches are played: unless set, as many as its warm-up collects.
 # HELD_OUT=0.2 is the share of held-out turns, PASSES=50 the most passes, PATIENCE=3 how many without a gain end it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+source scripts/lib/help.sh
+refuse_variables "the policy does not train; BATCHES is how many batches are played" UPDATES
 RUN=${RUN:-babyai}
 SCRIPT=scripts/run_$RUN.sh
 if [ ! -f "$SCRIPT" ] || ! grep -q build_arguments "$SCRIPT"; then
-  echo "error: RUN=$RUN, but there is no $SCRIPT that trains a critic; RUN=babyai means scripts/run_babyai.sh" >&2
-  exit 2
+  die "RUN=$RUN, but there is no $SCRIPT that trains a critic; RUN=babyai means scripts/run_babyai.sh"
 fi
 PRETRAINING=yes  # scripts/lib/slime.sh reads it
 source "$SCRIPT" "$@"

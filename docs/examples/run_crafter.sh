@@ -10,7 +10,7 @@ REPO=${REPO:-$PWD}  # the slime-verlog checkout
 SLIME_PATH=${SLIME_PATH:-/root/slime}  # the checkout whose train.py runs
 MEGATRON_PATH=${MEGATRON_PATH:-/root/Megatron-LM}
 MODELS=${MODELS:-/root/models}  # scripts/prepare_model.sh puts checkpoints here
-OUTPUT=${OUTPUT:-/root/slime-verlog}
+OUTPUT=${OUTPUT:-/root/runs}
 RUN_DIR=$OUTPUT/crafter-Qwen2.5-7B-Instruct
 
 [ -d "$REPO/rollout" ] || { echo "error: $REPO is not the slime-verlog checkout; set REPO" >&2; exit 2; }
@@ -51,6 +51,7 @@ bootstrap_on_time_limit: false  # false (Verlog): running out of turns is failur
 critic_warmup:             # --num-critic-only-steps must be w_epoch + w_iter
   w_epoch: 20
   w_iter: 20
+  fraction: 0.45           # with steps of 1,024 turns, 20 x 2 + 20 x 18 = 400 steps of the critic, as in Verlog
 
 env_backend: process
 
@@ -109,7 +110,7 @@ ROLLOUT_ARGS=(  # a batch: its turns, their lengths, sampling
 )
 
 EVAL_ARGS=(  # held-out episodes
-  --eval-interval 30
+  --eval-interval 64
   --skip-eval-before-train
   --eval-prompt-data held-out from-the-yaml
   --eval-top-k 1

@@ -17,7 +17,7 @@ from envs.images import ImageError, open_image
 from rollout.errors import ConfigError
 from rollout.tokens.images import load_processor
 
-SERVED_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SERVED_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe")
 PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 
 

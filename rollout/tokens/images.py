@@ -185,10 +185,10 @@ def load_processor(path: str) -> Any | None:
 
     Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
     """
-    whole = _read_json(path, "processor_config.json") or {}
-    settings = _read_json(path, "preprocessor_config.json") or whole.get("image_processor")
+    settings = image_settings(path)
     if settings is None:
         return None
+    whole = _read_json(path, "processor_config.json") or {}
     from transformers.models.auto.processing_auto import AutoProcessor
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
@@ -205,6 +205,12 @@ def load_processor(path: str) -> Any | None:
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
     old_template = (_read_json(path, "chat_template.json") or {}).get("chat_template")
     return build_qwen_processor(name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template)
+
+
+def image_settings(path: str) -> dict[str, Any] | None:
+    """Read the settings of a checkpoint's image processor; None if the checkpoint takes no images."""
+    whole = _read_json(path, "processor_config.json") or {}
+    return _read_json(path, "preprocessor_config.json") or whole.get("image_processor")
 
 
 def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:

@@ -39,7 +39,7 @@ submit() {
   fi
   [ -f "$SLIME_PATH/$TRAIN_SCRIPT" ] || die "no $SLIME_PATH/$TRAIN_SCRIPT; set SLIME_PATH to a slime checkout"
   [ "$REFERENCE" = "$HF_CHECKPOINT" ] || [ -f "$REFERENCE/latest_checkpointed_iteration.txt" ] ||
-    die "$REFERENCE holds no finished checkpoint; run: bash scripts/prepare_model.sh $MODEL"
+    die "$REFERENCE holds no finished checkpoint; run: bash scripts/prepare_model.sh $MODEL$IMAGES"
   in_job_environment python3 -m rollout.preflight "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}"
   find_ray
   [[ " ${TRAIN_ARGS[*]} " != *" --use-tensorboard "* ]] ||

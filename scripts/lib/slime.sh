@@ -1,9 +1,10 @@
 # The common part of the scripts that train on a slime cluster; sourced by run_*.sh, which set what differs.
 #
-# A script sets EXPERIMENT CONFIG MODEL NUM_GPUS TURNS STEP_TURNS PROMPT_LEN RESPONSE_LEN UPDATES and calls
+# A script sets CONFIG MODEL NUM_GPUS TURNS STEP_TURNS PROMPT_LEN RESPONSE_LEN UPDATES, each as NAME=${NAME:-default}, so
+# that the environment overrides it, and calls
 #   parse_options "$@"; build_arguments; submit
-# It may append to any *_ARGS array, and NAME=VALUE to JOB_ENV, in between; later flags win. Environment variables
-# override the paths below. Beside this file, resume.sh finds the step that a run continues from, job.sh prints the job,
+# It may append to any *_ARGS array, and NAME=VALUE to JOB_ENV, in between; later flags win. EXPERIMENT names the run's
+# folder; it is the YAML's name unless set. Environment variables override the paths below. Beside this file, resume.sh finds the step that a run continues from, job.sh prints the job,
 # checks it and hands it to Ray, and flat.sh prints it as one file.
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
@@ -13,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/resume.sh"
 SLIME_PATH=${SLIME_PATH:-/root/slime}             # the checkout whose train.py runs
 MEGATRON_PATH=${MEGATRON_PATH:-/root/Megatron-LM}
 MODELS=${MODELS:-/root/models}                    # scripts/prepare_model.sh puts checkpoints here
-OUTPUT=${OUTPUT:-/root/slime-verlog}              # one folder per experiment: checkpoints, YAML files, TensorBoard
+OUTPUT=${OUTPUT:-/root/runs}                      # one folder per experiment: checkpoints, YAML files, TensorBoard
 RAY_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
@@ -25,6 +26,7 @@ CHECKPOINTS_KEPT=${CHECKPOINTS_KEPT:-2}
 TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}
 ENGINE_GPUS=${ENGINE_GPUS:-1}
 EXTRA_ARGS=() JOB_ENV=()
+IMAGES=                                   # vision.sh sets it to the option of prepare_model.sh
 PRETRAINING=${PRETRAINING:-}              # set by run_value_pretraining.sh
 CRITIC_ONLY=${CRITIC_ONLY:-0}             # batches that train the critic alone, beside those of the YAML's warm-up
 PRETRAINED_CRITIC=${PRETRAINED_CRITIC:-}  # the critic that it saved; PPO starts from it, without a warm-up
@@ -36,25 +38,36 @@ $(print_header)
 usage: bash scripts/$(basename "$0") [--dry-run | --flat] [--model NAME] [--disaggregated] [-- SLIME FLAGS]
   --dry-run        write the YAML files into the run's folder, print the job as a script, start nothing
   --flat           print the run as one script in the style of slime's examples; write and start nothing
-  --model NAME     Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any model in slime's scripts/models/
-                   (now $MODEL)
+  --model NAME     $(models_that_fit) (now $MODEL)
   --disaggregated  separate GPUs for training and serving; without it they take turns on the same ones
   -- FLAGS         further flags for slime's train.py; they override the script's
 environment variables, with their current values:
+  CONFIG=${CONFIG:-}    the YAML: environment, memory, warm-up; it also names the run's folder
+$(usage_of_batches)
   NUM_GPUS=$NUM_GPUS, NUM_NODES=$NUM_NODES, TENSOR_PARALLEL=$TENSOR_PARALLEL    GPUs per node, nodes, GPUs that share a layer
   ROLLOUT_GPUS=${ROLLOUT_GPUS:-half of them}    GPUs per node that serve, with --disaggregated; of several nodes, half serve
   TRAIN_SCRIPT=$TRAIN_SCRIPT    or train_async.py, which needs --disaggregated (docs/asynchronous.md)
   SLIME_PATH=$SLIME_PATH, MEGATRON_PATH=$MEGATRON_PATH, MODELS=$MODELS, OUTPUT=$OUTPUT
   RAY_ADDRESS=$RAY_ADDRESS    the job server of the Ray cluster, as an HTTP address
   CHECKPOINTS_KEPT=$CHECKPOINTS_KEPT    steps kept on disk; all: keep every step
-  PRETRAINED_CRITIC=$PRETRAINED_CRITIC    what run_value_pretraining.sh saved: the critic starts there, without warm-up
   WANDB_PROJECT=${WANDB_PROJECT:-}    log to this Weights & Biases project instead of to TensorBoard
 END
 }
 
-die() {
-  echo "error: $*" >&2
-  exit 2
+models_that_fit() {
+  echo "Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any model in slime's scripts/models/"
+}
+
+# The variables that size a run; geo3k and supervised training have others.
+usage_of_batches() {
+  [ -n "${TURNS:-}" ] || return 0  # prepare_model.sh
+  cat << END
+  TURNS=$TURNS, STEP_TURNS=$STEP_TURNS    turns per batch and per training step
+  UPDATES=$UPDATES    batches that train the actor, after the critic's warm-up
+  PROMPT_LEN=$PROMPT_LEN, RESPONSE_LEN=$RESPONSE_LEN    longest prompt and response, in tokens
+  PRETRAINED_CRITIC=$PRETRAINED_CRITIC    what run_value_pretraining.sh saved: the critic starts there, without warm-up
+  EVAL_INTERVAL=${EVAL_INTERVAL:-}    batches between evaluations; unset: at most 5, the last after the last update
+END
 }
 
 parse_options() {
@@ -70,11 +83,12 @@ parse_options() {
     esac
     shift
   done
+  EXPERIMENT=${EXPERIMENT:-$(basename "$CONFIG" .yaml)}
   [ -z "$PRETRAINING" ] || EXPERIMENT=critic-$EXPERIMENT
   RUN_DIR=$OUTPUT/$EXPERIMENT-$MODEL
   [ -z "$FLAT" ] || name_paths_by_variables
   HF_CHECKPOINT=$MODELS/$MODEL
-  REFERENCE=${REFERENCE:-$MODELS/${MODEL}_torch_dist}  # what actor and critic start from, and KL measures
+  REFERENCE=${REFERENCE:-$MODELS/$MODEL${IMAGES:+_images}_torch_dist}  # what actor and critic start from, and KL measures
   ACTOR_DIR=$RUN_DIR/actor
   CRITIC_DIR=$RUN_DIR/critic
 }
@@ -109,8 +123,11 @@ model_arguments() {
 # The experiment's YAML as this run uses it. Hybrid Qwen3 models think by default, which no response length here fits;
 # Instruct, Thinking, Coder and Next are not hybrids.
 write_config() {
+  local file=$CONFIG
+  [[ $file == /* ]] || file=$REPO/$CONFIG
+  [ -f "$file" ] || die "no CONFIG=$CONFIG; give a YAML file, as an absolute path or relative to $REPO"
   CONFIG_FILE=$RUN_DIR/config.yaml
-  CONFIG_TEXT=$(< "$REPO/$CONFIG")
+  CONFIG_TEXT=$(< "$file")
   save_config
   if [[ $MODEL =~ ^Qwen3(\.[0-9]+)?-[0-9.]+B(-A[0-9.]+B)?(-FP8|-AWQ|-GPTQ-Int[48])?$ ]]; then
     add_key chat_template_kwargs '{enable_thinking: false}'
@@ -174,8 +191,12 @@ hook_arguments() {
 
 # A batch is TURNS turns, whatever episodes they belong to; a training step takes STEP_TURNS of them.
 batch_arguments() {
+  counts TURNS STEP_TURNS PROMPT_LEN RESPONSE_LEN
+  [ -n "$PRETRAINING" ] || counts UPDATES
+  [ $((TURNS % STEP_TURNS)) -eq 0 ] || die "STEP_TURNS=$STEP_TURNS does not divide TURNS=$TURNS; change one of them"
+  local rollouts=$((CRITIC_ONLY_STEPS + UPDATES))
   ROLLOUT_ARGS=(
-    --num-rollout $((CRITIC_ONLY_STEPS + UPDATES))
+    --num-rollout "$rollouts"
     --rollout-batch-size "$TURNS"
     --n-samples-per-prompt 1
     --global-batch-size "$STEP_TURNS"
@@ -187,12 +208,23 @@ batch_arguments() {
   )
   # slime wants a data set to be named wherever it evaluates; the held-out episodes are those of the YAML.
   EVAL_ARGS=(
-    --eval-interval "${EVAL_INTERVAL:-30}"
+    --eval-interval "${EVAL_INTERVAL:-$(spaced_evaluations "$rollouts")}"
     --skip-eval-before-train
     --eval-prompt-data held-out from-the-yaml
     --eval-top-k 1
   )
   [ -z "$PRETRAINING" ] || EVAL_ARGS=()  # the policy does not change
+}
+
+# The batches between evaluations. slime evaluates after every N-th batch, and not after the last unless N divides their
+# number. Before the actor trains, there is nothing to measure. So: the smallest divisor above the warm-up that gives at
+# most 5 evaluations. All GPUs but those that serve a few games wait meanwhile (docs/slime.md, "Time").
+spaced_evaluations() {
+  local interval
+  for ((interval = CRITIC_ONLY_STEPS + 1; interval < $1; interval++)); do
+    [ $(($1 % interval)) -ne 0 ] || [ $(($1 / interval)) -gt 5 ] || break
+  done
+  echo "$interval"
 }
 
 ppo_arguments() {

@@ -33,9 +33,9 @@ pytest.importorskip("easy_vqa", reason="easy-vqa is not installed; pip install e
 CONFIG = Path(__file__).parents[2] / "custom_configs" / "easy_vqa.yaml"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"))
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"), request.param)
     with EngineServer(EngineOptions(model_path=str(folder), max_running_requests=4)) as running:
         yield running
 
@@ -47,26 +47,31 @@ def arguments(folder: Path, server: EngineServer, **more: Any) -> Any:
     return rollout_args(folder, server.port, **config)
 
 
-def answer_log_probs(model: Any, sample: Sample) -> torch.Tensor:
+def model_of(server: EngineServer) -> Any:
+    """The model that the engine serves, with gradients."""
+    return tiny_vlm(server.engine.decoder.model.config.model_type)
+
+
+def answer_log_probs(server: EngineServer, sample: Sample) -> torch.Tensor:
     """What a trainer computes: log-probabilities of the response from tokens and pixel tensors alone."""
-    ids = torch.tensor(sample.tokens)
+    ids, own, model = torch.tensor(sample.tokens), server.engine.processor, model_of(server)
     inputs = forward_inputs(ids, dict(sample.multimodal_train_inputs or {}), model.config.image_token_id)
     logits = model(**inputs).logits[0, -sample.response_length - 1 : -1]
     # The rollout forbids placeholders in answers. A trained model never wants one, a random one does.
     forbidden = torch.zeros(logits.shape[-1])
-    forbidden[list(DeltaEncoder(chatml_tokenizer(), processor()).placeholder_ids)] = -100.0
+    forbidden[list(DeltaEncoder(own.tokenizer, own).placeholder_ids)] = -100.0
     logits = logits + forbidden
     return torch.log_softmax(logits, -1).gather(-1, ids[-sample.response_length :, None])[:, 0]
 
 
-def assert_trains(samples: list[Sample]) -> None:
+def assert_trains(server: EngineServer, samples: list[Sample]) -> None:
     """Engine and trainer agree on every trained token, and a policy gradient reaches eyes and words."""
-    model = tiny_vlm()
+    model = model_of(server)
     model.zero_grad()
     total = torch.zeros(())
     for sample in samples:
         mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
-        log_probs = answer_log_probs(model, sample)
+        log_probs = answer_log_probs(server, sample)
         served = torch.tensor(sample.rollout_log_probs)
         assert torch.allclose(log_probs[mask], served[mask], atol=1e-4), "engine and trainer see the same pictures"
         total = total - (log_probs[mask] * (1.0 + sample.reward)).sum()
@@ -99,7 +104,7 @@ async def test_whole_episodes_train_on_the_pictures_that_the_engine_saw(tmp_path
         whole = processor().image_processor(images=list(env.question.images), return_tensors="pt")
         assert torch.equal(sample.multimodal_train_inputs["pixel_values"], whole["pixel_values"])
         assert chatml_tokenizer().decode(sample.tokens).count("<|im_start|>user") == 3
-    assert_trains(samples)
+    assert_trains(server, samples)
 
 
 async def test_without_its_picture_a_sample_would_train_on_something_else(tmp_path: Path, server: EngineServer) -> None:
@@ -108,7 +113,7 @@ async def test_without_its_picture_a_sample_would_train_on_something_else(tmp_pa
     sample.multimodal_train_inputs = {**sample.multimodal_train_inputs, "pixel_values": blank["pixel_values"]}
     mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
     with torch.no_grad():
-        difference = (answer_log_probs(tiny_vlm(), sample)[mask] - torch.tensor(sample.rollout_log_probs)[mask]).abs()
+        difference = (answer_log_probs(server, sample)[mask] - torch.tensor(sample.rollout_log_probs)[mask]).abs()
     assert difference.max() > 1e-3
 
 
@@ -125,4 +130,4 @@ async def test_fixed_turn_batches_train_too(tmp_path: Path, server: EngineServer
         await close_runtimes()
     assert len(turns) == 16 and all(len(s.multimodal_train_inputs["image_grid_thw"]) == 1 for s in turns)
     assert len(data["multimodal_train_inputs"]) == len(samples)
-    assert_trains(turns)
+    assert_trains(server, turns)

@@ -1,12 +1,17 @@
 """Checks of the preflight that need no slime; the others are in tests/scripts/test_preflight.py."""
 
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollout.errors import ConfigError
-from rollout.preflight import check_whitening
+from rollout.preflight import check, check_whitening
+from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.vision import save_tiny_vlm
 
 SLICED = {"normalize_advantages": True, "context_parallel_size": 2}
 SLICED["custom_advantage_function_path"] = "advantage.group.compute_advantages"
@@ -34,3 +39,50 @@ def test_our_advantages_are_whitened_over_whole_sequences(
         return
     with pytest.raises(ConfigError, match="leave out --normalize-advantages, or give --context-parallel-size 1"):
         check_whitening(args)
+
+
+VISION_SPEC = ["slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"]
+TEXT_SPEC = ["slime_plugins.models.qwen3_5", "get_qwen3_5_spec"]
+
+
+def shown(folder: Path, *, vlm: Any, sees: bool, spec: list[str] | None, **more: Any) -> Namespace:
+    """A run of Crafter with a checkpoint that sees or reads."""
+    checkpoint = folder / "model"
+    if sees:
+        save_tiny_vlm(checkpoint)
+    else:
+        chatml_tokenizer().save_pretrained(checkpoint)
+    env = {"rollout_interaction_env_path": "envs.crafter", "tasks": ["default"], "env": {"vlm": vlm}}
+    flags = {"hf_checkpoint": str(checkpoint), "spec": spec, "data_source_path": "rollout.data_source.EpisodeSource"}
+    return rollout_args(folder, 1, **{**env, **flags, **more})
+
+
+@pytest.mark.parametrize("vlm", [True, "only"])
+def test_pictures_need_a_checkpoint_with_an_image_processor(tmp_path: Path, vlm: Any) -> None:
+    with pytest.raises(ConfigError, match="task 'default' shows pictures .* has no image processor"):
+        check(shown(tmp_path, vlm=vlm, sees=False, spec=VISION_SPEC))
+
+
+@pytest.mark.parametrize(("spec", "words"), [(TEXT_SPEC, "get_qwen3_5_spec describes"), (None, "without --spec")])
+def test_pictures_need_a_training_model_that_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: list[str] | None, words: str
+) -> None:
+    """The checkpoint sees, as every Qwen3.5 does, but the script describes its text model."""
+    monkeypatch.setattr("rollout.preflight.FRAMEWORK", "slime")
+    with pytest.raises(ConfigError, match=f"{words}.* a text model, which cannot train on them; give --spec"):
+        check(shown(tmp_path, vlm=True, sees=True, spec=spec))
+    assert check(shown(tmp_path, vlm=True, sees=True, spec=spec, debug_rollout_only=True)) == []
+
+
+def test_a_model_that_sees_may_be_shown_pictures_or_text(tmp_path: Path) -> None:
+    assert check(shown(tmp_path, vlm=True, sees=True, spec=VISION_SPEC)) == []
+    assert check(shown(tmp_path, vlm=False, sees=False, spec=None)) == []
+
+
+def test_a_data_set_with_pictures_needs_a_model_that_sees(tmp_path: Path) -> None:
+    """run_geo3k_vlm.sh: slime's own data source, so that no environment of a YAML's task is tried."""
+    more = {"data_source_path": "slime.rollout.data_source.RolloutDataSource", "prompt_data": "train.parquet"}
+    more |= {"custom_generate_function_path": "rollout.generate.generate", "multimodal_keys": {"image": "images"}}
+    args = shown(tmp_path, vlm=False, sees=False, spec=VISION_SPEC, history="full", **more)
+    with pytest.raises(ConfigError, match="--multimodal-keys names pictures, but .* has no image processor"):
+        check(args)

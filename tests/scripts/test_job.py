@@ -61,6 +61,30 @@ def test_help_names_every_option_of_the_program_that_the_script_starts(script: s
     assert options and not [option for option in options if option not in shown and option not in given]
 
 
+@pytest.mark.parametrize("script", ["run_quickstart.sh", "run_embedded_gpu.sh", "run_ablation.sh"])
+def test_variables_reach_the_programs_on_one_machine_and_options_win(tmp_path: Path, script: str) -> None:
+    """An installed environment whose Python says what it was asked to run."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\n[ "$1" != -m ] || echo "$*"\n')
+    python.chmod(0o755)
+    stamp = bash(
+        "source scripts/install.sh; stamp_of envs,embedded; stamp_of envs,embedded,studies", VENV=str(tmp_path)
+    )
+    for path in stamp.stdout.split():
+        Path(path).touch()
+    given = {"VENV": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "CONFIG": "my.yaml", "UPDATES": "7"}
+    words = bash(f"bash scripts/{script} --updates 9", **given).stdout.split()
+    assert words.index("--config=my.yaml") < words.index("--updates=7") < len(words) - 2
+    assert words[-2:] == ["--updates", "9"]
+    with_turns = bash(f"bash scripts/{script}", **given, TURNS="64")
+    if script == "run_ablation.sh":
+        assert with_turns.returncode == 2 and "TURNS=64 has no meaning here" in with_turns.stderr
+    else:
+        flags = [word for word in with_turns.stdout.split() if "rollout_batch_size" in word]
+        assert flags[-1] == "--set-flag=rollout_batch_size=64"
+
+
 PYTHON = """#!/bin/sh
 case "$*" in
   "-c import sglang") exit 0 ;;

@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from huggingface_hub._local_folder import get_local_download_paths
 
-from tests.scripts.conftest import QWEN_3B, REPO, Command, by_flag, train_flags
+from tests.scripts.conftest import QWEN_3B, REPO, Command, Fresh, by_flag, train_flags
 
 TOOLS = """
 hf() { echo "hf $*"; }
@@ -115,16 +116,56 @@ def test_geo3k_starts_with_a_model_that_fits_and_takes_slimes_own(command: Comma
     assert "--save-retain-interval" not in everything and everything["--rollout-num-gpus-per-engine"] == ["2"]
 
 
-def test_geo3k_refuses_a_model_that_slime_does_not_describe_with_pictures(command: Command, tmp_path: Path) -> None:
-    command("run_geo3k_vlm.sh")
-    environment = {"SLIME_PATH": str(tmp_path / "slime"), "OUTPUT": str(tmp_path / "out"), "MODELS": str(tmp_path)}
-    done = subprocess.run(
-        ["bash", str(REPO / "scripts/run_geo3k_vlm.sh"), "--model", "Qwen2.5-VL-7B-Instruct"],
-        capture_output=True,
-        text=True,
-        env={"PATH": os.environ["PATH"], **environment},
-    )
-    assert done.returncode == 2 and "name a model that slime trains with pictures" in done.stderr
+@pytest.mark.parametrize("model", ["Qwen2.5-VL-7B-Instruct", "Qwen3-VL-8B-Instruct", "Qwen3-4B", "Qwen3.5-122B-A10B"])
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--flat",)], ids=" ".join)
+@pytest.mark.parametrize("script", ["run_geo3k_vlm.sh", "run_crafter_vlm.sh"])
+def test_a_model_that_slime_does_not_describe_with_pictures_is_refused(
+    fresh: Fresh, script: str, options: tuple[str, ...], model: str
+) -> None:
+    done = fresh.run(script, "--model", model, *options)
+    assert done.returncode == 2 and not done.stdout
+    assert model in done.stderr and "name a model that slime trains with pictures: Qwen3.5-0.8B" in done.stderr
+
+
+def test_a_later_slime_may_describe_more_models_with_pictures(fresh: Fresh) -> None:
+    (fresh.slime / "scripts/models/qwen3-vl-8B-Instruct-vl.sh").write_text("MODEL_ARGS=(--spec a b --num-layers 9)")
+    done = fresh.run("run_geo3k_vlm.sh", "--dry-run", "--model", "Qwen3-vl-8B-Instruct")
+    assert by_flag(train_flags(fresh.words(done)))["--spec"] == ["a", "b"]
+
+
+def test_crafter_with_pictures_is_ppo_from_a_conversion_that_sees(fresh: Fresh) -> None:
+    flags = by_flag(train_flags(fresh.job("run_crafter_vlm.sh")))
+    assert flags["--spec"] == ["slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"]
+    assert flags["--advantage-estimator"] == ["ppo"]
+    assert flags["--rollout-function-path"] == ["rollout.fixed_turn.generate_rollout"]
+    config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
+    assert config["env"]["vlm"] is True and config["history"] == "window"
+    assert config["chat_template_kwargs"] == {"enable_thinking": False}
+    prepared = fresh.run("prepare_model.sh", "Qwen3.5-4B", "--images", "--dry-run").stdout
+    assert f"--save {flags['--ref-load'][0]}" in prepared and "get_qwen3_5_vl_model_provider" in prepared
+    as_text = fresh.run("prepare_model.sh", "Qwen3.5-4B", "--dry-run").stdout
+    assert "get_qwen3_5_vl_model_provider" not in as_text and flags["--ref-load"][0] not in as_text
+
+
+@pytest.mark.parametrize("size", ["0.8B", "4B", "9B", "27B", "35B-A3B"])
+def test_this_slime_has_what_it_takes_to_train_with_pictures(fresh: Fresh, size: str) -> None:
+    """The files of the checkout that SLIME_PATH names, and the model provider that the script puts into them."""
+    path = os.environ.get("SLIME_PATH")
+    if not path:
+        pytest.skip("set SLIME_PATH to a slime checkout")
+    flags = by_flag(train_flags(fresh.job("run_crafter_vlm.sh", "--model", f"Qwen3.5-{size}", SLIME_PATH=path)))
+    module, provider = flags["--spec"]
+    assert f"def {provider}(" in (Path(path) / f"{module.replace('.', '/')}.py").read_text()
+    assert int(flags["--num-layers"][0]) > 0
+
+
+@pytest.mark.parametrize("script", ["run_geo3k_vlm.sh", "run_sft.sh", "run_crafter_vlm.sh", "run_babyai.sh"])
+def test_help_names_the_models_and_the_variables_of_its_own_script(fresh: Fresh, script: str) -> None:
+    shown = fresh.run(script, "--help").stdout
+    assert ("Qwen3.5-35B-A3B: those that slime trains with pictures" in shown) == ("vlm" in script)
+    assert ("Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct" in shown) == ("vlm" not in script)
+    own = {"run_geo3k_vlm.sh": "PROBLEMS=64", "run_sft.sh": "EPOCHS=3"}.get(script, "TURNS=")
+    assert own in shown and ("PRETRAINED_CRITIC=" in shown) == (own == "TURNS=")
 
 
 def export(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -45,6 +45,8 @@ def write_model(folder: Path, flags: dict[str, list[str]]) -> None:
     }
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
+    if "get_qwen3_5_vl_model_provider" in flags.get("--spec", ()):
+        (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
 
 
 def write_reference(folder: Path) -> None:
@@ -168,6 +170,21 @@ def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(imag
 def test_continuous_batches_pass(image: Fresh, flags: tuple[str, ...]) -> None:
     done = preflight(image, image.job("run_babyai.sh", "--", *flags))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("Qwen2.5-3B-Instruct", (), "has no image processor"),
+        ("Qwen3.5-4B", ("--debug-rollout-only",), "has no image processor"),
+    ],
+)
+def test_pictures_for_a_model_that_only_reads_are_refused(
+    image: Fresh, model: str, options: tuple[str, ...], words: str
+) -> None:
+    flags = image.job("run_babyai.sh", "--model", model, "--", *options, CONFIG="custom_configs/crafter_vlm.yaml")
+    done = preflight(image, without(flags, PATCHED_MEGATRON) if PATCHED_MEGATRON in flags else flags)
+    assert done.returncode == 1 and "shows pictures" in done.stderr and words in done.stderr
 
 
 SAO_MISTAKES = [

@@ -4,6 +4,7 @@ import os
 import subprocess
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -11,21 +12,30 @@ import yaml
 from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
 from rollout.bridge.settings import YAML_KEYS, RolloutSettings, check_keys, load_settings
+from rollout.play.kept import draw
+from rollout.play.player import count_turns
+from rollout.turn import Segment, StopReason
 from slime_verlog import read_settings
 from tests.cases import pairs
-from tests.scripts.conftest import REPO, Command, by_flag, job_environment, recorded_flags, train_flags
+from tests.scripts.conftest import REPO, Command, Fresh, by_flag, job_environment, recorded_flags, train_flags
 
 SCRIPTS = sorted(
     path.name for path in (REPO / "scripts").glob("run_*.sh") if "lib/slime.sh" in path.read_text(encoding="utf-8")
 )
-VARIANTS = [(), ("--disaggregated",), ("--model", "Qwen3-4B")]
+VARIANTS = [(), ("--disaggregated",), ("--model",)]
+
+
+def other_model(script: str) -> str:
+    """A model that is not the script's default."""
+    return "Qwen3.5-35B-A3B" if "vlm" in script else "Qwen3-4B"
 
 
 @pytest.mark.parametrize(("script", "options"), pairs(SCRIPTS, VARIANTS))
 def test_every_flag_is_one_that_train_py_takes_with_as_many_values(
     command: Command, script: str, options: tuple[str, ...]
 ) -> None:
-    words = train_flags(command(script, *options))
+    more = [other_model(script)] if options == ("--model",) else []
+    words = train_flags(command(script, *options, *more))
     known, seen = recorded_flags(), by_flag(words)
     assert len(seen) == sum(word.startswith("--") for word in words), "a flag is given twice"
     for flag, values in seen.items():
@@ -85,6 +95,87 @@ def test_batches_and_lengths_are_verlogs(command: Command, script: str) -> None:
     assert {flag: float(flags[flag][0]) for flag in wanted} == wanted
     roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
     assert [(r["role"], r["overrides"]["lr"]) for r in roles] == [("critic", 1e-5)]
+
+
+VERLOGS_CRITIC_STEPS = {"run_babyai.sh": 100, "run_babaisai.sh": 200, "run_crafter.sh": 400}
+"""Optimizer steps of Verlog's critic in its warm-up: `critic_warmup_step` draws of ten batches, 20 steps each."""
+
+
+@pytest.mark.parametrize("script", VERLOGS_CRITIC_STEPS)
+def test_the_warm_up_makes_as_many_optimizer_steps_as_verlogs(command: Command, script: str) -> None:
+    flags = by_flag(train_flags(command(script)))
+    turns, step = int(flags["--rollout-batch-size"][0]), int(flags["--global-batch-size"][0])
+    warmup = check_keys(yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())).critic_warmup
+    batch = Segment("task", (SimpleNamespace(prompt=None),) * turns, None, StopReason.CUT)  # type: ignore[arg-type]
+    kept = [batch] * warmup.w_epoch
+    drawn = [count_turns(draw(kept, warmup.fraction, step, seed)) for seed in range(warmup.w_iter)]
+    assert (warmup.w_epoch * turns + sum(drawn)) / step == VERLOGS_CRITIC_STEPS[script]
+
+
+WITH_CRITIC = [script for script in SCRIPTS if script not in ("run_geo3k_vlm.sh", "run_sft.sh")]
+
+
+@pytest.mark.parametrize("given", [{}, {"UPDATES": "100"}, {"UPDATES": "97"}, {"UPDATES": "1"}])
+@pytest.mark.parametrize("script", [script for script in WITH_CRITIC if script != "run_value_pretraining.sh"])
+def test_held_out_episodes_are_played_when_they_tell_something(
+    command: Command, script: str, given: dict[str, str]
+) -> None:
+    """Never before the policy has changed, after the last update, and at most five times."""
+    flags = by_flag(train_flags(command(script, **given)))
+    rollouts, frozen, every = (
+        int(flags[name][0]) for name in ("--num-rollout", "--num-critic-only-steps", "--eval-interval")
+    )
+    evaluated = [rollout for rollout in range(1, rollouts + 1) if rollout % every == 0]
+    assert evaluated[0] > frozen and evaluated[-1] == rollouts and len(evaluated) <= 5
+
+
+def test_an_interval_of_evaluations_is_taken_as_given(command: Command) -> None:
+    assert by_flag(train_flags(command("run_babyai.sh", EVAL_INTERVAL="7")))["--eval-interval"] == ["7"]
+
+
+SIZES = {"TURNS": "60", "STEP_TURNS": "12", "PROMPT_LEN": "900", "RESPONSE_LEN": "100", "UPDATES": "3"}
+
+
+@pytest.mark.parametrize("script", [script for script in WITH_CRITIC if script != "run_value_pretraining.sh"])
+def test_sizes_model_and_yaml_come_from_the_environment(command: Command, tmp_path: Path, script: str) -> None:
+    config = tmp_path / "my_task.yaml"
+    config.write_text("rollout_interaction_env_path: envs.recall\ntasks: [recall]\nn_env: 6\n")
+    model = other_model(script)
+    flags = by_flag(train_flags(command(script, **SIZES, MODEL=model, CONFIG=str(config), CRITIC_ONLY="2")))
+    wanted = {"--rollout-batch-size": 60, "--global-batch-size": 12, "--rollout-max-prompt-len": 900}
+    wanted |= {"--rollout-max-response-len": 100, "--num-rollout": 5, "--num-critic-only-steps": 2}
+    assert {flag: int(flags[flag][0]) for flag in wanted} == wanted
+    written = Path(flags["--custom-config-path"][0])
+    assert written.read_text().startswith(config.read_text().rstrip("\n"))
+    assert written.parent.name == f"my_task-{model}", "it would resume the script's own run"
+
+
+def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command: Command) -> None:
+    geo3k = by_flag(train_flags(command("run_geo3k_vlm.sh", PROBLEMS="4", EPISODES="3", UPDATES="7")))
+    names = ("--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size", "--num-rollout")
+    assert [geo3k[name] for name in names] == [["4"], ["3"], ["12"], ["7"]]
+    sft = by_flag(train_flags(command("run_sft.sh", CONFIG="custom_configs/crafter.yaml", BATCH="8", EPOCHS="2")))
+    assert sft["--global-batch-size"] == ["8"] and sft["--num-epoch"] == ["2"]
+    assert "/sft-crafter-" in sft["--custom-config-path"][0]
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "words"),
+    [
+        ("run_geo3k_vlm.sh", {"TURNS": "9"}, "TURNS=9 has no meaning here: a batch is PROBLEMS x EPISODES"),
+        ("run_geo3k_vlm.sh", {"PRETRAINED_CRITIC": "/c"}, "there is no critic"),
+        ("run_sft.sh", {"UPDATES": "9"}, "UPDATES=9 has no meaning here: supervised training makes EPOCHS passes"),
+        ("run_value_pretraining.sh", {"UPDATES": "9"}, "BATCHES is how many batches are played"),
+        ("run_babyai.sh", {"TURNS": "100"}, "STEP_TURNS=128 does not divide TURNS=100"),
+        ("run_babyai.sh", {"UPDATES": "many"}, "UPDATES=many must be a whole number of at least 1"),
+        ("run_babyai.sh", {"CONFIG": "none.yaml"}, "no CONFIG=none.yaml; give a YAML file"),
+    ],
+)
+def test_a_variable_that_a_script_cannot_obey_is_refused(
+    fresh: Fresh, script: str, environment: dict[str, str], words: str
+) -> None:
+    done = fresh.run(script, "--dry-run", **environment)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
 
 
 def test_sao_has_the_papers_numbers_on_separate_gpus(command: Command) -> None:
@@ -217,7 +308,9 @@ def test_the_tutorials_script_is_one_that_slime_takes(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"], "OUTPUT": str(tmp_path / "out"), "SLIME_PATH": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
-    flags = [line.split()[0] for line in done.stdout.partition("ray job")[0].splitlines() if line.startswith("  --")]
+    printed = done.stdout.partition("ray job")[0].splitlines()
+    assert "  --num-critic-only-steps 20" in printed and "  --eval-interval 24" in printed
+    flags = [line.split()[0] for line in printed if line.startswith("  --")]
     assert len(flags) > 50 and set(flags) <= set(recorded_flags())
     written = yaml.safe_load((tmp_path / "out/treasure-Qwen2.5-3B-Instruct/config.yaml").read_text())
     assert read_settings(RolloutSettings, written).rollout_interaction_env_path == "envs.treasure"

@@ -16,12 +16,17 @@ from embedded.engine.vision import forward_inputs
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.vision import picture, processor, save_tiny_vlm, tiny_vlm
+from tests.fixtures.vision import KINDS, picture, processor, save_tiny_vlm, tiny_vlm
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"))
+def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"), kind)
     with EngineServer(EngineOptions(model_path=str(folder), max_running_requests=4)) as running:
         yield running
 
@@ -47,8 +52,8 @@ def body_of(prompt: Prompt, **sampling: Any) -> dict[str, Any]:
     return {"input_ids": ids, "image_data": prompt.image_data, "sampling_params": sampling}
 
 
-def one_forward(prompt: Prompt, output: list[int], temperature: float = 1.0) -> list[float]:
-    model = tiny_vlm()
+def one_forward(kind: str, prompt: Prompt, output: list[int], temperature: float = 1.0) -> list[float]:
+    model = tiny_vlm(kind)
     ids = torch.tensor([*prompt.token_ids, *output])
     with torch.no_grad():
         logits = model(**forward_inputs(ids, dict(prompt.train_inputs or {}), model.config.image_token_id)).logits[0]
@@ -62,16 +67,16 @@ def log_probs_of(answer: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1), ()])
 def test_log_probabilities_are_those_of_one_forward_over_prompt_and_answer(
-    server: EngineServer, seeds: tuple[int, ...]
+    kind: str, server: EngineServer, seeds: tuple[int, ...]
 ) -> None:
     prompt = prompt_with(*seeds)
     answer = ask(server, body_of(prompt, temperature=0.7, sampling_seed=3))
     assert answer["meta_info"]["prompt_tokens"] == len(prompt.token_ids)
     assert len(answer["output_ids"]) == 12
-    assert log_probs_of(answer) == pytest.approx(one_forward(prompt, answer["output_ids"], 0.7), abs=1e-4)
+    assert log_probs_of(answer) == pytest.approx(one_forward(kind, prompt, answer["output_ids"], 0.7), abs=1e-4)
 
 
-def test_concurrent_requests_see_their_own_pictures(server: EngineServer) -> None:
+def test_concurrent_requests_see_their_own_pictures(kind: str, server: EngineServer) -> None:
     prompts = [prompt_with(0), prompt_with(1), prompt_with(), prompt_with(2, 0)]
     bodies = [body_of(prompt, temperature=0.9, sampling_seed=k) for k, prompt in enumerate(prompts)]
     with ThreadPoolExecutor(4) as pool:
@@ -79,7 +84,7 @@ def test_concurrent_requests_see_their_own_pictures(server: EngineServer) -> Non
     alone = [ask(server, body) for body in bodies]
     assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone] * 2
     for prompt, answer in zip(prompts, alone, strict=True):
-        assert log_probs_of(answer) == pytest.approx(one_forward(prompt, answer["output_ids"], 0.9), abs=1e-4)
+        assert log_probs_of(answer) == pytest.approx(one_forward(kind, prompt, answer["output_ids"], 0.9), abs=1e-4)
 
 
 def test_a_picture_changes_the_answer(server: EngineServer) -> None:
@@ -122,10 +127,10 @@ def test_an_unsupported_request_is_refused_with_a_sentence(
     assert refused.value.code == 400 and words in refused.value.read().decode()
 
 
-def test_new_weights_are_served(server: EngineServer) -> None:
+def test_new_weights_are_served(kind: str, server: EngineServer) -> None:
     prompt = prompt_with(0)
     before = ask(server, body_of(prompt, temperature=0.0))
-    old = {name: weight.clone() for name, weight in tiny_vlm().state_dict().items()}
+    old = {name: weight.clone() for name, weight in tiny_vlm(kind).state_dict().items()}
     moved = {name: weight + 0.05 * torch.randn_like(weight) for name, weight in old.items()}
     server.engine.scheduler.update_weights(moved, "1").result(600)
     after = ask(server, body_of(prompt, temperature=0.0))
