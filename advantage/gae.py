@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import FlagError
-from advantage.scan import TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
+from advantage.scan import TurnScan, gather_next, pick, scan_turns, solve_chain
 from advantage.settings import AdvantageSettings
 
 
@@ -183,23 +183,23 @@ def _solve_inside(
     lambdas: Tensor | None,
 ) -> TurnScan:
     given = values, rewards, lengths, turn_rewards
+    each = torch.ones_like(turn_rewards)
     match form:
         case "turn":
             return scan_turn(*given)
         case "bi_level":
             return scan_bi_level(*given, d)
         case "token":  # one discount for all tokens, that between turns
-            return scan_turns(*given, d.gamma_step, d.step_decay)
-        case "dual" if lambdas is not None:
-            return scan_turns_by_decay(*given, d.gamma_token, lambdas)
+            return scan_turns(*given, d.gamma_step, d.step_decay * each)
         case "dual":
-            return scan_turns(*given, d.gamma_token, d.token_decay)
+            decay = d.token_decay * each if lambdas is None else d.gamma_token * lambdas
+            return scan_turns(*given, d.gamma_token, decay)
 
 
 def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor) -> TurnScan:
     """Take the turn as one action: its reward is the sum over its tokens, its value that of its first token."""
     turn = torch.repeat_interleave(lengths)
-    state = _pick(values, lengths.cumsum(0) - lengths)
+    state = pick(values, lengths.cumsum(0) - lengths)
     alone = turn_rewards + _totals(rewards, turn, state) - state
 
     def finish(carry: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,10 +213,11 @@ def scan_bi_level(
     values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
     """Work inside turns as `dual`, but show the previous turn the last token's value and the rewards before it."""
-    inside = scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
+    decay = d.token_decay * torch.ones_like(turn_rewards)
+    inside = scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, decay)
     last = lengths.cumsum(0) - 1
-    state = _pick(values, last)
-    own = _pick(rewards, last) if rewards is not None else torch.zeros_like(state)
+    state = pick(values, last)
+    own = pick(rewards, last) if rewards is not None else torch.zeros_like(state)
     before = _totals(rewards, torch.repeat_interleave(lengths), state) - own
     return TurnScan(before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish)
 
@@ -224,8 +225,3 @@ def scan_bi_level(
 def _totals(rewards: Tensor | None, turn: Tensor, like: Tensor) -> Tensor:
     total = torch.zeros_like(like)
     return total if rewards is None else total.index_add_(0, turn, rewards.double())
-
-
-def _pick(x: Tensor, positions: Tensor) -> Tensor:
-    """x at the positions, [T] float64; an arbitrary entry if a position is out of range (turns without tokens)."""
-    return (x[positions.clamp(0, len(x) - 1)] if len(x) else x.new_zeros(len(positions))).double()
