@@ -110,78 +110,38 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
         raise ConfigError(_explain(model, told, where)) from error
 
 
-MAX_DEPTH = 64
-"""Nesting of a YAML file."""
-MAX_ALIASED = 5000
-"""Values that all aliases (`*name`) of a YAML file may repeat."""
-MAX_NUMBER = 100
-"""Characters of a number or date in a YAML file."""
-_TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
-
-
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader, which also refuses keys that are given twice and files that would take long or much memory."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth, self._values, self._aliased = 0, 0, 0
-        self._sizes: dict[yaml.Node, int] = {}
-        """Values inside each node."""
-
-    def fetch_more_tokens(self) -> None:
-        if self.flow_level > MAX_DEPTH:  # the scanner looks far ahead of `compose_node`
-            raise _problem(_TOO_DEEP, self.get_mark())
-        super().fetch_more_tokens()
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event, before = self.peek_event(), self._values
-        if self._depth >= MAX_DEPTH:
-            raise _problem(_TOO_DEEP, event.start_mark)
-        self._depth += 1
-        node: Any = super().compose_node(parent, index)
-        self._depth -= 1
-        if not isinstance(event, yaml.AliasEvent):
-            self._values += 1
-            self._sizes[node] = self._values - before
-        elif node not in self._sizes:
-            raise _problem(f"the alias *{event.anchor} repeats what contains it", event.start_mark)
-        else:
-            self._values += self._sizes[node]
-            self._aliased += self._sizes[node]
-        if self._aliased > MAX_ALIASED:
-            raise _problem(f"its aliases repeat more than {MAX_ALIASED} values", event.start_mark)
-        return node
+    """PyYAML's loader, which also refuses keys that are given twice, and names the line of a wrong value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         given: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in given:
-                raise _problem(f"key {key.value!r} is given twice", key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
             given.add(key.value)
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        kind = node.tag.rpartition(":")[2]
-        if kind in ("int", "float", "timestamp") and len(node.value) > MAX_NUMBER:
-            raise _problem(f"a number of {len(node.value)} characters", node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            raise _problem(f"{str(node.value)[:60]!r} is not a valid {kind}", node.start_mark) from error
-
-
-def _problem(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{str(node.value)[:60]!r} is not a valid {kind}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
 
 def parse_yaml(text: str, place: str) -> Any:
     """Return the content of a YAML text from `place`, a file or option; errors in long texts also name the line.
 
-    Raises ConfigError if it is not valid YAML, gives a key twice, is nested too deep, or would grow too large.
+    Raises ConfigError if it is not valid YAML, gives a key twice, or is nested too deep.
     """
     try:
         return yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise ConfigError(f"{place} is not valid YAML: it is nested too deep") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{place}:{mark.line + 1}" if mark and "\n" in text else place

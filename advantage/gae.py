@@ -26,7 +26,7 @@ from torch import Tensor
 
 from advantage.errors import FlagError
 from advantage.loading import load_function
-from advantage.scan import TurnScan, gather_next, scan_turns, scan_turns_by_decay, solve_chain
+from advantage.scan import TurnScan, gather_next, pick, scan_turns, solve_chain
 from advantage.settings import AdvantageSettings
 from slime_verlog import ConfigError
 
@@ -138,7 +138,8 @@ def dual_discount_gae(
         )
     """
     if lambdas is not None:
-        inside = scan_turns_by_decay(values, token_rewards, lengths, turn_rewards, discounts.gamma_token, lambdas)
+        gamma = discounts.gamma_token
+        inside = scan_turns(values, token_rewards, lengths, turn_rewards, gamma, gamma * lambdas)
     else:
         inside = find_form(form)(values, token_rewards, lengths, turn_rewards, discounts)
     gamma, decay = edges(moves | (form == "token"), discounts, lambdas)  # `token` has one discount for all tokens
@@ -195,7 +196,7 @@ def scan_token(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rew
 def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
     """Take the turn as one action: its reward is the sum over its tokens, its value that of its first token."""
     turn = torch.repeat_interleave(lengths)
-    state = _pick(values, lengths.cumsum(0) - lengths)
+    state = pick(values, lengths.cumsum(0) - lengths)
     alone = turn_rewards + _totals(rewards, turn, state) - state
 
     def finish(carry: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,8 +212,8 @@ def scan_bi_level(
     """Work inside turns as `dual`, but show the previous turn the last token's value and the rewards before it."""
     inside = scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
     last = lengths.cumsum(0) - 1
-    state = _pick(values, last)
-    own = _pick(rewards, last) if rewards is not None else torch.zeros_like(state)
+    state = pick(values, last)
+    own = pick(rewards, last) if rewards is not None else torch.zeros_like(state)
     before = _totals(rewards, torch.repeat_interleave(lengths), state) - own
     return TurnScan(before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish)
 
@@ -252,8 +253,3 @@ def check_form(form: str) -> None:
 def _totals(rewards: Tensor | None, turn: Tensor, like: Tensor) -> Tensor:
     total = torch.zeros_like(like)
     return total if rewards is None else total.index_add_(0, turn, rewards.double())
-
-
-def _pick(x: Tensor, positions: Tensor) -> Tensor:
-    """x at the positions, [T] float64; an arbitrary entry if a position is out of range (turns without tokens)."""
-    return (x[positions.clamp(0, len(x) - 1)] if len(x) else x.new_zeros(len(positions))).double()

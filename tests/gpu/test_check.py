@@ -36,6 +36,6 @@ def test_without_a_gpu_it_ends_with_one_sentence() -> None:
 def test_a_wrong_advantage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from advantage import scan
 
-    monkeypatch.setattr(scan._Rows, "_solve_columns", lambda rows, columns: columns)
+    monkeypatch.setattr(scan, "solve_runs", lambda deltas, decay, longest: deltas)
     findings = list(check.check_gae(torch.device("cpu"), turns=16, longest=20))
     assert not any(finding.holds for finding in findings)
