@@ -327,7 +327,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
 @pytest.mark.parametrize(
     ("variants", "said"),
     [
-        (["a", "b"], "160 whole episodes and 320 turns to play; no run in"),
+        (["a", "b"], "320 turns and 160 whole episodes to play; no run in"),
         (["b"], "160 whole episodes to play, whose lengths decide how long that takes"),
     ],
 )
