@@ -75,7 +75,17 @@ def test_the_first_batch_after_a_resume_is_played_by_the_actor_and_not_by_the_re
     kl = ("--use-kl-loss", "--kl-loss-type", "k3", "--kl-loss-coef", "0.001")
     run = make_run("resumed", *engine_flags(engine), *RLOO, *kl, group_estimator="rloo")
     folder = str(run.work / "actor")
-    saved = ["--save", folder, "--load", folder, "--save-interval", "1", "--lr", "1e-2"]
+    saved = [
+        "--save",
+        folder,
+        "--load",
+        folder,
+        "--save-interval",
+        "1",
+        "--lr",
+        "1e-2",
+        "--override-opt-param-scheduler",
+    ]
     run.train([*saved, "--num-rollout", "2"])
     run.train([*saved, "--num-rollout", "4"])
     log = run.log.read_text(errors="replace")
