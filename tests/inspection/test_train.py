@@ -102,6 +102,26 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(playe
     assert not list(out.glob(".*"))
 
 
+def test_group_estimator_alone_trains_without_a_critic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, out = write(tmp_path, group_estimator="rloo", critic_warmup={"w_epoch": 2}), tmp_path / "out"
+    few = (
+        "--updates",
+        "1",
+        "--episodes",
+        "2",
+        "--set-flag",
+        "rollout_batch_size=2",
+        "--set-flag",
+        "global_batch_size=4",
+    )
+    assert train(config, out, *few) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["updates"], summary["actor_updates"]) == (1, 1)
+    row = json.loads((out / "metrics.jsonl").read_text().splitlines()[1])
+    assert row["episode/finished"] == 8 and not any(name.startswith("critic/") for name in row)
+    assert "critic_warmup of the YAML is left out" not in capsys.readouterr().out
+
+
 def test_the_episodes_are_records_and_the_policies_load_with_transformers(played: tuple[Path, str]) -> None:
     out, _ = played
     episodes = list(read_episodes(out))
