@@ -4,8 +4,10 @@
 """
 
 import difflib
+import functools
 import inspect
 import linecache
+import logging
 import reprlib
 import sys
 import sysconfig
@@ -19,6 +21,7 @@ from slime_verlog import ConfigError as ConfigError
 from slime_verlog import MissingDependencyError as MissingDependencyError
 from slime_verlog import SlimeVerlogError
 
+logger = logging.getLogger("envs")
 _OURS = Path(slime_verlog.__file__).resolve().parent
 _PACKAGES = ("advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog.py")
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -40,6 +43,12 @@ class JudgeError(SlimeVerlogError, RuntimeError):
 
 class EpisodeOverError(SlimeVerlogError, RuntimeError):
     """`step` was called before `reset` or after the episode's end."""
+
+
+@functools.cache
+def warn_once(sentence: str) -> None:
+    """Log a warning about an environment, once per process; `slime-verlog check` shows it as a row."""
+    logger.warning(sentence)
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int = 3, cutoff: float = 0.6) -> str:
