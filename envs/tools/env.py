@@ -6,11 +6,12 @@ error message and the failure is counted; a tool is a fault of the environment o
 raises `EnvironmentFault`.
 """
 
+import inspect
 import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
 from envs.tools.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end, short
-from envs.tools.execution import ToolTimeout, run_bounded
+from envs.tools.execution import ToolPlace, ToolTimeout
 from envs.tools.registry import load_tools, select_tools
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, read_result
 from envs.tools.settings import ToolSettings
@@ -43,6 +44,7 @@ class ToolSession:
         self.counts: Counter[str] = Counter()
         self._specs = {spec.name: spec for spec in specs}
         self._live: dict[str, Tool] = {}
+        self.place = ToolPlace()
 
     def create(self, episode: ToolEpisode) -> list[ToolResult]:
         """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
@@ -53,7 +55,7 @@ class ToolSession:
             seconds = spec.create_timeout_s or self._timeout(name)
             try:
                 self._live[name] = spec.target(dict(spec.config))
-                value = run_bounded(name, self._live[name].create, {"episode": episode}, seconds)
+                value = self._run(name, self._live[name].create, {"episode": episode}, seconds)
                 shown += [] if value is None else [read_result(value, self.settings)]
             except Exception as error:
                 self.release()
@@ -86,7 +88,7 @@ class ToolSession:
             if seconds <= 0:
                 raise ToolTimeout("not run: the calls of this turn took longer than they may together")
             with timed(f"tool {call.name}"):
-                value = run_bounded(call.name, function, call.arguments, seconds)
+                value = self._run(call.name, function, call.arguments, seconds)
             result = read_result(value, self.settings)
             if result.failed:
                 self.counts["tool_errors"] += 1
@@ -101,7 +103,7 @@ class ToolSession:
         total = 0.0
         for name, tool in self._live.items():
             try:
-                value = run_bounded(name, tool.calc_reward, {}, self._timeout(name))
+                value = self._run(name, tool.calc_reward, {}, self._timeout(name))
                 total += read_result((None, value), self.settings).reward
             except ToolError:
                 self.counts["tool_errors"] += 1
@@ -112,9 +114,21 @@ class ToolSession:
         while self._live:
             name, tool = self._live.popitem()
             try:
-                run_bounded(name, tool.release, {}, self._timeout(name))
+                self._run(name, tool.release, {}, self._timeout(name))
             except ToolError:
                 self.counts["tool_release_errors"] += 1
+        self.place.end()
+
+    def _run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        """Run a method of a tool, on the event loop if any of its methods is async: its state belongs to one thread."""
+        if not self._specs[name].is_async:
+            return self.place.run(name, function, arguments, timeout_s)
+
+        async def on_loop() -> Any:
+            value = function(**arguments)
+            return await value if inspect.isawaitable(value) else value
+
+        return self.place.run(name, on_loop, {}, timeout_s)
 
     def _timeout(self, name: str) -> float:
         return self._specs[name].timeout_s or self.settings.timeout_s
@@ -269,7 +283,7 @@ class ToolEnv(BaseInteractionEnv):
             return 0.0, ""
         arguments = {"answer": answer, "question": self.question}
         try:
-            value = run_bounded("grader", self._grade, arguments, self.settings.turn_timeout_s)
+            value = self._session.place.run("grader", self._grade, arguments, self.settings.turn_timeout_s)
         except ToolTimeout:
             self._session.counts["grader_timeouts"] += 1
             return 0.0, ""

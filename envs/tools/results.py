@@ -89,6 +89,12 @@ class ToolSpec:
     def stateful(self) -> bool:
         return inspect.isclass(self.target)
 
+    @functools.cached_property
+    def is_async(self) -> bool:
+        """Whether a method of a stateful tool is async."""
+        methods = (getattr(self.target, name, None) for name in ("create", "execute", "calc_reward", "release"))
+        return self.stateful and any(map(inspect.iscoroutinefunction, methods))
+
     @property
     def origin(self) -> str:
         """Return where the tool comes from, for error messages: `source`, or the name of `target`."""

@@ -1,23 +1,20 @@
 """The worker's side of a trial: a worker with a time limit per command and one-sentence faults."""
 
-import contextlib
 import reprlib
-import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs import time_limit
 from envs.errors import EnvironmentFault, JudgeError, SlimeVerlogError, describe, one_line, place_of, text_of
 from envs.loading import checked_text, load_env_module
+from envs.time_limit import TimeUp, limited
 from rollout.workers import worker
 
-REMINDER_S = 1.0
-"""Seconds after which a command that swallowed the interruption is interrupted again."""
 
-
-class _TooSlow(BaseException):
-    """The time limit was reached; not an `Exception`, so that environments do not catch it by accident."""
+class _TooSlow(TimeUp):
+    """The time limit was reached."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class TrialHost(worker.EnvHost):
     def handle(self, method: str, *arguments: Any) -> tuple[bool, Any]:
         limit_s, path, *rest = arguments
         try:
-            with _limited(limit_s):
+            with limited(limit_s, _TooSlow):
                 return True, getattr(self, method)(*rest)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
             return False, _fault(error, method, path, limit_s)
@@ -71,8 +68,8 @@ class TrialHost(worker.EnvHost):
         return answer
 
     def threads(self, key: int) -> list[str]:
-        """Names of the threads that run in this process."""
-        return [thread.name for thread in threading.enumerate()]
+        """Names of the threads that run in this process, without those that limit its commands."""
+        return [thread.name for thread in threading.enumerate() if thread.name != time_limit.THREAD]
 
 
 def _fault(error: BaseException, method: str, path: str, limit_s: float) -> Fault:
@@ -97,21 +94,6 @@ def _is_from_a_service(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-@contextlib.contextmanager
-def _limited(limit_s: float) -> Iterator[None]:
-    """Raises `_TooSlow` inside the block after `limit_s` seconds; compiled code cannot be stopped."""
-    signal.signal(signal.SIGALRM, _interrupt)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, REMINDER_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _interrupt(*_: object) -> None:
-    raise _TooSlow
 
 
 def main() -> None:

@@ -99,13 +99,13 @@ class EpisodeTool(Tool):
 
     _server: McpServer | None = None
 
-    def create(self, episode: ToolEpisode) -> None:
+    async def create(self, episode: ToolEpisode) -> None:
         settings: McpSettings = self.config["settings"]
         place = f"mcp {settings.model_dump_json()}"
         self._server = episode.shared.get(place)
         if self._server is None:
             self._server = episode.shared[place] = McpServer(settings, self.config["known"], fresh=True)
-            self._server.offered()
+            await asyncio.to_thread(self._server.offered)
 
     async def execute(self, /, *args: Any, **kwargs: Any) -> ToolResult:
         assert self._server is not None
