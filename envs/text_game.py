@@ -35,8 +35,8 @@ _COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
 _JOINING = frozenset({"and", "then"})
 """Text adventures read the words after these as a second command in the same turn."""
 _MARKERS = tuple(
-    re.compile(rf"\b{marker}[*\s]*")
-    for marker in (r"ACTION[*\s]*:", r"(?i:action)[*\s]*:", r"Action\b\s*(?:[-–—=]\s+)?")
+    re.compile(rf"{marker}[*\s]*")
+    for marker in (r"ACTION[*\s]*:", r"(?i:action)[*\s]*:", r"\bAction\b\s*(?:[-–—=]\s)?")
 )
 """What stands before the action, from the surest form on."""
 _THINK, _THINK_END = "<think>", "</think>"
@@ -299,7 +299,7 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     """Return the text that names the action, and its [start, end) characters in the response.
 
     As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
-    after the last `Action`, else the whole response. Reasoning between `<think>` tags names no action.
+    after the last word `Action`, else the whole response. Reasoning between `<think>` tags names no action.
     """
     begin = response_text.rfind(_THINK_END)
     begin = 0 if begin < 0 else begin + len(_THINK_END)

@@ -104,7 +104,7 @@ class ToolSession:
         for name, tool in self._live.items():
             try:
                 value = self._run(name, tool.calc_reward, {}, self._timeout(name))
-                total += read_result((None, value), self.settings).reward
+                total += read_result((None, value, {}), self.settings).reward
             except ToolError:
                 self.counts["tool_errors"] += 1
         return total
