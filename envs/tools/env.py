@@ -164,16 +164,16 @@ class ToolEnv(BaseInteractionEnv):
         self.task, self.seed = task, seed
         self.mission = question.text
         self.max_steps = settings.max_steps
-        self._specs = select_tools(specs, question.tools)
-        self.deterministic = settings.deterministic and all(spec.deterministic for spec in self._specs)
-        self.tools = tuple(spec.schema for spec in self._specs) if settings.tools_in == "template" else ()
+        self.offered = select_tools(specs, question.tools)
+        self.deterministic = settings.deterministic and all(spec.deterministic for spec in self.offered)
+        self.tools = tuple(spec.schema for spec in self.offered) if settings.tools_in == "template" else ()
         self._grade = load_grader(settings.grader) if settings.grader else None
         if settings.grader in GRADERS and question.answer is None:
             raise ConfigError(
                 f"env.grader {settings.grader} needs an answer to compare with: set env.answer_key, or --label-key for "
                 "slime's own data set"
             )
-        self._session = ToolSession(self._specs, settings)
+        self._session = ToolSession(self.offered, settings)
         self._running = False
 
     def reset(self) -> Observation:
@@ -184,8 +184,8 @@ class ToolEnv(BaseInteractionEnv):
         in_prompt = settings.tools_in == "prompt"
         variables = {
             "instruction": self.question.system or settings.instruction or "",
-            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self._specs if in_prompt],
-            "has_tools": bool(self._specs),
+            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self.offered if in_prompt],
+            "has_tools": bool(self.offered),
             "boxed": settings.grader == "math",
             "retries": settings.answer_retries,
             "max_calls": settings.max_calls,
@@ -194,7 +194,7 @@ class ToolEnv(BaseInteractionEnv):
         self.instruction_prompt = render_template(settings.prompt_template or _TEMPLATE, variables)
         question = self.question
         episode = ToolEpisode(self.task, self.seed, question.text, question.answer, question.images, question.metadata)
-        self._session = ToolSession(self._specs, self.settings)
+        self._session = ToolSession(self.offered, self.settings)
         self._totals: Counter[str] = Counter()
         greetings = self._session.create(episode)
         self._running = True
@@ -213,6 +213,15 @@ class ToolEnv(BaseInteractionEnv):
         *pieces, last = [*self.question.pieces, *[""] * more]
         pieces = [piece.replace(PICTURE_PLACE, "") for piece in [*pieces, last + greeting]]
         return interleave(pieces, self._images), PICTURE_PLACE.join(pieces)
+
+    def call_once(self, call: Call) -> ToolResult:
+        """Run a checked call outside of a turn; raises EnvironmentFault if the machine is broken."""
+        return self._session.run(call, time.monotonic() + self.settings.turn_timeout_s)
+
+    @property
+    def grades(self) -> bool:
+        """Whether there is a grader for final answers."""
+        return self._grade is not None
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if not self._running:
@@ -244,7 +253,7 @@ class ToolEnv(BaseInteractionEnv):
 
     def _take(self, text: str, deadline: float) -> _Outcome:
         found = find_calls(text, self.settings.max_calls)
-        if found.span is None or not self._specs:
+        if found.span is None or not self.offered:
             return self._final(text)
         calls, errors = self._session.check(found)
         if errors:
@@ -268,7 +277,7 @@ class ToolEnv(BaseInteractionEnv):
         answer, span = ("", (0, 0)) if start is None else find_answer(text, start)
         if not answer:
             return self._invalid(_NO_ANSWER)
-        score, words = self._graded(answer)
+        score, words = self.score(answer)
         self._score = max(self._score, min(score, 1.0))
         last = self._wrong >= self.settings.answer_retries or self._steps >= self.max_steps
         ended = last or self._grade is None or score >= 1.0
@@ -277,8 +286,12 @@ class ToolEnv(BaseInteractionEnv):
             words = _RIGHT if score >= 1.0 else _WRONG if ended else f"{_WRONG} {_AGAIN}"
         return _Outcome((), encodable(words), score if ended else 0.0, ended=ended, executed=answer, span=span)
 
-    def _graded(self, answer: str) -> tuple[float, str]:
-        """Return the score and feedback for an answer; 0 and no feedback if the grader does not end in time."""
+    def score(self, answer: str) -> tuple[float, str]:
+        """Return the score and feedback for an answer; 0 and no feedback if the grader does not end in time.
+
+        Raises:
+            EnvironmentFault: the grader raised, or returned something other than a score.
+        """
         if self._grade is None:
             return 0.0, ""
         arguments = {"answer": answer, "question": self.question}

@@ -116,7 +116,7 @@ def convert_texts(arguments: Mapping[str, str], parameters: Mapping[str, Any]) -
 def properties_of(parameters: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
     """Return the schemas that apply to each argument, through references, alternatives and conditions."""
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for part in _reached(_root(parameters, "the parameters")):
+    for part in _reached(root_of(parameters, "the parameters")):
         for name, schema in part.get("properties").items():
             options = [option.schema for option in _reached(part.at(schema))]
             found.setdefault(name, []).extend(option for option in options if isinstance(option, Mapping))
@@ -125,10 +125,10 @@ def properties_of(parameters: Mapping[str, Any]) -> dict[str, list[Mapping[str, 
 
 def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 5) -> list[Mapping[str, Any]]:
     """Return the schemas that a value may have, through references of `root`; empty for `true`, which allows any."""
-    return [part.schema for part in _leaves(_root(root, "the parameters").at(schema), depth)]
+    return [part.schema for part in _leaves(root_of(root, "the parameters").at(schema), depth)]
 
 
-def _leaves(part: "_Part", depth: int) -> "list[_Part]":
+def _leaves(part: "Part", depth: int) -> "list[Part]":
     if not isinstance(part.schema, Mapping):
         return []
     inner = part.alternatives() if depth else []
@@ -148,7 +148,7 @@ def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """A schema inside of a tool's parameters; `resolver` knows what its references mean."""
 
     schema: Any
@@ -156,29 +156,29 @@ class _Part:
     draft: Any
     where: str
 
-    def at(self, schema: Any) -> "_Part":
+    def at(self, schema: Any) -> "Part":
         """Return a schema that is written inside of this one."""
         resolver = self.resolver.in_subresource(self.draft.create_resource(schema))
-        return _Part(schema, resolver, self.draft, self.where)
+        return Part(schema, resolver, self.draft, self.where)
 
     def get(self, keyword: str) -> Mapping[str, Any]:
         """Return the keyword's mapping; empty without one."""
         found = self.schema.get(keyword) if isinstance(self.schema, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 
-    def inside(self) -> "Iterator[_Part]":
+    def inside(self) -> "Iterator[Part]":
         """Yield all schemas inside, and this one."""
         yield self
         for inner in self.draft.create_resource(self.schema).subresources():
             yield from self.at(inner.contents).inside()
 
-    def alternatives(self) -> "list[_Part]":
-        """Return the schemas of `allOf`, `anyOf`, `oneOf` and `$ref`; raises ToolError for an unknown reference."""
+    def alternatives(self, keywords: tuple[str, ...] = _ALTERNATIVES) -> "list[Part]":
+        """Return the schemas of the keywords and of `$ref`; raises ToolError for an unknown reference."""
         from referencing.exceptions import Unresolvable
 
         if not isinstance(self.schema, Mapping):
             return []
-        found = [self.at(inner) for keyword in _ALTERNATIVES for inner in self.schema.get(keyword, ())]
+        found = [self.at(inner) for keyword in keywords for inner in self.schema.get(keyword, ())]
         reference = self.schema.get("$ref")
         if reference is None:
             return found
@@ -188,15 +188,15 @@ class _Part:
             supported = "only references such as #/$defs/NAME are supported"
             wrong = f"refer to {short(reference)}, which is not in them; {supported}"
             raise ToolError(f"{self.where} {wrong}") from error
-        return [*found, _Part(target.contents, target.resolver, self.draft, self.where)]
+        return [*found, Part(target.contents, target.resolver, self.draft, self.where)]
 
-    def same_value(self) -> "list[_Part]":
+    def same_value(self) -> "list[Part]":
         """Return the schemas that are applied to the same value: alternatives, references and conditions."""
         conditions = [self.at(self.schema[key]) for key in ("not", "if", "then", "else") if key in self.schema]
         return [*self.alternatives(), *conditions, *map(self.at, self.get("dependentSchemas").values())]
 
 
-def _root(parameters: Mapping[str, Any], where: str, validator: Any = None) -> _Part:
+def root_of(parameters: Mapping[str, Any], where: str, validator: Any = None) -> Part:
     """Return the whole schema, read by the rules of the validator's draft, by default that of `$schema`."""
     jsonschema = import_extra("jsonschema", "a tool", "tools")
     from referencing import Registry
@@ -205,10 +205,10 @@ def _root(parameters: Mapping[str, Any], where: str, validator: Any = None) -> _
     newest = jsonschema.Draft202012Validator
     validator = validator or jsonschema.validators.validator_for(parameters, default=newest)
     draft = specification_with(validator.META_SCHEMA["$schema"])
-    return _Part(parameters, Registry().resolver_with_root(draft.create_resource(parameters)), draft, where)
+    return Part(parameters, Registry().resolver_with_root(draft.create_resource(parameters)), draft, where)
 
 
-def _reached(part: _Part, above: tuple[int, ...] = (), checked: set[int] | None = None) -> Iterator[_Part]:
+def _reached(part: Part, above: tuple[int, ...] = (), checked: set[int] | None = None) -> Iterator[Part]:
     """Yield the part and what is applied to the same value; raises ToolError if references lead back to it."""
     checked = set() if checked is None else checked
     if not isinstance(part.schema, Mapping) or id(part.schema) in checked:
@@ -244,7 +244,7 @@ def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
     try:
         draft = _draft_of(schema, jsonschema)
         draft.check_schema(schema, format_checker=patterns)
-        closed = _check_parts(_root(schema, where, draft))
+        closed = _check_parts(root_of(schema, where, draft))
     except jsonschema.SchemaError as error:
         raise ToolError(f"{where} are not a JSON schema: {error.message[:300]}") from error
     except RecursionError as error:
@@ -259,7 +259,7 @@ def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
     return own({**schema, _CLOSED: False} if closed else schema, registry=Registry())
 
 
-def _check_parts(root: _Part) -> bool:
+def _check_parts(root: Part) -> bool:
     """Check the references of all parts; return whether other names than those of the outermost object are refused.
 
     They are not if it names none, or if it uses a keyword that `unevaluatedProperties` cannot look into.

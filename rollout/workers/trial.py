@@ -172,6 +172,14 @@ class Trial:
     async def abilities(self, episode: EpisodeSpec) -> Abilities:
         return await self._call(episode, "abilities")
 
+    async def tools(self, episode: EpisodeSpec) -> list[tuple[str, bool, str]]:
+        """What the tools and the grader of a tool environment do, after a reset: names, whether it worked, details."""
+        return await self._call(episode, "tools")
+
+    async def draw(self, episode: EpisodeSpec) -> str:
+        """What `render` draws; empty without it."""
+        return await self._call(episode, "draw")
+
     async def threads(self, episode: EpisodeSpec) -> list[str]:
         """Names of the threads in the worker process."""
         return await self._call(episode, "threads")

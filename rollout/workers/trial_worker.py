@@ -114,6 +114,29 @@ class TrialHost(worker.EnvHost):
             checked_text(finish(explain(env)), explain)
         return answer
 
+    def tools(self, key: int) -> list[tuple[str, bool, str]]:
+        """Call each tool once and grade the reference answer, after a reset: names, whether it worked, what came."""
+        env = self._envs[key][0]
+        # Other environments need not import what tools need.
+        tried = sys.modules.get("envs.tools.env")
+        if tried is None or not isinstance(env, tried.ToolEnv):
+            return []
+        from envs.tools.tryout import try_tools
+
+        return [tuple(found) for found in try_tools(env)]
+
+    def draw(self, key: int) -> str:
+        """Draw the state as the viewer does; empty without `render`. Raises EnvironmentFault for another drawing."""
+        render = getattr(self._envs[key][0], "render", None)
+        if not callable(render):
+            return ""
+        drawn = finish(render())
+        shape = getattr(drawn, "shape", ())
+        if len(shape) != 3 or shape[2] != 3 or str(getattr(drawn, "dtype", "")) != "uint8":
+            said = f"render returned {reprlib.repr(drawn)}"
+            raise EnvironmentFault(f"{said}; return a uint8 array (height, width, 3), or leave render out")
+        return f"draws {shape[1]} x {shape[0]} pixels"
+
     def threads(self, key: int) -> list[str]:
         """Names of the threads that run in this process, without those that limit its commands."""
         return [thread.name for thread in threading.enumerate() if thread.name != time_limit.THREAD]
