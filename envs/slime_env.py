@@ -60,7 +60,7 @@ class SlimeEnv(BaseInteractionEnv):
             "progression": min(max(float(reward), 0.0), 1.0) if done else 0.0,
         }
         info |= {key: said[key] for key in _OPTIONAL if key in said}
-        own = getattr(self.env, "format_observation", super().format_observation)
+        own: Any = getattr(self.env, "format_observation", super().format_observation)
         self._message = own({**(found or {}), "obs_str": observation["obs_str"]})
         return observation, done, info
 

@@ -161,11 +161,11 @@ def _response(value: Any) -> ToolResult:
 
 def _listed(value: Any) -> Any:
     """Return a list in place of an iterable that JSON does not know; a set in the order of its texts."""
-    if isinstance(value, str | bytes | Mapping) or not (isinstance(value, Iterable) or hasattr(value, "tolist")):
-        return value
     if isinstance(value, Set):
         return sorted(value, key=str)
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+    if hasattr(value, "tolist"):  # NumPy's
+        return value.tolist()
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) else value
 
 
 def _number(value: Any, what: str) -> float:

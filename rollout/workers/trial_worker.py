@@ -116,14 +116,12 @@ class TrialHost(worker.EnvHost):
 
     def tools(self, key: int) -> list[tuple[str, bool, str]]:
         """Call each tool once and grade the reference answer, after a reset: names, whether it worked, what came."""
-        env = self._envs[key][0]
-        # Other environments need not import what tools need.
-        tried = sys.modules.get("envs.tools.env")
-        if tried is None or not isinstance(env, tried.ToolEnv):
+        env: Any = self._envs[key][0]
+        if not hasattr(env, "call_once"):  # no ToolEnv; other environments need not import what tools need
             return []
         from envs.tools.tryout import try_tools
 
-        return [tuple(found) for found in try_tools(env)]
+        return [(found.name, found.worked, found.detail) for found in try_tools(env)]
 
     def draw(self, key: int) -> str:
         """Draw the state as the viewer does; empty without `render`. Raises EnvironmentFault for another drawing."""
