@@ -94,7 +94,7 @@ class EnvHost:
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))
         if env is not None:
-            env.close()
+            finish(env.close())
 
     def close_all(self) -> None:
         for key in list(self._envs):
