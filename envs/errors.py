@@ -4,8 +4,10 @@
 """
 
 import difflib
+import functools
 import inspect
 import linecache
+import logging
 import reprlib
 import sys
 import sysconfig
@@ -15,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import slime_verlog
+from envs.time_limit import in_main_thread
 from slime_verlog import ConfigError as ConfigError
 from slime_verlog import MissingDependencyError as MissingDependencyError
 from slime_verlog import SlimeVerlogError
 
+logger = logging.getLogger("envs")
 _OURS = Path(slime_verlog.__file__).resolve().parent
 _PACKAGES = ("advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog.py")
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -42,6 +46,12 @@ class EpisodeOverError(SlimeVerlogError, RuntimeError):
     """`step` was called before `reset` or after the episode's end."""
 
 
+@functools.cache
+def warn_once(sentence: str) -> None:
+    """Log a warning about an environment, once per process; `slime-verlog check` shows it as a row."""
+    logger.warning(sentence)
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int = 3, cutoff: float = 0.6) -> str:
     """Return the end of an error about an unknown name: its nearest known names, or `otherwise` if none is near."""
     near = difflib.get_close_matches(name, list(known), n=n, cutoff=cutoff)
@@ -59,18 +69,49 @@ def place_of(error: BaseException, own: str = "") -> str:
     """`FILE:LINE` and line of the innermost frame in the user's code, else in installed code; empty if unknown."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return _place(error.filename, error.lineno)
+    frame = _frame_of(error, own)
+    return _place(frame.filename, frame.lineno or 0) if frame else ""
+
+
+def advice_about(error: BaseException, own: str = "") -> str:
+    """Return what to do about an error at `place_of`, which depends on whose line that is."""
+    if advice := thread_advice(error):
+        return advice
+    frame = _frame_of(error, own)
+    if frame is None or isinstance(error, SyntaxError) or _is_users(frame.filename) or frame.filename == _file_of(own):
+        return "correct this line"
+    if _is_ours(frame.filename):
+        return "this line reads what the environment gave it: correct what the environment returns"
+    return "the line belongs to an installed package: correct what calls it or what it is given"
+
+
+def thread_advice(error: BaseException) -> str:
+    """Return what to do about an error that the main thread would not have; empty in the main thread."""
+    if in_main_thread() or "main thread" not in text_of(error):
+        return ""
+    return "env_backend: inline plays outside of the main thread; set env_backend: process"
+
+
+def _frame_of(error: BaseException, own: str) -> traceback.FrameSummary | None:
     # Compiled modules name files that are not there, such as numpy/random/_generator.pyx.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
-    file = str(Path(own).resolve()) if own.endswith(".py") else getattr(sys.modules.get(own), "__file__", None)
+    file = _file_of(own)
     for belongs in (
         lambda name: name == file or _is_users(name),
+        lambda name: not _is_ours(name) and _is_package(name),
         lambda name: not _is_installed(name),
         lambda name: True,
     ):
         for frame in reversed(frames):
             if belongs(frame.filename):
-                return _place(frame.filename, frame.lineno or 0)
-    return ""
+                return frame
+    return None
+
+
+def _file_of(own: str) -> str | None:
+    """Return the file of an environment's path, unless it is one of ours."""
+    file = str(Path(own).resolve()) if own.endswith(".py") else getattr(sys.modules.get(own), "__file__", None)
+    return None if file is None or _is_ours(file) else file
 
 
 def place_of_method(instance: Any, name: str) -> str:
@@ -115,10 +156,16 @@ def _place(file: str, line: int) -> str:
 
 
 def _is_installed(file: str) -> bool:
-    parts = Path(file).parts
-    return file.startswith(_STANDARD) or "site-packages" in parts or "dist-packages" in parts
+    return file.startswith(_STANDARD) or _is_package(file)
+
+
+def _is_package(file: str) -> bool:
+    return "site-packages" in Path(file).parts or "dist-packages" in Path(file).parts
+
+
+def _is_ours(file: str) -> bool:
+    return any(Path(file).is_relative_to(_OURS / name) for name in _PACKAGES)
 
 
 def _is_users(file: str) -> bool:
-    ours = any(Path(file).is_relative_to(_OURS / name) for name in _PACKAGES)
-    return not ours and not _is_installed(file)
+    return not _is_ours(file) and not _is_installed(file)

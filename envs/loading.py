@@ -3,7 +3,9 @@
 The path of an environment is a module name (`envs.crafter`) or a `.py` file with a function `build_env(sample, args)`.
 """
 
+import asyncio
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -31,6 +33,8 @@ from envs.errors import (
 
 _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()
+_loops = threading.local()
+"""The event loop of each thread in which async environments play."""
 _edited: dict[str, int] = {}
 """Modification time in ns of each imported file, by its module name."""
 
@@ -58,8 +62,9 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     """Call the module's `build_env`; raises ConfigError if it takes other arguments or returns no environment."""
     build_env = load_env_module(path).build_env
     _check_arguments(build_env, "build_env(sample, args)", sample, args)
-    env = build_env(sample, args)
-    lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
+    env = finish(build_env(sample, args))
+    is_slimes = not hasattr(env, "instruction_prompt")  # slime's own interface has no more than these methods
+    lacking = [n for n in ("reset", "step", *["close"] * (not is_slimes)) if not callable(getattr(env, n, None))]
     if lacking:
         raise ConfigError(
             f"{path}: build_env returned {reprlib.repr(env)}, which lacks {', '.join(lacking)}; "
@@ -67,15 +72,31 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
         )
     _check_arguments(env.reset, "reset(self)")
     _check_arguments(env.step, "step(self, response_text)", "")
-    return env
+    for name in ("reset", "step", "close"):
+        method = getattr(env, name, None)
+        if inspect.iscoroutinefunction(method):
+            setattr(env, name, functools.partial(_finished, method))
+    if not is_slimes:
+        return env
+    from envs.slime_env import SlimeEnv
+
+    return SlimeEnv(env, sample)
 
 
-def refuse_coroutine(answer: Any, method: str, place: str = "") -> None:
-    """Raise EnvironmentFault if a method of the environment is async; `place` is the end of the sentence."""
-    if inspect.iscoroutine(answer):
-        answer.close()  # or Python prints that it was never awaited
-        advice = f"write def {method}, and call async code in it with asyncio.run"
-        raise EnvironmentFault(f"{method} is async; {advice}{place}")
+def _finished(method: Any, *arguments: Any) -> Any:
+    return finish(method(*arguments))
+
+
+def finish(answer: Any) -> Any:
+    """Return the answer of a method that may be async; its coroutine runs on this thread's event loop, to its end.
+
+    The loop stays the same between calls, but it runs only during them.
+    """
+    if not inspect.iscoroutine(answer):
+        return answer
+    if getattr(_loops, "loop", None) is None:
+        _loops.loop = asyncio.new_event_loop()
+    return _loops.loop.run_until_complete(answer)
 
 
 def checked_text(said: Any, script: Any) -> str:
@@ -83,7 +104,6 @@ def checked_text(said: Any, script: Any) -> str:
     if isinstance(said, str):
         return said
     name, place = getattr(script, "__name__", "the script"), f" ({place_of_function(script)})"
-    refuse_coroutine(said, name, place)
     raise EnvironmentFault(f"`{name}` returned {reprlib.repr(said)}; return text{place}")
 
 

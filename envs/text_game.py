@@ -9,7 +9,7 @@ import abc
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, SupportsFloat
 
@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, place_of_method
-from envs.loading import refuse_coroutine
+from envs.loading import finish
 from slime_verlog import Field, Settings
 
 ANSWER_FORMAT = (
@@ -34,6 +34,12 @@ MAX_CHARACTERS = 100
 _COMMAND = re.compile(r"[a-z0-9][a-z0-9 '-]*", re.IGNORECASE)
 _JOINING = frozenset({"and", "then"})
 """Text adventures read the words after these as a second command in the same turn."""
+_MARKERS = tuple(
+    re.compile(rf"{marker}[*\s]*")
+    for marker in (r"ACTION[*\s]*:", r"(?i:action)[*\s]*:", r"\bAction\b\s*(?:[-–—=]\s)?")
+)
+"""What stands before the action, from the surest form on."""
+_THINK, _THINK_END = "<think>", "</think>"
 _templates: dict[tuple[Path, int], Any] = {}
 """Parsed templates by path and time of the last change."""
 
@@ -121,6 +127,7 @@ class TextGame(BaseInteractionEnv):
         if settings.shaping and type(self).distance_left is TextGame.distance_left:
             raise ConfigError(f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to 0")
         self.settings = settings
+        self.max_steps = settings.max_steps or self.max_steps
         self._running, self._potential = False, 0.0
         self._turns = 0
         """Turns of the episode so far; while one is played, it is among them."""
@@ -140,7 +147,7 @@ class TextGame(BaseInteractionEnv):
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         """Play the action that the candidate names, else the default action; return (action or None, frame)."""
         action = self.translate(candidate)
-        return action, self.play(self.default_action if action is None else action)
+        return action, finish(self.play(self.default_action if action is None else action))
 
     def distance_left(self) -> float:
         """Remaining distance to the goal, about 1 at the start and 0 at the goal; called only for shaping."""
@@ -148,7 +155,8 @@ class TextGame(BaseInteractionEnv):
 
     def reset(self) -> Observation:
         self._turns = 0
-        frame = self._checked(self.start(), "start")
+        frame = self._checked(finish(self.start()), "start")
+        self.max_steps = self.settings.max_steps or self.max_steps
         if self.settings.show_time_left and not self.max_steps:
             raise ConfigError("env.show_time_left: this game ends at no step; set env.max_steps")
         self._running = True
@@ -163,6 +171,8 @@ class TextGame(BaseInteractionEnv):
         candidate, span = find_action(response_text)
         action, frame = self.attempt(candidate)
         frame = self._checked(frame, self._plays)
+        if self.max_steps and self._turns >= self.max_steps and not frame.terminated:
+            frame = replace(frame, truncated=True)
         valid = action is not None
         self._running = not (frame.terminated or frame.truncated)
         info: StepInfo = {
@@ -183,7 +193,6 @@ class TextGame(BaseInteractionEnv):
         if isinstance(frame, Frame):
             return frame
         said, place = "None" if frame is None else f"a {type(frame).__name__}", f" ({place_of_method(self, method)})"
-        refuse_coroutine(frame, method, place)
         raise EnvironmentFault(f"`{method}` returned {said}; return a Frame{place}")
 
     def _pay(self, reward: float, valid: bool) -> float:
@@ -205,7 +214,7 @@ class TextGame(BaseInteractionEnv):
 
     def _observe(self, frame: Frame) -> Observation:
         images = [frame.image] if frame.image is not None else []
-        if self.settings.vlm == "only":
+        if images and self.settings.vlm == "only":
             return make_observation(IMAGE_ONLY, images=images)
         short_term = frame.short_term
         if self.settings.show_time_left:
@@ -264,13 +273,13 @@ class CommandGame(TextGame):
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         command = self.translate(candidate)
-        frame = self.try_command(command) if command is not None else None
+        frame = finish(self.try_command(command)) if command is not None else None
         if frame is None:
             return None, self.play(self.default_action)
         return command, frame
 
     def play(self, action: str) -> Frame:
-        frame = self.try_command(action)
+        frame = finish(self.try_command(action))
         if frame is None:
             raise EnvironmentFault(f"the game does not understand its own default command {action!r}")
         return frame
@@ -290,14 +299,15 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     """Return the text that names the action, and its [start, end) characters in the response.
 
     As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
-    after the last `Action`, else the whole response.
+    after the last word `Action`, else the whole response. Reasoning between `<think>` tags names no action.
     """
-    start = 0
-    for marker in ("ACTION:", "action:", "Action"):
-        position = response_text.rfind(marker)
-        if position >= 0:
-            start = position + len(marker)
-            break
+    begin = response_text.rfind(_THINK_END)
+    begin = 0 if begin < 0 else begin + len(_THINK_END)
+    if response_text.find(_THINK, begin) >= 0 and not response_text[begin : response_text.find(_THINK, begin)].strip():
+        return "", (len(response_text), len(response_text))  # it was cut while it reasoned
+    marks = (list(marker.finditer(response_text, begin)) for marker in _MARKERS)
+    last = next((found[-1] for found in marks if found), None)
+    start = begin if last is None else last.end()
     tail = response_text[start:]
     candidate = tail.strip() if start else tail
     offset = start + (len(tail) - len(tail.lstrip()) if start else 0)

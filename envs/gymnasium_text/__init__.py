@@ -10,13 +10,20 @@ import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 from gymnasium import spaces
 
 from envs.base import make_image
-from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, did_you_mean
+from envs.errors import (
+    ConfigError,
+    EnvironmentFault,
+    MissingDependencyError,
+    did_you_mean,
+    place_of_method,
+    warn_once,
+)
 from envs.loading import load_attribute
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame, text_parts
 from slime_verlog import Field
@@ -88,7 +95,7 @@ class GymnasiumText(TextGame):
         self._closed = False
 
     def start(self) -> Frame:
-        observation, info = self.env.reset(seed=self.seed)
+        observation, info = self._answered("reset", self.env.reset(seed=self.seed), "(observation, info)", 2)
         mission = observation.get("mission") if isinstance(observation, Mapping) else None
         self.mission = str(mission or info.get("mission") or getattr(self.env.unwrapped, "mission", ""))
         return self._frame(observation)
@@ -96,10 +103,23 @@ class GymnasiumText(TextGame):
     def play(self, action: str) -> Frame:
         space = self.env.action_space
         value = int(space.start) + [*self.actions].index(action) if isinstance(space, spaces.Discrete) else action
-        observation, paid, terminated, truncated, info = self.env.step(value)
+        form = "(observation, reward, terminated, truncated, info)"
+        observation, paid, terminated, truncated, info = self._answered("step", self.env.step(value), form, 5)
+        if not isinstance(paid, SupportsFloat):
+            raise EnvironmentFault(f"step paid the reward {paid!r:.60}, not a number ({self._place('step')})")
         reward = float(paid)
         progression = info.get("progression", info.get("is_success", terminated and reward > 0))
         return self._frame(observation, reward, bool(terminated), bool(truncated), float(progression))
+
+    def _answered(self, method: str, answer: Any, form: str, count: int) -> tuple[Any, ...]:
+        """Return what the game's method returned; raises EnvironmentFault, with its place, for another form."""
+        if isinstance(answer, tuple) and len(answer) == count and isinstance(answer[-1], Mapping):
+            return answer
+        said = f"{method} returned {answer!r:.100}, but Gymnasium's {method} returns {form}"
+        raise EnvironmentFault(f"{said} ({self._place(method)})")
+
+    def _place(self, method: str) -> str:
+        return place_of_method(self.env.unwrapped, method)
 
     def translate(self, candidate: str) -> str | None:
         if self.actions:
@@ -119,8 +139,15 @@ class GymnasiumText(TextGame):
         parts = text_parts(text)
         if parts is None:
             raise EnvironmentFault(f"{self.env} returned {text!r} as the text of an observation")
-        image = make_image(self.env.render()) if self.settings.vlm else None
+        image = self._picture() if self.settings.vlm else None
         return Frame(*parts, *outcome, image=image)
+
+    def _picture(self) -> Any:
+        drawn: Any = self.env.render()
+        if getattr(drawn, "ndim", 0) != 3:
+            wanted = "not an array (height, width, 3); env.vlm needs render_mode rgb_array"
+            raise EnvironmentFault(f"render returned {drawn!r:.60}, {wanted} ({self._place('render')})")
+        return make_image(drawn)
 
 
 SETTINGS = GymnasiumSettings
@@ -154,6 +181,9 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
     """Return the names of the actions: of all, in order, for Discrete spaces; of the allowed ones for Text."""
     space = env.action_space
     if isinstance(space, spaces.Text):
+        if not settings.actions and " " not in space.character_set:
+            without = f"{env.unwrapped}: its action space {space} has no blank"
+            warn_once(f"{without}, so no answer of several words is valid; add one to its charset, or set env.actions")
         return settings.actions or ()
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
@@ -199,13 +229,24 @@ def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str |
         key = _find_entry(env, text_key)
         return lambda observation: observation[key]
     if env.render_mode == "ansi":
-        return lambda _: name_colors(str(env.render()))
+        return lambda _: name_colors(_printed(env))
     if not _holds_only_numbers(space):
         raise ConfigError(
             f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
             "returns the text of an observation"
         )
     return lambda observation: describe_numbers(space, observation)
+
+
+def _printed(env: gymnasium.Env) -> str:
+    drawn: Any = env.render()
+    if isinstance(drawn, str) and drawn.strip():
+        return drawn
+    where = place_of_method(env.unwrapped, "render")
+    raise EnvironmentFault(
+        f"with render_mode ansi, render returned {drawn!r:.60}, not text that the model could see; return the text, or "
+        f"set env.describe ({where})"
+    )
 
 
 def name_colors(text: str) -> str:

@@ -22,7 +22,7 @@ from envs.questions import Question
 from envs.text_game import ANSWER_FORMAT, Frame, TextGame
 from envs.tools.calls import short
 from envs.tools.env import ToolEnv
-from envs.tools.mcp.tools import read_schema, tool_result
+from envs.tools.mcp.tools import read_schemas, tool_result
 from envs.tools.results import ToolResult, ToolSpec, encodable, read_result
 from envs.tools.settings import ToolSettings
 
@@ -159,7 +159,8 @@ class OpenEnvTools(ToolEnv):
             session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
             session.close()
         label = f"the OpenEnv server {settings.urls[0]}"
-        specs = [ToolSpec(read_schema(tool, label), partial(self._call, tool["name"]), source=label) for tool in known]
+        schemas = read_schemas(known, label)
+        specs = [ToolSpec(schema, partial(self._call, name), source=label) for name, schema in schemas.items()]
         call_s = settings.step_timeout_s + 5.0  # the session's own time-out comes first, since it is a fault
         tool_settings = ToolSettings(
             instruction=settings.instruction,

@@ -6,11 +6,12 @@ error message and the failure is counted; a tool is a fault of the environment o
 raises `EnvironmentFault`.
 """
 
+import inspect
 import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
 from envs.tools.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end, short
-from envs.tools.execution import ToolTimeout, run_bounded
+from envs.tools.execution import ToolPlace, ToolTimeout
 from envs.tools.registry import load_tools, select_tools
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, read_result
 from envs.tools.settings import ToolSettings
@@ -43,6 +44,7 @@ class ToolSession:
         self.counts: Counter[str] = Counter()
         self._specs = {spec.name: spec for spec in specs}
         self._live: dict[str, Tool] = {}
+        self.place = ToolPlace()
 
     def create(self, episode: ToolEpisode) -> list[ToolResult]:
         """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
@@ -53,7 +55,7 @@ class ToolSession:
             seconds = spec.create_timeout_s or self._timeout(name)
             try:
                 self._live[name] = spec.target(dict(spec.config))
-                value = run_bounded(name, self._live[name].create, {"episode": episode}, seconds)
+                value = self._run(name, self._live[name].create, {"episode": episode}, seconds)
                 shown += [] if value is None else [read_result(value, self.settings)]
             except Exception as error:
                 self.release()
@@ -86,7 +88,7 @@ class ToolSession:
             if seconds <= 0:
                 raise ToolTimeout("not run: the calls of this turn took longer than they may together")
             with timed(f"tool {call.name}"):
-                value = run_bounded(call.name, function, call.arguments, seconds)
+                value = self._run(call.name, function, call.arguments, seconds)
             result = read_result(value, self.settings)
             if result.failed:
                 self.counts["tool_errors"] += 1
@@ -101,8 +103,8 @@ class ToolSession:
         total = 0.0
         for name, tool in self._live.items():
             try:
-                value = run_bounded(name, tool.calc_reward, {}, self._timeout(name))
-                total += read_result((None, value), self.settings).reward
+                value = self._run(name, tool.calc_reward, {}, self._timeout(name))
+                total += read_result((None, value, {}), self.settings).reward
             except ToolError:
                 self.counts["tool_errors"] += 1
         return total
@@ -112,9 +114,21 @@ class ToolSession:
         while self._live:
             name, tool = self._live.popitem()
             try:
-                run_bounded(name, tool.release, {}, self._timeout(name))
+                self._run(name, tool.release, {}, self._timeout(name))
             except ToolError:
                 self.counts["tool_release_errors"] += 1
+        self.place.end()
+
+    def _run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        """Run a method of a tool, on the event loop if any of its methods is async: its state belongs to one thread."""
+        if not self._specs[name].is_async:
+            return self.place.run(name, function, arguments, timeout_s)
+
+        async def on_loop() -> Any:
+            value = function(**arguments)
+            return await value if inspect.isawaitable(value) else value
+
+        return self.place.run(name, on_loop, {}, timeout_s)
 
     def _timeout(self, name: str) -> float:
         return self._specs[name].timeout_s or self.settings.timeout_s
@@ -150,16 +164,16 @@ class ToolEnv(BaseInteractionEnv):
         self.task, self.seed = task, seed
         self.mission = question.text
         self.max_steps = settings.max_steps
-        self._specs = select_tools(specs, question.tools)
-        self.deterministic = settings.deterministic and all(spec.deterministic for spec in self._specs)
-        self.tools = tuple(spec.schema for spec in self._specs) if settings.tools_in == "template" else ()
+        self.offered = select_tools(specs, question.tools)
+        self.deterministic = settings.deterministic and all(spec.deterministic for spec in self.offered)
+        self.tools = tuple(spec.schema for spec in self.offered) if settings.tools_in == "template" else ()
         self._grade = load_grader(settings.grader) if settings.grader else None
         if settings.grader in GRADERS and question.answer is None:
             raise ConfigError(
                 f"env.grader {settings.grader} needs an answer to compare with: set env.answer_key, or --label-key for "
                 "slime's own data set"
             )
-        self._session = ToolSession(self._specs, settings)
+        self._session = ToolSession(self.offered, settings)
         self._running = False
 
     def reset(self) -> Observation:
@@ -170,8 +184,8 @@ class ToolEnv(BaseInteractionEnv):
         in_prompt = settings.tools_in == "prompt"
         variables = {
             "instruction": self.question.system or settings.instruction or "",
-            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self._specs if in_prompt],
-            "has_tools": bool(self._specs),
+            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self.offered if in_prompt],
+            "has_tools": bool(self.offered),
             "boxed": settings.grader == "math",
             "retries": settings.answer_retries,
             "max_calls": settings.max_calls,
@@ -180,7 +194,7 @@ class ToolEnv(BaseInteractionEnv):
         self.instruction_prompt = render_template(settings.prompt_template or _TEMPLATE, variables)
         question = self.question
         episode = ToolEpisode(self.task, self.seed, question.text, question.answer, question.images, question.metadata)
-        self._session = ToolSession(self._specs, self.settings)
+        self._session = ToolSession(self.offered, self.settings)
         self._totals: Counter[str] = Counter()
         greetings = self._session.create(episode)
         self._running = True
@@ -199,6 +213,15 @@ class ToolEnv(BaseInteractionEnv):
         *pieces, last = [*self.question.pieces, *[""] * more]
         pieces = [piece.replace(PICTURE_PLACE, "") for piece in [*pieces, last + greeting]]
         return interleave(pieces, self._images), PICTURE_PLACE.join(pieces)
+
+    def call_once(self, call: Call) -> ToolResult:
+        """Run a checked call outside of a turn; raises EnvironmentFault if the machine is broken."""
+        return self._session.run(call, time.monotonic() + self.settings.turn_timeout_s)
+
+    @property
+    def grades(self) -> bool:
+        """Whether there is a grader for final answers."""
+        return self._grade is not None
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if not self._running:
@@ -230,7 +253,7 @@ class ToolEnv(BaseInteractionEnv):
 
     def _take(self, text: str, deadline: float) -> _Outcome:
         found = find_calls(text, self.settings.max_calls)
-        if found.span is None or not self._specs:
+        if found.span is None or not self.offered:
             return self._final(text)
         calls, errors = self._session.check(found)
         if errors:
@@ -254,7 +277,7 @@ class ToolEnv(BaseInteractionEnv):
         answer, span = ("", (0, 0)) if start is None else find_answer(text, start)
         if not answer:
             return self._invalid(_NO_ANSWER)
-        score, words = self._graded(answer)
+        score, words = self.score(answer)
         self._score = max(self._score, min(score, 1.0))
         last = self._wrong >= self.settings.answer_retries or self._steps >= self.max_steps
         ended = last or self._grade is None or score >= 1.0
@@ -263,13 +286,17 @@ class ToolEnv(BaseInteractionEnv):
             words = _RIGHT if score >= 1.0 else _WRONG if ended else f"{_WRONG} {_AGAIN}"
         return _Outcome((), encodable(words), score if ended else 0.0, ended=ended, executed=answer, span=span)
 
-    def _graded(self, answer: str) -> tuple[float, str]:
-        """Return the score and feedback for an answer; 0 and no feedback if the grader does not end in time."""
+    def score(self, answer: str) -> tuple[float, str]:
+        """Return the score and feedback for an answer; 0 and no feedback if the grader does not end in time.
+
+        Raises:
+            EnvironmentFault: the grader raised, or returned something other than a score.
+        """
         if self._grade is None:
             return 0.0, ""
         arguments = {"answer": answer, "question": self.question}
         try:
-            value = run_bounded("grader", self._grade, arguments, self.settings.turn_timeout_s)
+            value = self._session.place.run("grader", self._grade, arguments, self.settings.turn_timeout_s)
         except ToolTimeout:
             self._session.counts["grader_timeouts"] += 1
             return 0.0, ""

@@ -1,18 +1,21 @@
-"""Runs one call of a tool with a time limit: sync functions in a thread, async ones on a shared event loop.
+"""Runs one call of a tool with a time limit: sync functions in the episode's thread, async ones on a shared event loop.
 
-A function that hangs cannot be stopped from outside. Its daemon thread (for an async function that blocks, the thread
-of its loop) is left running and counted. While `MAX_HUNG` calls of a tool hang, the tool is not called in this process.
+Outside of the main thread, a function that hangs cannot be stopped. Its daemon thread (for an async function that
+blocks, the thread of its loop) is left running and counted. While `MAX_HUNG` calls of a tool hang, the tool is not
+called in this process.
 """
 
 import asyncio
 import inspect
+import queue
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
 from envs.errors import EnvironmentFault, ToolError
+from envs.time_limit import TimeUp, in_main_thread, limited
 
 MAX_HUNG = 8
 STUCK_S = 1.0
@@ -28,7 +31,7 @@ _owners: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDict
 """The tool that each task runs for; tasks inherit it from the task that starts them."""
 
 
-_GiveUp = Callable[[], None]
+_GiveUp = Callable[[], object]
 """Leaves a call that did not end in time, and counts it while it runs."""
 
 
@@ -36,28 +39,93 @@ class ToolTimeout(ToolError):
     """A call did not end within its time."""
 
 
+class _CallTimeUp(TimeUp):
+    """A call in the main thread reached its limit."""
+
+
+class ToolPlace:
+    """Where the sync functions of one episode run: always in one thread, as SQLite and Playwright demand.
+
+    That is the main thread if the episode is played there, so that tools and graders may use signals. Otherwise, and
+    while a tool of another episode keeps an event loop in the main thread (as Playwright's sync API does), it is a
+    thread of the episode's own.
+    """
+
+    def __init__(self) -> None:
+        self._in_main = in_main_thread() and not _has_loop()
+        self._thread: threading.Thread | None = None
+        self._calls = queue.SimpleQueue[Any]()
+        self._ending: weakref.finalize[Any, Any] | None = None
+
+    def run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        """Call a sync or async function and return what it returned; raises as `run_bounded`."""
+        if _still_hung(name) >= MAX_HUNG:
+            raise ToolTimeout(f"{name} is out of order: {MAX_HUNG} of its calls never ended")
+        run = _run_here if self._in_main and in_main_thread() else self._run_in_thread
+        value = run(name, lambda: _read_out(function(**arguments)), timeout_s)
+        return _wait(name, *_on_loop(name, value), timeout_s) if inspect.iscoroutine(value) else value
+
+    def end(self) -> None:
+        """End the thread after its current call; another call would start a new one."""
+        self._thread = None
+        if self._ending is not None:
+            self._ending()
+
+    def _run_in_thread(self, name: str, call: Callable[[], Any], timeout_s: float) -> Any:
+        if self._thread is None:
+            self._calls = queue.SimpleQueue[Any]()
+            self._thread = threading.Thread(target=_serve, args=[self._calls], name="tools", daemon=True)
+            self._thread.start()
+            self._ending = weakref.finalize(self, self._calls.put, None)
+        thread, future = self._thread, Future[Any]()
+        self._calls.put((future, call))
+        return _wait(name, future, lambda: (self.end(), _leave(name, thread.is_alive)), timeout_s)
+
+
 def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
-    """Call a sync or async function and return what it returned.
+    """Call a sync or async function that keeps no state, and return what it returned.
 
     Raises:
         ToolTimeout: the call took longer than `timeout_s`, or too many earlier calls of the tool still hang.
         ToolError: the call raised an exception; the text is the exception's.
         EnvironmentFault: raised by the function itself: the machine is broken.
     """
-    if _still_hung(name) >= MAX_HUNG:
-        raise ToolTimeout(f"{name} is out of order: {MAX_HUNG} of its calls never ended")
-    future: Future[Any] = Future()
+    return ToolPlace().run(name, function, arguments, timeout_s)
 
-    def work() -> None:
+
+def _has_loop() -> bool:
+    """Return whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _serve(calls: "queue.SimpleQueue[Any]") -> None:
+    while (item := calls.get()) is not None:
+        future, call = item
         try:
-            future.set_result(function(**arguments))
+            future.set_result(call())
         except BaseException as error:  # SystemExit must be reported, too
             future.set_exception(error)
 
-    thread = threading.Thread(target=work, name=f"tool-{name}", daemon=True)
-    thread.start()
-    value = _wait(name, future, lambda: _leave(name, thread.is_alive), timeout_s)
-    return _wait(name, *_on_loop(name, value), timeout_s) if inspect.iscoroutine(value) else value
+
+def _run_here(name: str, call: Callable[[], Any], timeout_s: float) -> Any:
+    try:
+        with limited(timeout_s, _CallTimeUp):
+            return call()
+    except _CallTimeUp:
+        raise ToolTimeout(f"{name} did not end within {timeout_s:g} s") from None
+    except (EnvironmentFault, TimeUp, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ToolError(_said(error)) from error
+
+
+def _read_out(value: Any) -> Any:
+    """Return a list in place of an iterator, which may take as long as the call itself."""
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any], _GiveUp]:
@@ -69,7 +137,7 @@ def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any
         assert task is not None
         tasks.append(task)
         _owners[task] = name
-        return await coroutine
+        return _read_out(await coroutine)
 
     future = asyncio.run_coroutine_threadsafe(owned(), loop)
 
@@ -100,7 +168,7 @@ def _wait(name: str, future: Future[Any], give_up: _GiveUp, timeout_s: float) ->
         give_up()
         raise ToolTimeout(f"{name} did not end within {timeout_s:g} s") from None
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not future.done():
+        if isinstance(error, KeyboardInterrupt | TimeUp) and not future.done():
             raise
         raise ToolError(_said(error)) from error
 

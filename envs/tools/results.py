@@ -5,7 +5,8 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -14,6 +15,9 @@ from envs.images import ImageError, is_image, open_image
 from envs.tools.calls import short
 from envs.tools.schema import ArgumentCheck, Schema
 from envs.tools.settings import ToolSettings
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+"""In the text of an object that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,12 @@ class ToolSpec:
     def stateful(self) -> bool:
         return inspect.isclass(self.target)
 
+    @functools.cached_property
+    def is_async(self) -> bool:
+        """Whether a method of a stateful tool is async."""
+        methods = (getattr(self.target, name, None) for name in ("create", "execute", "calc_reward", "release"))
+        return self.stateful and any(map(inspect.iscoroutinefunction, methods))
+
     @property
     def origin(self) -> str:
         """Return where the tool comes from, for error messages: `source`, or the name of `target`."""
@@ -111,22 +121,18 @@ def read_result(value: Any, settings: ToolSettings) -> ToolResult:
 
     Text is shown unchanged, None as empty text, an image or a list of images as images, and a mapping with `image`
     or `images` as its images and its `text`. Everything else is shown as JSON, or as `str` where JSON fails.
-    `(response, reward)` and `(response, reward, metrics)` add a reward and numbers for the logs.
+    verl's form `(response, reward, metrics)`, with a mapping at the end, adds a reward and numbers for the logs; other
+    tuples are data.
 
     Raises:
-        ToolError: a tuple of another length, a reward or metric that is not a finite number, or too many images.
+        ToolError: a reward or metric that is not a finite number, too many images, or a value that has no text.
         ImageError: an image cannot be read or is too large, and there is no text that could be shown without it.
     """
-    if not isinstance(value, tuple) or isinstance(value, ToolResult):
+    if not isinstance(value, tuple) or len(value) != 3 or not isinstance(value[2], Mapping):
         return _bounded(_response(value), settings)
-    if not 2 <= len(value) <= 3:
-        forms = "response, (response, reward) or (response, reward, metrics)"
-        raise ToolError(f"a tool returned {short(value)}, not {forms}")
-    result = _response(value[0])
-    metrics = value[2] if len(value) == 3 and value[2] is not None else {}
-    if not isinstance(metrics, Mapping):
-        raise ToolError(f"a tool's metrics must be a mapping of numbers, got {short(metrics)}")
-    reward = 0.0 if value[1] is None else _number(value[1], "reward")
+    response, paid, metrics = value
+    result = _response(response)
+    reward = 0.0 if paid is None else _number(paid, "reward")
     numbers = {str(key): _number(number, f"metric {key}") for key, number in metrics.items()}
     return _bounded(replace(result, reward=result.reward + reward, metrics={**result.metrics, **numbers}), settings)
 
@@ -145,9 +151,21 @@ def _response(value: Any) -> ToolResult:
         images = tuple(p for item in given for p in (item if isinstance(item, list | tuple) else [item]))
         return ToolResult(str(value.get("text") or ""), images)
     try:
-        return ToolResult(json.dumps(value, ensure_ascii=False))
+        return ToolResult(json.dumps(_listed(value), ensure_ascii=False, default=_listed))
     except (TypeError, ValueError, RecursionError):
-        return ToolResult(str(value))
+        text = str(value)
+    if _ADDRESS.search(text):
+        raise ToolError(f"the tool returned a {type(value).__name__}, which has no text; return text, numbers or lists")
+    return ToolResult(text)
+
+
+def _listed(value: Any) -> Any:
+    """Return a list in place of an iterable that JSON does not know; a set in the order of its texts."""
+    if isinstance(value, Set):
+        return sorted(value, key=str)
+    if hasattr(value, "tolist"):  # NumPy's
+        return value.tolist()
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) else value
 
 
 def _number(value: Any, what: str) -> float:

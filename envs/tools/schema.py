@@ -1,8 +1,9 @@
 """JSON schemas of tools: inferred from functions, completed to OpenAI's form, and checked against calls.
 
-A schema is refused when its tool is listed if it refers to something outside itself, or to itself without end. What
-remains may still be slow on some arguments, so every check has a deadline; patterns run in the package `regex`, which
-can be interrupted. Arguments that a schema does not name are refused.
+jsonschema checks a call by the rules of the schema's own draft. Names that the outermost object does not describe are
+refused. A schema is refused when its tool is listed if it refers to something outside itself, or to itself without
+end. What remains may still be slow on some arguments, so every check has a deadline; patterns run in the package
+`regex`, which can be interrupted.
 """
 
 import copy
@@ -10,9 +11,9 @@ import inspect
 import json
 import re
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import ToolError
@@ -25,10 +26,9 @@ Schema = dict[str, Any]
 CHECK_S = 1.0
 """Seconds that one check of arguments may take."""
 _TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value maps names to schemas."""
-_DATA = ("enum", "const", "default", "examples")
-"""Keywords whose value is not a schema."""
+_CLOSED = "unevaluatedProperties of the arguments"
+"""Keyword that closes the outermost object; drafts without `unevaluatedProperties` have it too."""
+_ALTERNATIVES = ("allOf", "anyOf", "oneOf")
 _deadline: ContextVar[float] = ContextVar("deadline")
 
 
@@ -72,7 +72,6 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ToolError(f"{where}: the parameters of {name} must be a JSON schema of type object")
     _make_validator(parameters, f"{where}: the parameters of {name}")
-    _make_validator(_strict(parameters), f"{where}: the parameters of {name}")  # calls are checked with these
     return {"type": "function", "function": {**copy.deepcopy(dict(function)), "parameters": dict(parameters)}}
 
 
@@ -81,7 +80,7 @@ class ArgumentCheck:
 
     def __init__(self, schema: Schema) -> None:
         self.name: str = schema["function"]["name"]
-        self._parameters = _strict(schema["function"]["parameters"])
+        self._parameters = schema["function"]["parameters"]
         self._validator = _make_validator(self._parameters, f"the parameters of {self.name}")
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
@@ -110,126 +109,171 @@ class ArgumentCheck:
 
 def convert_texts(arguments: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments that are text to the types of a tool's `parameters` where possible."""
-    properties = parameters.get("properties", {})
-    return {key: _converted(value, alternatives(properties.get(key), parameters)) for key, value in arguments.items()}
+    options = properties_of(parameters)
+    return {key: _converted(value, options.get(key, [])) for key, value in arguments.items()}
+
+
+def properties_of(parameters: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the schemas that apply to each argument, through references, alternatives and conditions."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for part in _reached(root_of(parameters, "the parameters")):
+        for name, schema in part.get("properties").items():
+            options = [option.schema for option in _reached(part.at(schema))]
+            found.setdefault(name, []).extend(option for option in options if isinstance(option, Mapping))
+    return found
 
 
 def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 5) -> list[Mapping[str, Any]]:
     """Return the schemas that a value may have, through references of `root`; empty for `true`, which allows any."""
-    if not isinstance(schema, Mapping):
+    return [part.schema for part in _leaves(root_of(root, "the parameters").at(schema), depth)]
+
+
+def _leaves(part: "Part", depth: int) -> "list[Part]":
+    if not isinstance(part.schema, Mapping):
         return []
-    inner = [part for key in ("anyOf", "oneOf", "allOf") for part in schema.get(key, ())]
-    inner += [_target(schema["$ref"], root, "the parameters")] if "$ref" in schema else []
-    return [found for part in inner if depth for found in alternatives(part, root, depth - 1)] or [schema]
+    inner = part.alternatives() if depth else []
+    return [leaf for option in inner for leaf in _leaves(option, depth - 1)] or [part]
 
 
 def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
     allowed = lambda kind: any(kind in option.get("type", ()) for option in options)
-    if allowed("string") and not (text == "null" and allowed("null")):
+    listed = any(text in option.get("enum", ()) or text == option.get("const") for option in options)
+    if listed or (allowed("string") and not (text == "null" and allowed("null"))):
         return text
     value, error = decode_whole(text)
     return {"True": True, "False": False, "None": None}.get(text.strip(), text) if error or find_flaw(value) else value
 
 
-def _strict(schema: Any) -> Any:
-    """Return the schema with `nullable` in JSON Schema's form, and without additional properties in objects."""
-    if isinstance(schema, list):
-        return [_strict(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    strict: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            strict[key] = {name: _strict(part) for name, part in value.items()}
-        else:
-            strict[key] = value if key in _DATA else _strict(value)
-    if strict.get("type") == "object" and isinstance(strict.get("properties"), Mapping):
-        strict.setdefault("additionalProperties", False)
-    if strict.pop("nullable", False) is True:
-        return {"anyOf": [strict, {"type": "null"}]}
-    return strict
+# --- The parts of a schema -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A schema inside of a tool's parameters; `resolver` knows what its references mean."""
+
+    schema: Any
+    resolver: Any
+    draft: Any
+    where: str
+
+    def at(self, schema: Any) -> "Part":
+        """Return a schema that is written inside of this one."""
+        resolver = self.resolver.in_subresource(self.draft.create_resource(schema))
+        return Part(schema, resolver, self.draft, self.where)
+
+    def get(self, keyword: str) -> Mapping[str, Any]:
+        """Return the keyword's mapping; empty without one."""
+        found = self.schema.get(keyword) if isinstance(self.schema, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    def inside(self) -> "Iterator[Part]":
+        """Yield all schemas inside, and this one."""
+        yield self
+        for inner in self.draft.create_resource(self.schema).subresources():
+            yield from self.at(inner.contents).inside()
+
+    def alternatives(self, keywords: tuple[str, ...] = _ALTERNATIVES) -> "list[Part]":
+        """Return the schemas of the keywords and of `$ref`; raises ToolError for an unknown reference."""
+        from referencing.exceptions import Unresolvable
+
+        if not isinstance(self.schema, Mapping):
+            return []
+        found = [self.at(inner) for keyword in keywords for inner in self.schema.get(keyword, ())]
+        reference = self.schema.get("$ref")
+        if reference is None:
+            return found
+        try:
+            target = self.resolver.lookup(reference)
+        except (Unresolvable, AttributeError, TypeError, ValueError) as error:
+            supported = "only references such as #/$defs/NAME are supported"
+            wrong = f"refer to {short(reference)}, which is not in them; {supported}"
+            raise ToolError(f"{self.where} {wrong}") from error
+        return [*found, Part(target.contents, target.resolver, self.draft, self.where)]
+
+    def same_value(self) -> "list[Part]":
+        """Return the schemas that are applied to the same value: alternatives, references and conditions."""
+        conditions = [self.at(self.schema[key]) for key in ("not", "if", "then", "else") if key in self.schema]
+        return [*self.alternatives(), *conditions, *map(self.at, self.get("dependentSchemas").values())]
+
+
+def root_of(parameters: Mapping[str, Any], where: str, validator: Any = None) -> Part:
+    """Return the whole schema, read by the rules of the validator's draft, by default that of `$schema`."""
+    jsonschema = import_extra("jsonschema", "a tool", "tools")
+    from referencing import Registry
+    from referencing.jsonschema import specification_with
+
+    newest = jsonschema.Draft202012Validator
+    validator = validator or jsonschema.validators.validator_for(parameters, default=newest)
+    draft = specification_with(validator.META_SCHEMA["$schema"])
+    return Part(parameters, Registry().resolver_with_root(draft.create_resource(parameters)), draft, where)
+
+
+def _reached(part: Part, above: tuple[int, ...] = (), checked: set[int] | None = None) -> Iterator[Part]:
+    """Yield the part and what is applied to the same value; raises ToolError if references lead back to it."""
+    checked = set() if checked is None else checked
+    if not isinstance(part.schema, Mapping) or id(part.schema) in checked:
+        return
+    if id(part.schema) in above:
+        raise ToolError(f"{part.where} refer to themselves without end ({short(part.schema)})")
+    yield part
+    for inner in part.same_value():
+        yield from _reached(inner, (*above, id(part.schema)), checked)
+    checked.add(id(part.schema))
 
 
 # --- The validator -------------------------------------------------------------------------------------------------
 
 
+def _draft_of(schema: Mapping[str, Any], jsonschema: Any) -> Any:
+    """Return the validator of the schema's draft; without `$schema` 2020-12, or draft-07 if only that can read it."""
+    newest, older = jsonschema.Draft202012Validator, jsonschema.Draft7Validator
+    if "$schema" in schema:
+        return jsonschema.validators.validator_for(schema, default=newest)
+    fits = lambda kind: kind(kind.META_SCHEMA).is_valid(schema)
+    return older if not fits(newest) and fits(older) else newest
+
+
 def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
     """jsonschema's validator for a schema, whose `iter_errors` raises TimeoutError after the deadline."""
     jsonschema = import_extra("jsonschema", "a tool", "tools")
-    import_extra("regex", "a tool", "tools")  # here, so that an error comes before the first call
-    base = jsonschema.Draft202012Validator
+    regex = import_extra("regex", "a tool", "tools")
+    from referencing import Registry
+
+    patterns = jsonschema.FormatChecker(formats=())
+    patterns.checks("regex", raises=regex.error)(lambda text: not isinstance(text, str) or bool(regex.compile(text)))
     try:
-        base.check_schema(schema)
-        _check_parts(schema, where)
+        draft = _draft_of(schema, jsonschema)
+        draft.check_schema(schema, format_checker=patterns)
+        closed = _check_parts(root_of(schema, where, draft))
     except jsonschema.SchemaError as error:
         raise ToolError(f"{where} are not a JSON schema: {error.message[:300]}") from error
     except RecursionError as error:
         raise ToolError(f"{where} are nested too deep") from error
-    keywords = {name: _limited(check) for name, check in base.VALIDATORS.items()}
+    keywords = {_CLOSED: jsonschema.Draft202012Validator.VALIDATORS["unevaluatedProperties"], **draft.VALIDATORS}
     keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties, "uniqueItems": _unique_items}
     keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
+    keywords = {name: _limited(check) for name, check in keywords.items()}
     # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
-    types = base.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return jsonschema.validators.extend(base, keywords, type_checker=types)(schema)
+    types = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    own = jsonschema.validators.extend(draft, keywords, type_checker=types)
+    return own({**schema, _CLOSED: False} if closed else schema, registry=Registry())
 
 
-def _check_parts(root: Mapping[str, Any], where: str) -> None:
-    """Check the patterns and references of all parts of a schema."""
-    import regex
+def _check_parts(root: Part) -> bool:
+    """Check the references of all parts; return whether other names than those of the outermost object are refused.
 
-    parts, checked = list(_parts(root)), set[int]()
-    if any("$ref" in part for part in parts) and any("$id" in part for part in parts):
-        raise ToolError(f"{where} have both $id and $ref; leave out $id")
+    They are not if it names none, or if it uses a keyword that `unevaluatedProperties` cannot look into.
+    """
+    parts, checked = [*root.inside()], set[int]()
     for keys in (("$dynamicRef",), ("unevaluatedProperties", "patternProperties")):
-        if all(any(key in part for part in parts) for key in keys):
-            raise ToolError(f"{where} use {' with '.join(keys)}, which is not supported")
+        if all(any(key in part.schema for part in parts if isinstance(part.schema, Mapping)) for key in keys):
+            raise ToolError(f"{root.where} use {' with '.join(keys)}, which is not supported")
     for part in parts:
-        for pattern in [*filter(None, [part.get("pattern")]), *part.get("patternProperties", ())]:
-            try:
-                regex.compile(pattern)
-            except regex.error as error:
-                raise ToolError(f"{where} have a pattern that cannot be read, {short(pattern)}: {error}") from error
-        _check_loops(part, root, where, checked, ())
-
-
-def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all schemas inside a schema, and itself."""
-    if isinstance(part, list):
-        for item in part:
-            yield from _parts(item)
-    elif isinstance(part, Mapping):
-        yield part
-        for key, value in part.items():
-            if key not in _DATA:
-                yield from _parts(list(value.values()) if key in _NAMED else value)
-
-
-def _check_loops(part: Any, root: Mapping[str, Any], where: str, checked: set[int], above: tuple[int, ...]) -> None:
-    """Follow what is applied to the same value as `part`: references, alternatives and conditions."""
-    if not isinstance(part, Mapping) or id(part) in checked:
-        return
-    if id(part) in above:
-        raise ToolError(f"{where} refer to themselves without end ({short(part)})")
-    follow = [part[key] for key in ("not", "if", "then", "else") if key in part]
-    follow += [inner for key in ("allOf", "anyOf", "oneOf") for inner in part.get(key, ())]
-    follow += part.get("dependentSchemas", {}).values()
-    follow += [_target(part["$ref"], root, where)] if "$ref" in part else []
-    for inner in follow:
-        _check_loops(inner, root, where, checked, (*above, id(part)))
-    checked.add(id(part))
-
-
-def _target(reference: str, root: Mapping[str, Any], where: str) -> Any:
-    if reference != "#" and not reference.startswith("#/"):
-        raise ToolError(f"{where} refer to {short(reference)}; only references such as #/$defs/NAME are supported")
-    found: Any = root
-    for key in urllib.parse.unquote(reference).split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        try:
-            found = found[int(key) if isinstance(found, list) else key]
-        except (LookupError, TypeError, ValueError) as error:
-            raise ToolError(f"{where} refer to {short(reference)}, which is not in them") from error
-    return found
+        for _ in _reached(part, checked=checked):
+            pass
+    outermost = [*_reached(root)]
+    opened = any(part.get("patternProperties") or part.get("dependencies") for part in outermost)
+    return not opened and any("properties" in part.schema for part in outermost)
 
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
@@ -237,11 +281,12 @@ Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
 
 
 def _limited(check: Callable[..., Any]) -> Keyword:
-    """Return a keyword's check that ends at the deadline."""
+    """Return a keyword's check that ends at the deadline and lets null pass where OpenAPI's `nullable` allows it."""
 
     def limited(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         _seconds_left()
-        yield from check(validator, value, instance, schema) or ()
+        if instance is not None or schema.get("nullable") is not True:
+            yield from check(validator, value, instance, schema) or ()
 
     return limited
 

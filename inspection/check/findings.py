@@ -229,6 +229,11 @@ def _discount(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterat
 def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
     valid = [info["valid_action"] for play in plays if play.player == "random" for info in play.infos]
     if not abilities.actions:
+        if valid and not any(valid) and not abilities.has_expert:
+            detail = f"none named, and none of {len(valid)} answers of plain words was valid"
+            return Finding(
+                "actions", Status.WARNING, f"{detail}; if the game takes certain words, name them in actions"
+            )
         return Finding("actions", Status.OK, "none named, so any text may be an answer")
     default = plays[0].replies[0].default_action
     if default not in abilities.actions:
@@ -279,6 +284,8 @@ def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:
     images = max(sum(map(len, (reply.observation.get("multi_modal_data") or {}).values())) for reply in replies)
     if images:
         detail += f", and {images} picture{'s' * (images > 1)}"
+    if not images and not replies[0].whole_prompts and not observations[0].strip():
+        return Finding("observation", Status.WARNING, "the first one is empty: neither text nor picture")
     if tokens > LONG_OBSERVATION:
         return Finding("observation", Status.WARNING, f"long: {detail}; every turn pays for it")
     return Finding("observation", Status.OK, detail)

@@ -12,16 +12,18 @@ from inspection.check import findings
 from inspection.check.findings import Encoders, Finding, Playthrough, Status
 from inspection.target import Target
 from inspection.text import bold, paint, printable
-from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
+from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError
 from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode
-from rollout.workers.trial import ServiceError, Trial, start_again, threads_left
+from rollout.workers.trial import ServiceError, Trial, check_pictures, start_again, threads_left
 from slime_verlog import read_settings
 
 ALL_ROWS = 3
 """With more tasks than this, a command counts findings that are ok instead of printing them."""
 _BESIDE = "beside another episode in the same process"
+_ONE_EPISODE = ("envs.swe", "envs.harbor")
+"""Environments in which a task is one problem, so that held-out episodes are other tasks."""
 _COLORS = {Status.OK: "32", Status.WARNING: "33", Status.ERROR: "31"}
 
 
@@ -54,7 +56,10 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
             for player in ["expert"] * has_expert + ["random"]:
                 plays.append(await findings.play(trial, target.settings, episode, player, most))
                 report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
+            check_pictures(episode, [reply for play in plays for reply in play.replies])
             abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
+            report.findings += [Finding("warning", Status.WARNING, said) for said in abilities.warnings]
+            report.findings += await _drawing(trial, episode)
             twice = await findings.replay_difference(trial, episode, plays[0])
             if abilities.actions and not plays[0].replies[0].whole_prompts:
                 report.findings.append(await findings.answer_freely(trial, episode))
@@ -70,8 +75,11 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
                 neighbour = make_episode(target.settings, task, 1, seed + 1)
                 differs[_BESIDE] = await findings.replay_difference(other, episode, plays[-1], neighbour)
             report.findings.append(_determinism(plays[0], differs))
-            if not task.env_path.startswith("envs."):
-                report.findings.append(await _other_seeds(other, target, task, seed, plays[-1]))
+            report.findings.append(await _other_seeds(other, target, task, seed, plays[-1]))
+            await other.build(episode)
+            await other.reset(episode)
+            for name, worked, detail in await other.tools(episode):
+                report.findings.append(Finding(name, Status.OK if worked else Status.WARNING, detail))
     except (ConfigError, MissingDependencyError):
         raise
     except ServiceError as error:
@@ -93,6 +101,15 @@ async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
         trial.end()
 
 
+async def _drawing(trial: Trial, episode: EpisodeSpec) -> list[Finding]:
+    """What the viewer's drawing does; a drawing that fails costs no episode."""
+    try:
+        drawn = await trial.draw(episode)
+    except EnvironmentFault as error:
+        return [Finding("render", Status.WARNING, str(error))]
+    return [Finding("render", Status.OK, drawn)] if drawn else []
+
+
 async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, played: Playthrough) -> Finding:
     """Whether the same responses show something else with other seeds."""
     for number in (2, 3, 4):
@@ -100,8 +117,12 @@ async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, 
         await trial.build(episode)
         if await findings.replay_difference(trial, episode, played) is not None:
             return Finding("seeds", Status.OK, "another seed is another episode")
+    if task.env_path in _ONE_EPISODE:
+        return Finding("seeds", Status.OK, "the task itself is the episode; a seed does not change it")
     same = f"seed {seed} and three others are the same episode, so held-out episodes repeat those of training"
     advice = "take the seed from describe_task(sample)[1] and draw the episode from it in reset"
+    if task.env_path.startswith("envs."):
+        advice = "draw the episode from the seed that the game gets, such as Gymnasium's reset(seed=...)"
     return Finding("seeds", Status.WARNING, f"{same}; unless there is only one, {advice}")
 
 

@@ -43,6 +43,12 @@ class Host(Protocol):
     def kill(self) -> None: ...
 
 
+def start_thread() -> ThreadPoolExecutor:
+    """Return the one thread of an inline host; like the main thread, it has an event loop."""
+    own_loop = lambda: asyncio.set_event_loop(asyncio.new_event_loop())
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="env", initializer=own_loop)
+
+
 class InlineHost:
     """A thread of this process. A hung step cannot be killed, so its thread is abandoned."""
 
@@ -51,15 +57,17 @@ class InlineHost:
 
         self.lost = False
         self._host = EnvHost()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="env")
+        self._thread = start_thread()
 
     async def call(self, method: str, *arguments: Any) -> tuple[bool, Any]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._host.handle, method, *arguments)
 
     def kill(self) -> None:
+        if not self.lost:
+            self._thread.submit(lambda: asyncio.get_event_loop().close())
         self.lost = True
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
 
 
 def start_guarded(module: str, output: int | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,10 @@ async def _try_all(
                 first = await trial.reset(episode)
                 if look is not None:
                     look(episode, first)
-                await trial.abilities(episode)
+                notes += (await trial.abilities(episode)).warnings
                 try:
-                    await trial.step(episode, await trial.suggest(episode, "random", 0))
+                    second = await trial.step(episode, await trial.suggest(episode, "random", 0))
+                    check_pictures(episode, [first, second])
                 except ServiceError as error:
                     notes.append(str(error))
                 await trial.close(episode)
@@ -115,6 +116,14 @@ async def _try_all(
     finally:
         trial.end()
     return list(dict.fromkeys(notes))
+
+
+def check_pictures(episode: EpisodeSpec, replies: Sequence[EnvReply]) -> None:
+    """Raise ConfigError if `env.vlm` is set and no reply shows a picture."""
+    parts = (part for reply in replies for message in reply.messages for part in message.get("content") or ())
+    if episode.env.options.get("vlm") and not any(isinstance(p, Mapping) and p.get("type") == "image" for p in parts):
+        found = f"task {episode.name!r}: env.vlm is set, but {episode.env.env_path} shows no picture"
+        raise ConfigError(f"{found}; give its frames an image, or leave env.vlm out")
 
 
 async def start_again(trial: Trial, episode: EpisodeSpec) -> tuple[EnvReply, list[str]]:
@@ -135,7 +144,10 @@ def threads_left(names: Sequence[str]) -> str:
 
 
 class Trial:
-    """One worker process that plays one episode per id; all methods but `end` raise `SlimeVerlogError`."""
+    """One worker process that plays one episode per id; all methods but `end` raise `SlimeVerlogError`.
+
+    It plays in the main thread, or in another thread where the YAML says `env_backend: inline`.
+    """
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._host = TrialProcess()
@@ -160,6 +172,14 @@ class Trial:
     async def abilities(self, episode: EpisodeSpec) -> Abilities:
         return await self._call(episode, "abilities")
 
+    async def tools(self, episode: EpisodeSpec) -> list[tuple[str, bool, str]]:
+        """What the tools and the grader of a tool environment do, after a reset: names, whether it worked, details."""
+        return await self._call(episode, "tools")
+
+    async def draw(self, episode: EpisodeSpec) -> str:
+        """What `render` draws; empty without it."""
+        return await self._call(episode, "draw")
+
     async def threads(self, episode: EpisodeSpec) -> list[str]:
         """Names of the threads in the worker process."""
         return await self._call(episode, "threads")
@@ -177,7 +197,8 @@ class Trial:
         if key not in self._settings.model_fields_set:
             limit_s = min(limit_s, MAX_CALL_S)
         try:
-            call = self._host.call(method, limit_s, path, episode.episode_id, *arguments)
+            in_thread = self._settings.env_backend == "inline"
+            call = self._host.call(method, limit_s, path, in_thread, episode.episode_id, *arguments)
             ok, result = await asyncio.wait_for(call, limit_s + GRACE_S)
         except HostLostError:
             cause = "os._exit, a crash of compiled code, or no memory left"

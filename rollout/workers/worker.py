@@ -15,8 +15,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, collect
-from envs.errors import ConfigError, EnvironmentFault, SlimeVerlogError, describe, place_of_method, text_of
-from envs.loading import checked_text, load_env_module, refuse_coroutine
+from envs.errors import (
+    ConfigError,
+    EnvironmentFault,
+    SlimeVerlogError,
+    describe,
+    place_of_method,
+    text_of,
+    thread_advice,
+)
+from envs.loading import checked_text, finish, load_env_module
 from rollout.errors import EncodingError
 from rollout.spec import EnvSpec, ObservationLimits
 from rollout.tokens.image_files import read_image
@@ -43,7 +51,6 @@ class EnvHost:
         observation = env.reset()
         seconds = time.perf_counter() - began
         with _placed(env, "reset"):
-            refuse_coroutine(observation, "reset")
             return _within(make_reply(env, observation, seconds), spec.limits)
 
     def start(self, key: int, spec: EnvSpec) -> EnvReply:
@@ -58,7 +65,6 @@ class EnvHost:
         answer = env.step(response_text)
         seconds = time.perf_counter() - began
         with _placed(env, "step"):
-            refuse_coroutine(answer, "step")
             observation, done, info = read_step(answer)
             reply = _within(make_reply(env, observation, seconds, done, info), spec.limits)
             if parts:
@@ -83,12 +89,12 @@ class EnvHost:
         expert = getattr(load_env_module(spec.env_path), "expert_action", None)
         if expert is None:
             raise ConfigError(f"{spec.env_path} has no function expert_action(env), so there is no expert to play it")
-        return checked_text(expert(env), expert)
+        return checked_text(finish(expert(env)), expert)
 
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))
         if env is not None:
-            refuse_coroutine(env.close(), "close")
+            finish(env.close())
 
     def close_all(self) -> None:
         for key in list(self._envs):
@@ -100,11 +106,13 @@ class EnvHost:
             return True, getattr(self, method)(*arguments)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
             known = isinstance(error, SlimeVerlogError)
-            text = f"{type(error).__name__}: {text_of(error)}" if known else describe(error, self._path(*arguments))
+            text = f"{type(error).__name__}: {text_of(error)}" if known else self._described(error, *arguments)
             return False, f"{text}\n{traceback.format_exc(limit=-4)}"
 
-    def _path(self, key: int = -1, *rest: Any) -> str:
-        return self._envs[key][1].env_path if key in self._envs else ""
+    def _described(self, error: BaseException, key: int = -1, *rest: Any) -> str:
+        path = self._envs[key][1].env_path if key in self._envs else ""
+        advice = thread_advice(error)
+        return describe(error, path) + (f"; {advice}" if advice else "")
 
 
 @contextlib.contextmanager

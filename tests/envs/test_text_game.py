@@ -1,5 +1,6 @@
 """What all games share: finding the action in an answer, paying for it, templates."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,40 @@ from envs.text_game import Frame, GameSettings, TextGame, find_action, render_te
 from slime_verlog import read_settings
 from tests.conftest import load_recording
 
-MARKED = st.lists(st.sampled_from(["ACTION:", "action:", "Action", "THINK:", " ", "\n", "go", "left", "\u2003"]))
+MARKED = st.lists(st.sampled_from(["ACTION:", "action:", " Action ", "THINK:", " ", "\n", "go", "left", "\u2003"]))
 
 
 def _verlogs_rule(answer: str) -> str:
-    for marker in ("ACTION:", "action:", "Action"):
+    for marker in ("ACTION:", "action:", "Action "):
         if marker in answer:
             return answer.split(marker)[-1].strip()
     return answer
 
 
-@given(st.one_of(st.text(), MARKED.map("".join)))
+@given(st.one_of(st.text("abc :\n\u2003"), MARKED.map("".join)))
 def test_the_action_is_found_where_verlog_finds_it_and_its_span_marks_it(answer: str) -> None:
     candidate, (start, end) = find_action(answer)
     assert candidate == _verlogs_rule(answer) == answer[start:end]
+
+
+@pytest.mark.parametrize(
+    ("response", "action"),
+    [
+        ("THINK: go\nAction: go forward", "go forward"),
+        ("**Action:** go forward", "go forward"),
+        ("**ACTION**: go forward", "go forward"),
+        ("Final Action - go forward", "go forward"),
+        ("ACTION : -1", "-1"),
+        ("My Actions so far were bad.", "My Actions so far were bad."),
+        ("<think>The ball is left. Perhaps ACTION: turn left", ""),
+        ("\n<think>ACTION: left</think>\n<think>Or ACTION: right", ""),
+        ("<think>Perhaps ACTION: turn left.</think>\nACTION: turn right", "turn right"),
+        ("I know: ACTION: turn left</think>turn right", "turn right"),
+    ],
+)
+def test_no_mark_is_part_of_the_action_and_reasoning_names_none(response: str, action: str) -> None:
+    candidate, (start, end) = find_action(response)
+    assert candidate == response[start:end] == action
 
 
 def test_recorded_answers_of_all_games_have_their_action_marked() -> None:
@@ -83,6 +104,39 @@ def test_the_time_left_is_shown_in_tenths_of_the_limit_if_asked_for() -> None:
     assert Coin(GameSettings()).reset()["text"]["short_term_context"] == "now"
     with pytest.raises(ConfigError, match=r"env\.show_time_left adds text, which vlm: only hides"):
         read_settings(GameSettings, {"show_time_left": True, "vlm": "only"}, "env.")
+
+
+class Walk(TextGame):
+    """Never ends by itself."""
+
+    actions, default_action = ("left", "right"), "left"
+
+    def start(self) -> Frame:
+        return Frame("A room.")
+
+    async def play(self, action: str) -> Frame:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return Frame(f"You went {action}.", terminated=action == "right")
+
+    def render_prompt(self) -> str:
+        return "Walk."
+
+
+def test_the_step_limit_of_the_settings_truncates_any_game() -> None:
+    game = Walk(GameSettings(max_steps=3, show_time_left=True))
+    for _ in range(2):  # the same in a second episode, played asynchronously
+        assert game.reset()["text"]["short_term_context"] == "Time left: 100%"
+        ends = [game.step("left")[1:] for _ in range(3)]
+        assert [done for done, _ in ends] == [False, False, True]
+        assert ends[-1][1]["truncated"] and not ends[-1][1]["terminated"] and game.max_steps == 3
+    game.reset()
+    game.step("left"), game.step("left")
+    info = game.step("right")[2]
+    assert info["terminated"] and not info["truncated"]
+
+
+def test_a_game_without_pictures_shows_its_text_under_vlm_only() -> None:
+    assert Walk(GameSettings(vlm="only")).reset()["obs_str"] == "A room."
 
 
 def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> None:

@@ -19,18 +19,6 @@ MISTAKES = {
         "`play` returned a generator; return a Frame",
         "def play(",
     ),
-    "play is async": (
-        "def play(",
-        "async def play(",
-        "play is async; write def play, and call async code in it",
-        "def play(",
-    ),
-    "start is async": (
-        "def start(",
-        "async def start(",
-        "start is async; write def start, and call async",
-        "def start(",
-    ),
     "start returns None": (
         "return self.look()\n",
         "self.look()\n",

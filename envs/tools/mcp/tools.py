@@ -8,11 +8,11 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from envs.errors import ConfigError, EnvironmentFault, ToolError
+from envs.errors import ConfigError, EnvironmentFault, ToolError, warn_once
 from envs.loading import import_extra
 from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
@@ -37,7 +37,7 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
     Raises:
         ConfigError: the command, `include` or `exclude` names something that does not exist.
         EnvironmentFault: the server cannot be started or reached, or its tools have changed.
-        ToolError: the server gives a tool a name or a schema that models cannot use.
+        ToolError: the server gives all its tools names or schemas that models cannot use.
     """
     place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
     with _lock:
@@ -49,7 +49,7 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
             raise ConfigError(f"{key}.{error}") from error
         server.specs = server.specs or tuple(
             ToolSpec(
-                read_schema(tool, settings.label, settings.prefix),
+                schema,
                 functools.partial(server.call, name) if shared else EpisodeTool,
                 {} if shared else {"settings": settings, "known": listing, "tool": name},
                 timeout_s,
@@ -57,14 +57,33 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
                 deterministic=settings.deterministic,
                 source=settings.label,
             )
-            for name, tool in listing.items()
+            for name, schema in read_schemas(listing.values(), settings.label, settings.prefix).items()
         )
         if not shared:
             server.close()
     return server.specs
 
 
-def read_schema(tool: Mapping[str, Any], label: str, prefix: str = "") -> Schema:
+def read_schemas(listing: Iterable[Mapping[str, Any]], label: str, prefix: str = "") -> dict[str, Schema]:
+    """Return the tools' schemas by name; leaves out a tool whose schema cannot be read, with a warning.
+
+    Raises:
+        ToolError: none can be read.
+    """
+    schemas, failed = dict[str, Schema](), list[ToolError]()
+    for tool in listing:
+        try:
+            schemas[tool["name"]] = _read_schema(tool, label, prefix)
+        except ToolError as error:
+            failed.append(error)
+    if failed and not schemas:
+        raise failed[0]
+    for error in failed:
+        warn_once(f"{error}; the tool is left out")
+    return schemas
+
+
+def _read_schema(tool: Mapping[str, Any], label: str, prefix: str) -> Schema:
     """Return a tool's schema in OpenAI's form from MCP's; raises ToolError, with `label`, if it cannot be used."""
     name = tool["name"]
     described = {
@@ -80,13 +99,13 @@ class EpisodeTool(Tool):
 
     _server: McpServer | None = None
 
-    def create(self, episode: ToolEpisode) -> None:
+    async def create(self, episode: ToolEpisode) -> None:
         settings: McpSettings = self.config["settings"]
         place = f"mcp {settings.model_dump_json()}"
         self._server = episode.shared.get(place)
         if self._server is None:
             self._server = episode.shared[place] = McpServer(settings, self.config["known"], fresh=True)
-            self._server.offered()
+            await asyncio.to_thread(self._server.offered)
 
     async def execute(self, /, *args: Any, **kwargs: Any) -> ToolResult:
         assert self._server is not None

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import json
 import shutil
 import socket
 import subprocess
@@ -77,6 +78,28 @@ def test_schemas_texts_and_pictures_come_from_the_server_and_errors_are_observat
     assert len(text) < 8100 and "characters left out" in text and metrics["tool_errors"] == 1
     text, metrics = shown(env, call("my_add", a="one"))
     assert "is not of type 'integer'" in text and metrics["tool_calls"] == 4, "the schema was checked here"
+
+
+PAIR = {"type": "array", "items": [{"type": "integer"}, {"type": "string"}]}
+LETTERS = {"type": "string", "pattern": r"^\p{L}+$"}
+
+
+def test_a_tool_whose_schema_cannot_be_read_is_left_out_and_the_others_are_offered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = {"type": "object", "properties": {"pair": PAIR, "word": LETTERS}, "required": ["word"]}
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    monkeypatch.setenv("MCP_TEST_SCHEMA", json.dumps({**draft, **read}))
+    env = started(prefix="read_", pass_env=["MCP_TEST_SCHEMA"])
+    assert shown(env, call("read_remember", word="Łódź"))[0] == "read_remember: Łódź"
+    assert "does not match" in shown(env, call("read_remember", word="R2D2"))[0]
+    unread = {"type": "object", "properties": {"word": {"$ref": "http://elsewhere/word.json"}}}
+    monkeypatch.setenv("MCP_TEST_SCHEMA", json.dumps(unread))
+    env = started(prefix="unread_", pass_env=["MCP_TEST_SCHEMA"])
+    names = [tool["function"]["name"] for tool in env.tools]
+    assert names == ["unread_add", "unread_paint", "unread_misbehave"]
+    assert "the parameters of unread_remember refer to 'http://elsewhere/word.json'" in caplog.text
+    assert "the tool is left out" in caplog.text
 
 
 def test_a_dead_server_is_restarted_once_and_then_the_environment_is_at_fault(

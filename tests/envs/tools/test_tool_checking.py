@@ -30,7 +30,7 @@ TREE = {"type": "object", "properties": {"inner": {"$ref": "#/$defs/tree"}}}
     [
         ({"a": {"$ref": "http://127.0.0.1:9/schema.json"}}, {}, "only references such as #/$defs/NAME are supported"),
         ({"a": {"$ref": "file:///etc/passwd"}}, {}, "refer to 'file:///etc/passwd'"),
-        ({"a": {"$ref": "other.json"}}, {"$id": "http://127.0.0.1:9/"}, "have both $id and $ref"),
+        ({"a": {"$ref": "other.json"}}, {"$id": "http://127.0.0.1:9/"}, "refer to 'other.json', which is not in them"),
         ({"a": {"$ref": "#anchor"}}, {}, "refer to '#anchor'"),
         ({"a": {"$ref": "#/$defs/nothing"}}, {}, "refer to '#/$defs/nothing', which is not in them"),
         ({"a": {"$ref": "#/$defs/x"}}, LOOP, "refer to themselves without end"),
@@ -107,12 +107,71 @@ def test_additional_properties_are_those_that_match_no_pattern() -> None:
     assert "Additional properties are not allowed ('y' was unexpected)" in str(check({"a": {"x-1": 1, "y": 2}}))
 
 
-def test_what_becomes_unreadable_once_null_is_allowed_is_refused_when_the_tool_is_listed() -> None:
+def test_null_passes_where_openapi_allows_it_also_through_references() -> None:
     inner = {"nullable": True, "type": "object", "properties": {"b": {"type": "string"}}}
-    properties = {"a": inner, "c": {"$ref": "#/properties/a/properties/b"}}
-    parameters = {"type": "object", "properties": properties}
-    with pytest.raises(ToolError, match="which is not in them"):
-        check_schema({"name": "f", "description": "F.", "parameters": parameters}, "the server")
+    check = listed({"a": inner, "c": {"$ref": "#/properties/a/properties/b"}, "d": {"enum": ["x"], "nullable": True}})
+    assert check({"a": None, "c": "x", "d": None}) is None
+    assert check({"c": None}) == "f: c: None is not of type 'string'"
+
+
+TEXT: Any = {"type": "string"}
+NUMBER: Any = {"type": "integer"}
+BIG: Any = {"properties": {"mode": {"const": "big"}}, "required": ["mode"]}
+SIZES: Any = {
+    "if": BIG,
+    "then": {"properties": {"size": {"maximum": 100}}},
+    "else": {"properties": {"size": {"maximum": 5}}},
+}
+ONE_OF: Any = [{"properties": {k: TEXT}, "required": [k], "additionalProperties": False} for k in "ab"]
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+PAIR: Any = {"type": "array", "items": [NUMBER, TEXT], "additionalItems": False}
+
+
+@pytest.mark.parametrize(
+    ("more", "right", "wrong"),
+    [
+        ({"allOf": [{"properties": {"a": TEXT}}, {"properties": {"n": NUMBER}}]}, {"a": "x", "n": 3}, {"m": 3}),
+        ({"anyOf": [{"properties": {"a": TEXT}, "required": ["a"]}]}, {"a": "x"}, {"a": "x", "b": "y"}),
+        ({"oneOf": ONE_OF}, {"b": "x"}, {"a": "x", "b": "y"}),
+        ({"properties": {"mode": TEXT, "size": NUMBER}, **SIZES}, {"mode": "big", "size": 50}, {"size": 50}),
+        ({"properties": {"a": TEXT, "c": TEXT}, "not": {"required": ["a", "c"]}}, {"c": "x"}, {"a": "x", "c": "y"}),
+        ({"$ref": "#/$defs/base", "properties": {"x": TEXT}, "$defs": {"base": {"properties": {"id": TEXT}}}},
+         {"id": "1", "x": "y"}, {"id": "1", "y": "y"}),
+        ({"properties": {"f": {"allOf": [{"properties": {"a": TEXT}}, {"properties": {"b": TEXT}}]}}},
+         {"f": {"a": "x", "b": "y"}}, {"f": {"a": 1}}),
+        ({"properties": {"a": TEXT}, "dependentSchemas": {"a": {"properties": {"b": TEXT}}}},
+         {"a": "x", "b": "y"}, {"b": "y"}),
+        ({**DRAFT_7, "properties": {"pair": PAIR}}, {"pair": [1, "x"]}, {"pair": ["x", 1]}),
+        ({"properties": {"pair": PAIR}}, {"pair": [1, "x"]}, {"pair": [1, "x", 2]}),
+        ({**DRAFT_7, "properties": {"a": TEXT}}, {"a": "x"}, {"b": "x"}),
+        ({**DRAFT_7, "properties": {"a": TEXT}, "dependencies": {"a": {"properties": {"b": TEXT}}}},
+         {"a": "x", "b": "y"}, {"a": 1}),
+        ({"properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}}}, {"name": "Łódź"}, {"name": "R2D2"}),
+        ({"properties": {"a": TEXT}, "additionalProperties": NUMBER}, {"a": "x", "b": 1}, {"a": "x", "b": "y"}),
+        ({"properties": {"a": {"$ref": "#word"}}, "$defs": {"w": {"$anchor": "word", **TEXT}}}, {"a": "x"}, {"a": 1}),
+        ({"properties": {"a": {"$ref": "word.json"}}, "$id": "http://x/", "$defs": {"w": {"$id": "word.json", **TEXT}}},
+         {"a": "x"}, {"a": 1}),
+        ({}, {"anything": "x"}, None),
+    ],
+)  # fmt: skip
+def test_calls_are_checked_by_json_schemas_rules_and_other_names_are_refused(
+    more: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any] | None
+) -> None:
+    described = {"name": "f", "description": "F.", "parameters": {"type": "object", **more}}
+    check = ArgumentCheck(check_schema(described, "the server"))
+    assert check(right) is None
+    assert wrong is None or check(wrong)
+
+
+def test_text_from_markup_is_converted_where_a_part_of_the_schema_names_the_argument() -> None:
+    described = {
+        "allOf": [{"properties": {"n": NUMBER}}, {"$ref": "#/$defs/base"}],
+        "$defs": {"base": {"properties": {"id": TEXT}}},
+    }
+    check = ArgumentCheck(
+        check_schema({"name": "f", "description": "F.", "parameters": {"type": "object", **described}}, "x")
+    )
+    assert check.convert({"n": "3", "id": "3"}) == {"n": 3, "id": "3"}
 
 
 def test_text_from_markup_stays_text_if_it_could_not_be_sent_and_any_legal_schema_converts_it() -> None:

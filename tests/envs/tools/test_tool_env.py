@@ -112,7 +112,7 @@ MISHAPS = {
     "broken picture": "cannot be read",
     "empty picture": "0 x 20 has no pixels",
     "many pictures": "at most 4",
-    "long tuple": "not response",
+    "object": "returned a object, which has no text",
     "nan": "finite",
 }
 

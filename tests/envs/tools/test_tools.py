@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,17 @@ PIXELS = np.zeros((4, 6, 3), dtype=np.uint8)
         ({"images": [PIXELS, PIXELS]}, "", 2, 0.0),
         (Image.fromarray(PIXELS), "", 1, 0.0),
         ([PIXELS, PIXELS], "", 2, 0.0),
-        (("text", 0.5), "text", 0, 0.5),
-        (("text", None, None), "text", 0, 0.0),
+        (("text", 0.5, {}), "text", 0, 0.5),
+        (("text", None, {}), "text", 0, 0.0),
+        (("Berlin", 3.6), '["Berlin", 3.6]', 0, 0.0),
+        ((52.5, 13.4, 34.0), "[52.5, 13.4, 34.0]", 0, 0.0),
+        (("a", 1, {}, 2), '["a", 1, {}, 2]', 0, 0.0),
+        ((n * n for n in range(3)), "[0, 1, 4]", 0, 0.0),
+        ({"a": map(str, [1, 2]), "b": {3: 4}.keys()}, '{"a": ["1", "2"], "b": [3]}', 0, 0.0),
+        ({"b", "a", "c"}, '["a", "b", "c"]', 0, 0.0),
+        (np.array([1.5, 2.0]), "[1.5, 2.0]", 0, 0.0),
+        ([Decimal("1.5")], "[Decimal('1.5')]", 0, 0.0),
+        (Decimal("1.5"), "1.5", 0, 0.0),
         (({"a": 1}, 1, {"n": 2}), '{"a": 1}', 0, 1.0),
         (ToolResult("text", (PIXELS,), 0.25), "text", 1, 0.25),
     ],
@@ -294,12 +304,11 @@ def test_results_are_bounded_and_can_be_encoded() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (("a", 1, {}, 2), "not response"),
-        (("a",), "not response"),
-        (("a", "much"), "reward must be a number"),
-        (("a", float("inf")), "finite"),
+        (("a", "much", {}), "reward must be a number"),
+        (("a", float("inf"), {}), "finite"),
         (("a", 1, {"n": "x"}), "metric n must be a number"),
-        (("a", 1, 5), "mapping of numbers"),
+        (object(), "returned a object, which has no text"),
+        ([object()], "returned a list, which has no text"),
         ([PIXELS] * 5, "at most 4"),
     ],
 )
@@ -316,14 +325,14 @@ class AsyncTool(Tool):
         self.loop = asyncio.get_running_loop()
         return "ready"
 
-    async def execute(self, word: str) -> tuple[str, float]:
+    async def execute(self, word: str) -> tuple[str, float, dict[str, float]]:
         """Say a word.
 
         Args:
             word: The word.
         """
         assert asyncio.get_running_loop() is self.loop, "connections live on one loop for the whole episode"
-        return word, 0.25
+        return word, 0.25, {}
 
     async def calc_reward(self) -> float:
         return 0.5

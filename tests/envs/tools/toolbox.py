@@ -87,10 +87,10 @@ def misbehave(how: str) -> Any:
             return {"image": b"no picture"}
         case "many pictures":
             return [np.zeros((4, 4, 3), dtype=np.uint8)] * 50
-        case "long tuple":
-            return "a", 1.0, {}, "d"
+        case "object":
+            return object()
         case "nan":
-            return "a", float("nan")
+            return "a", float("nan"), {}
         case "machine":
             raise EnvironmentFault("the disk is full")
     return None

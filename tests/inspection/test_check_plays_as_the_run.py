@@ -1,0 +1,261 @@
+"""`slime-verlog check` plays where the run plays, and tries what a random player never reaches: tools and graders."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspection.command import main
+from tests.inspection.test_check import checks_of
+
+ALARM = """
+import asyncio
+import signal
+from envs.text_game import Frame, TextGame
+
+class Alarm(TextGame):
+    actions, default_action = ("a", "b"), "a"
+
+    def __init__(self, task, seed, settings):
+        super().__init__(settings)
+        self.seed, self.max_steps = seed, 3
+
+    def start(self):
+        return Frame(f"Seed {self.seed}.")
+
+    def play(self, action):
+        NEEDS
+        return Frame("Step.", reward=float(action == "b"))
+
+    def render(self):
+        DRAWS
+
+    def render_prompt(self):
+        return "Play."
+
+build_env = Alarm.from_sample
+"""
+NEEDS = {
+    "signal": "signal.signal(signal.SIGALRM, signal.SIG_DFL)",
+    "loop": "asyncio.get_event_loop().run_until_complete(asyncio.sleep(0))",
+    "endless": "[None for _ in iter(int, 1)]",
+}
+GRADER = """
+import signal
+
+def grade(answer, question):
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return float(answer == question.answer)
+    except Exception:
+        return 0.0
+
+def stingy(answer, question):
+    return 0.5
+"""
+TOOLS = """
+from typing import Literal
+from envs.tools import tool
+
+@tool
+def add(a: int, unit: Literal["m", "ft"], b: int = 0) -> str:
+    \"\"\"Add.
+
+    Args:
+        a: One.
+        unit: Unit.
+        b: Two.
+    \"\"\"
+    return f"{a + b} {unit}"
+
+@tool
+def broken() -> str:
+    \"\"\"Always fails.\"\"\"
+    raise OSError("no such service")
+
+def never(**arguments): return ""
+S = {"type": "string"}
+never = tool(schema={"name": "never", "description": "N.", "parameters":
+    {"type": "object", "properties": {"a": S}, "required": ["a"], "not": {"required": ["a"]}}})(never)
+"""
+
+
+def command(*words: str) -> Any:
+    """Return the exit code of a command, or what it says instead."""
+    with pytest.raises(SystemExit) as end:
+        main([*words])
+    return end.value.code or 0
+
+
+def check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, **files: str) -> tuple[int, dict[str, Any]]:
+    """Check `t.yaml` in the folder; return the exit code and the rows by name."""
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    monkeypatch.chdir(folder)
+    code = command("check", "t.yaml", "--json")
+    return code, {row["name"]: row for row in checks_of(capsys.readouterr().out)}
+
+
+def game(needs: str, draws: str = "return None", backend: str = "inline", **keys: Any) -> dict[str, str]:
+    lines = [f"{key}: {value}" for key, value in keys.items()]
+    config = f"rollout_interaction_env_path: game.py\ntasks: [t]\nenv_backend: {backend}\n" + "\n".join(lines)
+    return {"game__py": ALARM.replace("NEEDS", NEEDS[needs]).replace("DRAWS", draws), "t__yaml": config}
+
+
+def test_what_needs_the_main_thread_is_refused_under_inline_with_the_backend_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    code, rows = check(tmp_path, monkeypatch, capsys, **game("signal"))
+    assert code == 1 and rows["contract"]["detail"].endswith("main thread; set env_backend: process")
+    code, rows = check(tmp_path, monkeypatch, capsys, **game("signal", backend="process"))
+    assert code == 0 and rows["contract"]["status"] == "ok"
+
+
+def test_an_event_loop_is_there_under_inline_and_a_bad_drawing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    code, rows = check(tmp_path, monkeypatch, capsys, **game("loop"))
+    assert code == 0 and rows["contract"]["status"] == "ok"
+    assert rows["render"]["status"] == "warning" and "render returned None" in rows["render"]["detail"]
+
+
+def test_a_step_that_hangs_in_a_thread_is_found_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    code, rows = check(tmp_path, monkeypatch, capsys, **game("endless", env_step_timeout_s=0.5))
+    assert code == 1 and "step took longer than 0.5 s and was stopped at" in rows["contract"]["detail"]
+    assert "game.py:" in rows["contract"]["detail"]
+
+
+def test_vlm_without_a_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    files = game("loop", env="{vlm: only}")
+    for name, text in files.items():
+        (tmp_path / name.replace("__", ".")).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert "env.vlm is set, but game.py shows no picture" in str(command("check", "t.yaml"))
+
+
+def test_each_tool_is_called_and_the_reference_answer_is_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    config = (
+        "rollout_interaction_env_path: envs.tools\ntasks: [train]\nenv:\n  tools: [my_tools.py]\n"
+        "  grader: grader.py:NAME\n  data: [{question: '10 + 2?', answer: '12'}]\n"
+    )
+    files = {"grader__py": GRADER, "my_tools__py": TOOLS, "t__yaml": config.replace("NAME", "grade")}
+    code, rows = check(tmp_path, monkeypatch, capsys, **files)
+    assert code == 0
+    assert rows["tool add"]["status"] == "ok" and rows["tool add"]["detail"].endswith("gave '1 m'")
+    assert rows["tool broken"]["status"] == "warning" and "no such service" in rows["tool broken"]["detail"]
+    assert rows["tool never"]["status"] == "warning" and "no arguments could be made" in rows["tool never"]["detail"]
+    assert rows["grader"]["status"] == "ok", "signals work, since graders run in the worker's main thread"
+    assert rows["seeds"]["status"] == "warning"
+    code, rows = check(tmp_path, monkeypatch, capsys, t__yaml=config.replace("NAME", "stingy"))
+    assert rows["grader"]["status"] == "warning" and "is paid 0.5" in rows["grader"]["detail"]
+    inline = config.replace("NAME", "grade") + "env_backend: inline\n"
+    code, rows = check(tmp_path, monkeypatch, capsys, t__yaml=inline)
+    assert rows["grader"]["status"] == "warning" and "is paid 0," in rows["grader"]["detail"]
+
+
+GYM = """
+import gymnasium
+from gymnasium import spaces
+
+class Fixed(gymnasium.Env):
+    metadata = {"render_modes": ["ansi"]}
+    observation_space, action_space = spaces.Discrete(9), spaces.ACTIONS
+    action_names = ["left", "right"]
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=5)
+        self.n = 0
+        return int(self.np_random.integers(9)), {}
+
+    def step(self, action):
+        self.n += 1
+        return RETURNS
+
+    def render(self):
+        return DRAWS
+"""
+RETURNS, PRINTS = "0, 0.5, False, self.n >= 4, {}", 'f"turn {self.n}"'
+
+
+@pytest.mark.parametrize(
+    ("actions", "returns", "draws", "row", "words"),
+    [
+        ("Discrete(2)", RETURNS, PRINTS, "seeds", "three others are the same episode"),
+        ("Text(20)", RETURNS, PRINTS, "warning", "has no blank"),
+        ("Discrete(2)", RETURNS, "None", "contract", "render returned None, not text that the model could see"),
+        ("Discrete(2)", RETURNS.replace("0.5", "None"), PRINTS, "contract", "step paid the reward None, not a number"),
+        ("Discrete(2)", "0, 0.5, True, {}", PRINTS, "contract", "but Gymnasium's step returns (observation, reward"),
+        ("Discrete(2)", "1 / 0", PRINTS, "contract", "ZeroDivisionError: division by zero at"),
+    ],
+)
+def test_a_gymnasium_games_own_faults_are_named_with_the_games_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    actions: str,
+    returns: str,
+    draws: str,
+    row: str,
+    words: str,
+) -> None:
+    env = "env: {id: 'fixed.py:Fixed', default_action: left}"
+    config = f"rollout_interaction_env_path: envs.gymnasium_text\ntasks: [default]\n{env}\n"
+    code = GYM.replace("ACTIONS", actions).replace("RETURNS", returns).replace("DRAWS", draws)
+    _, rows = check(tmp_path, monkeypatch, capsys, fixed__py=code, t__yaml=config)
+    assert rows[row]["status"] != "ok" and words in rows[row]["detail"]
+    if row == "contract":
+        assert "fixed.py:" in rows[row]["detail"] and "gymnasium_text" not in rows[row]["detail"]
+
+
+SLIMES = """
+class BaseInteractionEnv:
+    def reset(self):
+        raise NotImplementedError
+
+    def close(self):
+        pass
+
+class Guess(BaseInteractionEnv):
+    def __init__(self, seed):
+        self.seed = seed
+
+    ASYNC def reset(self):
+        self.n = 0
+        return {"obs_str": f"Guess a number below {self.seed + 10}."}, {"ground_truth_available": True}
+
+    ASYNC def step(self, response_text):
+        self.n += 1
+        observation = {"obs_str": "no", "role": "tool"}
+        return observation, self.n >= 3, {"reward": float(response_text == "42"), "tool_executed": False}
+
+def build_env(sample=None, args=None, **_):
+    return Guess(sample.metadata["seed"])
+"""
+
+
+@pytest.mark.parametrize("is_async", ["", "async"])
+@pytest.mark.parametrize("backend", ["inline", "process"])
+def test_an_environment_of_slimes_interface_plays_also_if_it_is_async(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_async: str, backend: str
+) -> None:
+    config = f"rollout_interaction_env_path: guess.py\ntasks: [t]\nenv_backend: {backend}\n"
+    files = {"guess__py": SLIMES.replace("ASYNC", is_async), "t__yaml": config}
+    code, rows = check(tmp_path, monkeypatch, capsys, **files)
+    assert code == 0 and "3 turns" in rows["random"]["detail"] and rows["seeds"]["status"] == "ok"
+    assert command("evaluate", "t.yaml", "--player", "random", "--episodes", "3", "--out", "out") == 0
+
+
+def test_words_that_are_never_valid_are_warned_about_where_actions_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    files = game("loop", backend="process")
+    files["game__py"] = files["game__py"].replace('actions, default_action = ("a", "b"), "a"', 'default_action = "a"')
+    _, rows = check(tmp_path, monkeypatch, capsys, **files)
+    assert rows["actions"]["status"] == "warning" and "name them in actions" in rows["actions"]["detail"]
