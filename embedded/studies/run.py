@@ -35,10 +35,10 @@ import yaml
 from tqdm import tqdm
 
 from embedded.arguments import cores
+from embedded.run.ending import MEASURES
 from embedded.run.folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
 from embedded.run.record import MetricsLog, Row, read_rows
 from embedded.studies import study
-from embedded.studies.results import MEASURES
 from embedded.studies.study import DONE, ROWS, SAVE_INTERVAL, Plan, make_plan
 from slime_verlog import INTERRUPTED, ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
 

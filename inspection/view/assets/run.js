@@ -21,13 +21,21 @@ const CURVE_NAMES = Object.fromEntries(CURVES.map(([title, key]) => [key, title]
 
 const pointsOf = (study, key) => (study.columns[key] || []).map((y, i) => ({ x: study.columns.update[i], y }));
 
-/** The held-out result of each evaluation with two standard errors: success, or the return if nothing was won. */
+/** What held-out results are shown: the measure of the runs' verdicts; before there is one, success if anything was won. */
+function measureOf(peers) {
+  const decided = ["success", "progression", "return"].find((name) => peers.some((peer) => peer.about.verdict?.measure === name));
+  const isWon = peers.some((peer) => Object.entries(peer.columns).some(([key, ys]) => /^eval\/(.*\/)?success$/.test(key) && ys.some((x) => x)));
+  return decided || (isWon ? "success" : "return");
+}
+
+const HELD_OUT = { success: "Held-out episodes won", progression: "Held-out progression", return: "Held-out return" };
+
+/** The held-out result of each evaluation with two standard errors. */
 function evaluations(study, peers = [study]) {
   const { columns } = study;
   const tasks = (what) => Object.keys(columns).filter((key) => key.startsWith("eval/") && key.endsWith(`/${what}`) && key !== `eval/${what}`);
   const keys = (what) => (columns[`eval/${what}`] ? [`eval/${what}`] : tasks(what));
-  const isWon = peers.some((peer) => Object.entries(peer.columns).some(([key, ys]) => /^eval\/(.*\/)?success$/.test(key) && ys.some((x) => x)));
-  const what = (isWon && keys("success").length) || !keys("return").length ? "success" : "return";
+  const what = [measureOf(peers), "success", "return"].find((name) => keys(name).length) || "success";
   const points = columns.update.map((x, i) => {
     const found = keys(what).filter((key) => columns[key][i] !== null);
     if (!found.length) return { x, y: null };
@@ -35,19 +43,19 @@ function evaluations(study, peers = [study]) {
     const squares = found.map((key, k) => {
       const known = columns[`${key}_se`]?.[i];
       const n = columns[key.replace(new RegExp(`/${what}$`), "/episodes")]?.[i];
-      const error = known ?? (what === "success" && n ? shareError(values[k], n) : found.length > 1 ? 0 : returnError(study, x) || 0);
+      const error = known ?? (what === "success" && n ? shareError(values[k], n) : found.length > 1 ? 0 : meanError(study, x, what) || 0);
       return error ** 2;
     });
     return { x, y: mean(values), isShare: what === "success", error: (2 * Math.sqrt(squares.reduce((a, b) => a + b, 0))) / found.length };
   });
-  return { title: `${what === "success" ? "Held-out episodes won" : "Held-out return"} ± standard error; bars show two`, points: points.filter((p) => p.y !== null) };
+  return { title: `${HELD_OUT[what]} ± standard error; bars show two`, points: points.filter((p) => p.y !== null) };
 }
 
-/** The standard error of the held-out return, from the page's episodes; the metrics have only its mean. */
-function returnError(study, update) {
+/** The standard error of a held-out mean, from the page's episodes; the metrics have only the mean. */
+function meanError(study, update, what) {
   const run = page.head.runs.length > 1 ? study.run : 0;
   const rows = page.head.episodes.filter((row) => row.update === update && row.player !== TRAINING && (row.run || 0) === run && (!row.study || row.study === study.name));
-  return standardError(rows.map((row) => row.return).filter((x) => x !== null));
+  return standardError(rows.map((row) => row[what]).filter((x) => x !== null));
 }
 
 /** Show the episodes of an update: those that were kept of it, or of the nearest one. */
