@@ -1,5 +1,6 @@
 """What a run writes: summary, learning curve, metrics, policies, and the records of its held-out episodes."""
 
+import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,18 @@ from embedded.engine.decoder import write_policy
 from embedded.run import record
 from embedded.run.alarms import Alarms
 from embedded.run.ending import MEASURES, describe_played, is_better, judge, setting_of, share, spread, win_rate
-from embedded.run.folder import EPISODES, METRICS, SUMMARY, keep_lines, rewind, saved_updates, whole_lines, write_text
+from embedded.run.folder import (
+    EPISODES,
+    METRICS,
+    SUMMARY,
+    append_text,
+    keep_lines,
+    rewind,
+    saved_updates,
+    whole_lines,
+    write_bytes,
+    write_text,
+)
 from rollout.play.metrics import mean
 from rollout.transcript import RECORD_KEYS
 
@@ -99,11 +111,10 @@ class RunReport:
             write_policy(self.policy, weights, self.folder / "policy_after")
         if self._best() == rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_best")
-        with open(self.folder / EPISODES, "a", encoding="utf-8", errors="replace") as file:
-            about = {"setting": setting_of(rollout_id), "player": "policy"}
-            for episode in episodes:
-                kept = {**about, **{key: episode[key] for key in RECORD_KEYS}}
-                file.write(json.dumps(kept, ensure_ascii=False, default=str) + "\n")
+        about = {"setting": setting_of(rollout_id), "player": "policy"}
+        kept = [{**about, **{key: episode[key] for key in RECORD_KEYS}} for episode in episodes]
+        lines = [json.dumps(episode, ensure_ascii=False, default=str) + "\n" for episode in kept]
+        append_text(self.folder / EPISODES, "".join(lines))
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
 
@@ -187,7 +198,9 @@ def plot_curve(
     bottom.legend(loc="lower right")
     for axis in (top, bottom):
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_bytes(path, picture.getvalue())
 
 
 def _valid_share(episodes: Sequence[Mapping[str, Any]]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from embedded.run.ending import MEASURES
+from embedded.run.folder import write_text
 from embedded.run.record import actor_fault
 from embedded.studies.contrasts import area_lines, areas, contrast_lines, interval
 from embedded.studies.results import Run, curve, iqm_cell, markdown, mean_cell, read_runs
@@ -60,7 +61,7 @@ def write_report(folder: Path, study: Study) -> str:
     write_csv(folder / "raw.csv", runs)
     _write(folder / "runs.csv", list(Run("", 0, [], False).columns()), [(run, run.columns()) for run in runs])
     text = table(study, runs)
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    write_text(folder / "table.md", text)
     plot(folder / "plot.png", study, runs)
     return f"{text}\nwritten to {folder}/: table.md, plot.png, runs.csv, raw.csv"
 

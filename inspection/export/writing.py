@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embedded.run.folder import write_bytes
 from envs.base import text_of
 from inspection.command import VERSION
 from inspection.records import replacing, split_prompts
@@ -196,12 +197,14 @@ def write_atif(episodes: Iterable[Mapping[str, Any]], out: Path) -> int:
         return write_jsonl((trajectory_of(episode, _image_saver(out.parent)) for episode in episodes), out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} holds something already; give a new folder, or a file that ends in .jsonl")
-    save, count = _image_saver(out), 0
-    for count, episode in enumerate(episodes, 1):
-        name = re.sub(r"[^\w.-]+", "_", f"{count:05}-{episode.get('task_name')}-{episode.get('seed')}")
-        out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(trajectory_of(episode, save), ensure_ascii=False, default=str)
-        (out / f"{name}.trajectory.json").write_text(text, encoding="utf-8", errors="replace")
+    count = 0
+    with replacing(out) as part:
+        part.mkdir()
+        save = _image_saver(part)
+        for count, episode in enumerate(episodes, 1):
+            name = re.sub(r"[^\w.-]+", "_", f"{count:05}-{episode.get('task_name')}-{episode.get('seed')}")
+            text = json.dumps(trajectory_of(episode, save), ensure_ascii=False, default=str)
+            (part / f"{name}.trajectory.json").write_text(text, encoding="utf-8", errors="replace")
     return count
 
 
@@ -217,7 +220,7 @@ def _image_saver(folder: Path) -> Callable[[str, str], str]:
             except ValueError as error:
                 raise ConfigError(f"the record holds a picture that is not base64: {uri[:60]!r} ({error})") from error
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(image)
+            write_bytes(folder / path, image)
         return path.as_posix()
 
     return save

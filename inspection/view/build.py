@@ -82,8 +82,12 @@ class Book:
         }
         resolved = [run.resolve() for run in self._options.runs]
         names = [run.parent.name if run.name == FILE else run.name if run.is_dir() else run.stem for run in resolved]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, build_page(" and ".join(names), head, self._packer.blocks(), self._worlds.images()))
+        text = build_page(" and ".join(names), head, self._packer.blocks(), self._worlds.images())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file with --out") from error
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""
