@@ -16,6 +16,8 @@ from typing import IO, Any, Literal
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
 EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
+DONE = "done.json"
+"""What a study's run writes at its end."""
 ABOUT, TRAINING = "about.json", "training.jsonl"
 """Command, start, versions and the error that ended the run; and a sample of each update's turns with what the trainer
 computed for their tokens."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from embedded.run.folder import DONE
 from embedded.run.record import Row, read_rows
-from embedded.studies.study import DONE, ROWS, Study, files_by_seed
+from embedded.studies.study import ROWS, Study, files_by_seed
 from rollout.play.metrics import mean
 from slime_verlog import ConfigError
 

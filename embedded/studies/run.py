@@ -36,10 +36,10 @@ from tqdm import tqdm
 
 from embedded.arguments import cores
 from embedded.run.ending import MEASURES
-from embedded.run.folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
+from embedded.run.folder import CHECKPOINTS, DONE, claimed, rewind, saved_updates, write_text
 from embedded.run.record import MetricsLog, Row, read_rows
 from embedded.studies import study
-from embedded.studies.study import DONE, ROWS, SAVE_INTERVAL, Plan, make_plan
+from embedded.studies.study import ROWS, SAVE_INTERVAL, Plan, make_plan
 from slime_verlog import (
     INTERRUPTED,
     ConfigError,
