@@ -13,7 +13,7 @@ import pytest
 from inspection.command import PARTS, module_of
 from tests.fixtures.warm_python import run_python
 from tests.scripts.conftest import recorded_flags
-from tests.test_docs import DOCUMENTS, REPOSITORY
+from tests.test_docs import DOCUMENTS, REPOSITORY, write_readme
 
 BLOCK = re.compile(r'^ *```bash(?: title="([^"]*)")?\n(.*?)^ *```', re.MULTILINE | re.DOTALL)
 NEEDS = re.compile(r"needs (a GPU|GPUs|a model|a run|slime|the network|root|hours|a checkout on the cluster).*|.*\.sh")
@@ -113,11 +113,12 @@ def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reader works: beside the shipped files, with the tutorial's environment and a copy of its YAML."""
+    """Where the reader works: beside the shipped files, with the environments of the tutorial and of the README."""
     folder = tmp_path_factory.mktemp("tutorial")
     for name in ("treasure.py", "treasure.yaml"):
         shutil.copy(EXAMPLES / name, folder)
     shutil.copy(EXAMPLES / "treasure.yaml", folder / "my_env.yaml")
+    write_readme(folder)
     for name in ("custom_configs", "docs"):
         (folder / name).symlink_to(REPOSITORY / name)
     return folder
