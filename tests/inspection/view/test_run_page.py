@@ -378,3 +378,14 @@ def test_a_printed_page_shows_whole_charts(browser: Browser, page: Path) -> None
         assert browser.evaluate(tall) and browser.evaluate("document.querySelector('main').scrollHeight > innerHeight")
     finally:
         browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_held_out_result_is_the_measure_of_the_verdict(browser: Browser, tmp_path: Path) -> None:
+    rows = [
+        {"update": k, "eval/success": 0.01 * k, "eval/return": 0.1 + 0.3 * k, "eval/episodes": 64.0} for k in (0, 1)
+    ]
+    run = write_rows(tmp_path / "run", rows)
+    (run / "summary.json").write_text(json.dumps({"verdict": {"measure": "return", "sentence": "improved: return"}}))
+    write_once(view_options(run))
+    browser.open(run / "episodes.html")
+    assert browser.text(".chart.wide b").startswith("Held-out return")
