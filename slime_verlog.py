@@ -5,6 +5,7 @@ refused there, with a `ConfigError` that names the key, the value and the fix.
 """
 
 import difflib
+import errno
 import os
 import re
 import select
@@ -35,6 +36,12 @@ class MissingDependencyError(SlimeVerlogError, ImportError):
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
+_FULL, _FORBIDDEN = "free some space", "choose a folder that can be written"
+_DISK_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _FORBIDDEN),
+}
+"""What to do, by the number of an error of the file system that is not a program's mistake."""
 BAR_S = 0.2 if sys.stderr and sys.stderr.isatty() else 30.0
 """Seconds between two states of a progress bar; a log without a terminal keeps each of them."""
 
@@ -43,8 +50,9 @@ BAR_S = 0.2 if sys.stderr and sys.stderr.isatty() else 30.0
 def command() -> Iterator[None]:
     """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` or Ctrl-C without a traceback.
 
-    Raises SystemExit: after `error: <sentence>` on stderr with code 1, after Ctrl-C with code `INTERRUPTED` and the
-    text of the `KeyboardInterrupt`, or else "interrupted"; on a broken pipe silently with code 1.
+    Raises SystemExit: after `error: <sentence>` on stderr with code 1, also for a full disk or a folder that cannot be
+    written; after Ctrl-C with code `INTERRUPTED` and the text of the `KeyboardInterrupt`, or else "interrupted"; on a
+    broken pipe silently with code 1.
     """
     try:
         try:
@@ -63,6 +71,17 @@ def command() -> Iterator[None]:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
         raise SystemExit(1) from None
+    except OSError as error:
+        if (sentence := disk_problem(error)) is None:
+            raise
+        raise SystemExit(f"error: {sentence}") from error
+
+
+def disk_problem(error: OSError) -> str | None:
+    """Return a sentence if the disk is full or may not be written, and None for any other error."""
+    advice = _DISK_ADVICE.get(error.errno or 0)
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror}; {advice}" if advice else None
 
 
 class Settings(BaseModel):

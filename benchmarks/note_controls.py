@@ -20,8 +20,9 @@ from embedded.arguments import EmbeddedFlags, make_args
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.launch import set_up_process
+from embedded.run.folder import DONE
 from embedded.run.record import evaluation_means, held_out
-from embedded.studies.study import DONE, Plan, load_study, make_plan
+from embedded.studies.study import Plan, load_study, make_plan
 from embedded.warmstart.imitation import read_imitation
 from rollout.bridge.framework import run
 from rollout.data_source import EpisodeSource

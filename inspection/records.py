@@ -7,13 +7,15 @@ read as messages with roles, and what each prompt shows for the first time.
 import json
 import os
 import re
+import shutil
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from embedded.run.folder import append_text
 from envs.base import text_of
 from slime_verlog import ConfigError
 
@@ -34,8 +36,7 @@ def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting:
     """Add one episode to the file as a single line, so that an interrupted run loses no finished episode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"setting": setting, "player": player, **episode}, ensure_ascii=False, default=str)
-    with open(path, "a", encoding="utf-8", errors="replace") as file:
-        file.write(line + "\n")
+    append_text(path, line + "\n")
 
 
 def read_episodes(path: Path, skip: int | None = None) -> Iterator[dict[str, Any]]:
@@ -75,17 +76,28 @@ def read_episodes(path: Path, skip: int | None = None) -> Iterator[dict[str, Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which replaces `path` if the block ends well. Raises ConfigError for an OSError."""
+    """Yield a path for a file or a folder, which replaces `path` if the block ends well.
+
+    Raises ConfigError for an OSError; then nothing is left of what was written.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        _remove(part)
         yield part
         os.replace(part, path)
     except OSError as error:
         raise ConfigError(f"--out {path} cannot be written: {error.strerror}") from error
     finally:
-        part.unlink(missing_ok=True)
+        _remove(part)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):  # of a folder that cannot be read or written
+            path.unlink(missing_ok=True)
 
 
 def split_template(text: str) -> list[dict[str, str]]:

@@ -64,11 +64,18 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readmes_environment_can_be_trained_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_readme(folder: Path) -> None:
+    """Save the files of the README's own environment as it says."""
     text = README.read_text(encoding="utf-8")
-    for name, kind in (("guess.py", "python"), ("my.yaml", "yaml")):
+    assert len(text.splitlines()) < 150
+    for name, kind in (("corridor.py", "python"), ("my.yaml", "yaml")):
         (found,) = re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
-        (tmp_path / name).write_text(found, encoding="utf-8")
+        assert f"`{name}`" in text
+        (folder / name).write_text(found, encoding="utf-8")
+
+
+def test_the_readmes_environment_can_be_trained_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_readme(tmp_path)
     monkeypatch.chdir(tmp_path)
     settings = load_settings(SimpleNamespace(custom_config_path="my.yaml"))
     turns = demonstrate(settings, 3, 1.0, 0, needs_expert=False)
@@ -76,20 +83,33 @@ def test_the_readmes_environment_can_be_trained_on_one_machine(tmp_path: Path, m
 
 
 def test_the_readmes_environment_plays_an_episode(tmp_path: Path) -> None:
-    text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 150
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (config,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert read_settings(RolloutSettings, yaml.safe_load(config)).rollout_interaction_env_path == "guess.py"
-    file = tmp_path / "guess.py"
-    file.write_text(example, encoding="utf-8")
-    env = build_env_from(str(file), {"task": "guess", "seed": 4}, {})
-    assert env.reset()["obs_str"] == "Which number is it?"
-    assert all(env.step(f"THINK: why not\nACTION: {action}")[2]["valid_action"] for action in ("1", "2"))
-    observation, done, info = env.step("3")
-    assert (observation["obs_str"], done, info["reward"]) == ("Higher.", False, 0.0)
-    observation, done, info = env.step("5")
-    assert (observation["obs_str"], done, info["terminated"], info["reward"]) == ("Right.", True, True, 1.0)
+    write_readme(tmp_path)
+    config = yaml.safe_load((tmp_path / "my.yaml").read_text(encoding="utf-8"))
+    assert read_settings(RolloutSettings, config).rollout_interaction_env_path == "corridor.py"
+    env = build_env_from(str(tmp_path / "corridor.py"), {"task": "corridor", "seed": 3}, {})
+    assert env.reset()["obs_str"] == "Steps to the exit: 2, to the left."
+    observation, done, info = env.step("hello")
+    assert (info["valid_action"], info["executed_action"], info["reward"]) == (False, "wait", -0.1)
+    assert (observation["obs_str"], done) == ("Steps to the exit: 2, to the left.", False), "as if it had waited"
+    observation, done, info = env.step("THINK: why not\nACTION: left")
+    assert (observation["obs_str"], done, info["reward"]) == ("Steps to the exit: 1, to the left.", False, 0.0)
+    _, done, info = env.step("ACTION: left")
+    assert (done, info["terminated"], info["reward"]) == (True, True, 1.0)
+    env.reset()
+    ends = [env.step("ACTION: wait")[1:] for _ in range(8)]
+    assert [done for done, _ in ends] == [False] * 7 + [True] and ends[-1][1]["truncated"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_page_needs_the_site_to_show_its_code(document: Path) -> None:
+    assert "--8<--" not in document.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["treasure.py", "treasure.yaml", "run_treasure.sh"])
+def test_the_tutorial_shows_the_files_that_are_tested(name: str) -> None:
+    text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```\w+[^\n]*\n(.*?)```", text, re.DOTALL)
+    assert (REPOSITORY / "docs" / "examples" / name).read_text(encoding="utf-8") in blocks
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -13,7 +13,7 @@ import pytest
 from inspection.command import PARTS, module_of
 from tests.fixtures.warm_python import run_python
 from tests.scripts.conftest import recorded_flags
-from tests.test_docs import DOCUMENTS, REPOSITORY
+from tests.test_docs import DOCUMENTS, REPOSITORY, write_readme
 
 BLOCK = re.compile(r'^ *```bash(?: title="([^"]*)")?\n(.*?)^ *```', re.MULTILINE | re.DOTALL)
 NEEDS = re.compile(r"needs (a GPU|GPUs|a model|a run|slime|the network|root|hours|a checkout on the cluster).*|.*\.sh")
@@ -84,7 +84,7 @@ def test_every_option_of_slime_verlog_in_a_document_exists(document: Path) -> No
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_flag_in_a_block_of_flags_is_one_that_train_py_takes(document: Path) -> None:
     blocks = [body for _, body in BLOCK.findall(document.read_text(encoding="utf-8")) if body.startswith("--")]
-    flags = [word for body in blocks for word in body.split() if word.startswith("--") and not word.startswith("--8")]
+    flags = [word for body in blocks for word in body.split() if word.startswith("--")]
     assert not set(flags) - set(recorded_flags())
 
 
@@ -113,11 +113,12 @@ def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reader works: beside the shipped files, with the tutorial's environment and a copy of its YAML."""
+    """Where the reader works: beside the shipped files, with the environments of the tutorial and of the README."""
     folder = tmp_path_factory.mktemp("tutorial")
     for name in ("treasure.py", "treasure.yaml"):
         shutil.copy(EXAMPLES / name, folder)
     shutil.copy(EXAMPLES / "treasure.yaml", folder / "my_env.yaml")
+    write_readme(folder)
     for name in ("custom_configs", "docs"):
         (folder / name).symlink_to(REPOSITORY / name)
     return folder

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from rollout.errors import ConfigError
+from rollout.errors import CheckpointError, ConfigError
 
 SERVED_TYPES = ("qwen2", "llama", "qwen3", "mistral")
 PREFILL_CHUNK = 512
@@ -241,7 +242,8 @@ def load_hf_model(folder: str | Path) -> Any:
 def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Write `weights` with the configuration and tokenizer of the Hugging Face folder `source`.
 
-    An earlier policy in `folder` is replaced in one step, so that an interrupted run leaves no half-written one.
+    An earlier policy in `folder` is replaced in one step, so that an interrupted run leaves no half-written one. Raises
+    CheckpointError if the folder cannot be written.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -251,6 +253,8 @@ def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the policy cannot be written to {folder}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

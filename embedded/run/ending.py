@@ -1,10 +1,13 @@
 """The last lines of a run: its results, what went wrong, and the commands that continue from here."""
 
+from __future__ import annotations
+
 import shlex
 import shutil
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,10 @@ MIN_PAIRS = 10  # with fewer held-out episodes, two standard errors mean nothing
 SOLVED = 0.95
 ENOUGH_UPDATES = 30
 """Updates of the actor after which more of them are not the first thing to try."""
-
+MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
+"""What held-out episodes are judged by, the deciding one first, and the names."""
+UNCHANGED = "no significant change"
+Episode = Mapping[str, Any]
 
 PROGRAM = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
 """How a shell calls the command; a checkout that is not installed has no `slime-verlog`."""
@@ -51,9 +57,6 @@ def share(values: Iterable[float]) -> dict[str, float]:
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
     """Format the last lines of a run: results, warnings, and the commands that continue from here."""
     lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
-    if not summary["win_rate_after"]["mean"]:
-        before, after = summary["return_before"], summary["return_after"]
-        lines.append(f"return: {before['mean']:.3f} ± {before['se']:.3f} → {after['mean']:.3f} ± {after['se']:.3f}")
     verdict = summary["verdict"]
     lines.append(f"verdict: {verdict['sentence']}")
     if verdict["verdict"] != "improved" and not (summary["fault"] or summary["note"]):
@@ -87,27 +90,81 @@ def spread(values: Iterable[float]) -> dict[str, float]:
     return {"mean": round(statistics.fmean(found or [0.0]), 4), "se": round(error, 4), "n": len(found)}
 
 
-def judge(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Judge whether held-out episodes changed, by the mean difference of pairs with the same seed.
+@dataclass(frozen=True)
+class Change:
+    """How one measure of held-out episodes changed, by the mean difference of pairs with the same seed."""
 
-    Compares the win rate, or the return if no episode was won. A change counts if it exceeds two standard errors, and
-    there are at least `MIN_PAIRS` pairs.
+    measure: str
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    mean: float
+    interval: tuple[float, float]
+    """95 %: two standard errors."""
+    pairs: int
+
+    @classmethod
+    def of(cls, measure: str, pairs: Sequence[tuple[Episode, Episode]]) -> Change:
+        """Compute it from the pairs (episode before, episode after)."""
+        values = [(float(first[measure]), float(second[measure])) for first, second in pairs]
+        change = spread(second - first for first, second in values)
+        reach = 2 * change["se"]
+        mean_of = share if measure == "success" else spread
+        before, after = (mean_of(pair[k] for pair in values) for k in (0, 1))
+        return cls(measure, before, after, change["mean"], (change["mean"] - reach, change["mean"] + reach), len(pairs))
+
+    @property
+    def verdict(self) -> str:
+        """Say what the interval means; it means nothing with fewer than `MIN_PAIRS` pairs."""
+        if self.pairs < MIN_PAIRS:
+            return f"{self.pairs} held-out episodes are too few to tell"
+        low, high = self.interval
+        return "improved" if low > 0 else "worse" if high < 0 else UNCHANGED
+
+    def words(self) -> str:
+        """Return both results and the change."""
+        before, after = (f"{mean['mean']:.3f} ± {mean['se']:.3f}" for mean in (self.before, self.after))
+        low, high = self.interval
+        change = f"change {self.mean:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]"
+        return f"{MEASURES[self.measure]} {before} before, {after} after; {change}"
+
+
+def judge(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
+    """Judge whether held-out episodes changed: win rate, progression and return, each by its 95 % interval.
+
+    The first of them that changed decides. The sentence names it first, and then the others.
     """
-    key = "success" if any(episode["success"] for episode in (*before, *after)) else "return"
-    results = [{(e["task_name"], e["seed"]): float(e[key]) for e in episodes} for episodes in (before, after)]
-    pairs = [(results[0][seed], result) for seed, result in results[1].items() if seed in results[0]]
-    change = spread(second - first for first, second in pairs)
-    means = [(share if key == "success" else spread)(pair[k] for pair in pairs) for k in (0, 1)]
-    low, high = (change["mean"] + sign * 2 * change["se"] for sign in (-1, 1))
-    word = "improved" if low > 0 else "worse" if high < 0 else "no significant change"
-    if len(pairs) < MIN_PAIRS:
-        word = f"{len(pairs)} held-out episodes are too few to tell"
-    numbers = [f"{mean['mean']:.3f} ± {mean['se']:.3f}" for mean in means]
-    sentence = (
-        f"{word}: {'win rate' if key == 'success' else 'return'} {numbers[0]} before, {numbers[1]} after; change "
-        f"{change['mean']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}], over {len(pairs)} pairs of equal seeds"
-    )
-    return {"verdict": word, "measure": key, "change": change["mean"], "interval": [low, high], "sentence": sentence}
+    earlier = {(episode["task_name"], episode["seed"]): episode for episode in before}
+    keyed = [((episode["task_name"], episode["seed"]), episode) for episode in after]
+    pairs = [(earlier[key], episode) for key, episode in keyed if key in earlier]
+    changes = [Change.of(measure, pairs) for measure in MEASURES]
+    changed = [change for change in changes if change.verdict in ("improved", "worse")]
+    nonzero = [change for change in changes if change.before["mean"] or change.after["mean"]]
+    first = [*changed, *nonzero, changes[-1]][0]
+    words = [f"{first.verdict}: {first.words()}, over {len(pairs)} pairs of equal seeds"]
+    told = [first]
+    for change in changes:
+        if all(change.interval != other.interval for other in told):  # progression often equals the win rate
+            told.append(change)
+            words.append(change.words())
+    return {
+        "verdict": first.verdict,
+        "measure": first.measure,
+        "change": first.mean,
+        "interval": list(first.interval),
+        "sentence": "; ".join(words),
+    }
+
+
+def is_better(after: Sequence[Episode], before: Sequence[Episode]) -> bool:
+    """Whether `judge` says that `after` improved; if it sees no change, the higher means count, in the same order."""
+    verdict = judge(before, after)["verdict"]
+    if verdict in ("improved", "worse"):
+        return verdict == "improved"
+    return _means(after) > _means(before)
+
+
+def _means(episodes: Sequence[Episode]) -> list[float]:
+    return [statistics.fmean(float(episode[key]) for episode in episodes) for key in MEASURES]
 
 
 def next_step(summary: Mapping[str, Any]) -> str:
@@ -125,12 +182,13 @@ def next_step(summary: Mapping[str, Any]) -> str:
 
 def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return a Markdown table with one row per seed."""
-    lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time | verdict |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for s in summaries:
         before, after = s["win_rate_before"], s["win_rate_after"]
         lines.append(
             f"| {s['seed']} | {before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f} "
-            f"| {s['turns_per_episode_before']:.0f} | {s['turns_per_episode_after']:.0f} | {s['wall_time_s']:.0f} s |"
+            f"| {s['turns_per_episode_before']:.0f} | {s['turns_per_episode_after']:.0f} | {s['wall_time_s']:.0f} s "
+            f"| {s['verdict']['verdict']}: {MEASURES[s['verdict']['measure']]} {s['verdict']['change']:+.3f} |"
         )
     return "\n".join(lines)

@@ -9,13 +9,15 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
 EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
+DONE = "done.json"
+"""What a study's run writes at its end."""
 ABOUT, TRAINING = "about.json", "training.jsonl"
 """Command, start, versions and the error that ended the run; and a sample of each update's turns with what the trainer
 computed for their tokens."""
@@ -197,7 +199,29 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that no reader sees half a file."""
+    """Write to a temporary file and rename it, so that no reader sees half a file; raises OSError with the path."""
+    write_bytes(path, text.encode("utf-8", "replace"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Do the same with bytes."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8", errors="replace")
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append whole lines; raises OSError with the path, and then the file is as it was."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with open(path, "ab") as file:
+            file.write(text.encode("utf-8", "replace"))
+    except OSError as error:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise OSError(error.errno, error.strerror, str(path)) from error

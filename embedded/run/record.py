@@ -14,7 +14,7 @@ from typing import Any
 from advantage.gae import discounts_of, token_lambdas
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
-from embedded.run.folder import whole_lines
+from embedded.run.folder import append_text, whole_lines
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import facts_of, flatten, row_of
 from rollout.play.metrics import mean
@@ -58,8 +58,7 @@ class MetricsLog:
 
     def _write(self, update: int, metrics: Mapping[str, float]) -> None:
         row = {"update": update, "turns": self.turns, "seconds": self.seconds, **metrics}
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_text(self.path, json.dumps(row) + "\n")
 
 
 def update_seconds(metrics: Mapping[str, float]) -> float:
@@ -145,8 +144,7 @@ class TrainingRecord:
             cut += [episode(places)] if record["stop"] == StopReason.CUT else []
             lines.append(json.dumps({"setting": f"update {rollout_id + 1}", "update": rollout_id + 1, **record}))
         self._followed = cut[0] if cut else None
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
+        append_text(self.path, "".join(line + "\n" for line in lines))
 
     def _segment(self, samples: Sequence[tuple[Sample, int]], data: Mapping[str, Any], role: str) -> Any:
         turns: list[dict[str, Any]] = []

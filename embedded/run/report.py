@@ -1,5 +1,6 @@
 """What a run writes: summary, learning curve, metrics, policies, and the records of its held-out episodes."""
 
+import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,19 @@ from tqdm import tqdm
 from embedded.engine.decoder import write_policy
 from embedded.run import record
 from embedded.run.alarms import Alarms
-from embedded.run.ending import describe_played, judge, setting_of, spread, win_rate
-from embedded.run.folder import EPISODES, METRICS, SUMMARY, keep_lines, rewind, saved_updates, whole_lines, write_text
+from embedded.run.ending import MEASURES, describe_played, is_better, judge, setting_of, share, spread, win_rate
+from embedded.run.folder import (
+    EPISODES,
+    METRICS,
+    SUMMARY,
+    append_text,
+    keep_lines,
+    rewind,
+    saved_updates,
+    whole_lines,
+    write_bytes,
+    write_text,
+)
 from rollout.play.metrics import mean
 from rollout.transcript import RECORD_KEYS
 
@@ -72,9 +84,12 @@ class RunReport:
             self._alarms.watch(int(row["update"]), row)
 
     def _best(self) -> int:
-        """Return the updates before the policy with the highest win rate, then return; the first of equals."""
-        means = {updates: record.evaluation_means(played) for updates, played in sorted(self.evaluations.items())}
-        return max(means, key=lambda updates: (means[updates]["eval/success"], means[updates]["eval/return"]))
+        """Return the updates before the best policy: each evaluation is compared with the best one before it."""
+        best, *others = sorted(self.evaluations)
+        for updates in others:
+            if is_better(self.evaluations[updates], self.evaluations[best]):
+                best = updates
+        return best
 
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record one update and print its line."""
@@ -96,11 +111,10 @@ class RunReport:
             write_policy(self.policy, weights, self.folder / "policy_after")
         if self._best() == rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_best")
-        with open(self.folder / EPISODES, "a", encoding="utf-8", errors="replace") as file:
-            about = {"setting": setting_of(rollout_id), "player": "policy"}
-            for episode in episodes:
-                kept = {**about, **{key: episode[key] for key in RECORD_KEYS}}
-                file.write(json.dumps(kept, ensure_ascii=False, default=str) + "\n")
+        about = {"setting": setting_of(rollout_id), "player": "policy"}
+        kept = [{**about, **{key: episode[key] for key in RECORD_KEYS}} for episode in episodes]
+        lines = [json.dumps(episode, ensure_ascii=False, default=str) + "\n" for episode in kept]
+        append_text(self.folder / EPISODES, "".join(lines))
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
 
@@ -122,7 +136,7 @@ class RunReport:
         }
         if self.evaluations:
             summary |= self._results()
-            plot_curve(self.folder / "curve.png", self.history, self.evaluations)
+            plot_curve(self.folder / "curve.png", self.history, self.evaluations, summary["verdict"]["measure"])
         write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -151,9 +165,12 @@ class RunReport:
 
 
 def plot_curve(
-    path: Path, history: Sequence[Mapping[str, float]], evaluations: Mapping[int, Sequence[Mapping[str, Any]]]
+    path: Path,
+    history: Sequence[Mapping[str, float]],
+    evaluations: Mapping[int, Sequence[Mapping[str, Any]]],
+    measure: str = "success",
 ) -> None:
-    """Plot win rate on held-out seeds (mean return if no episode was won) and mean reward per turn over updates.
+    """Plot the measure that the verdict is about, on held-out seeds, and mean reward per turn over updates.
 
     The win rate of training episodes would mislead: lost episodes last longest, so the first batches see only won
     ones end.
@@ -162,14 +179,14 @@ def plot_curve(
 
     figure = Figure(figsize=(7, 5.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    won = any(episode["success"] for episodes in evaluations.values() for episode in episodes)
-    rate_of = win_rate if won else lambda episodes: spread(episode["return"] for episode in episodes)
-    rates = {update: rate_of(episodes) for update, episodes in sorted(evaluations.items())}
-    means, errors = ([rate[key] for rate in rates.values()] for key in ("mean", "se"))
-    above = [min(error, 1 - rate) if won else error for rate, error in zip(means, errors, strict=True)]
-    top.errorbar(list(rates), means, yerr=[errors, above], fmt="o-", color="tab:red", capsize=4)
-    top.set(ylabel=f"{'win rate' if won else 'return'}, held-out seeds ± SE", title="Embedded policy")
-    if won:
+    is_won = measure == "success"
+    mean_of = share if is_won else spread
+    found = {update: mean_of(float(e[measure]) for e in played) for update, played in sorted(evaluations.items())}
+    means, errors = ([one[key] for one in found.values()] for key in ("mean", "se"))
+    above = [min(error, 1 - rate) if is_won else error for rate, error in zip(means, errors, strict=True)]
+    top.errorbar(list(found), means, yerr=[errors, above], fmt="o-", color="tab:red", capsize=4)
+    top.set(ylabel=f"{MEASURES[measure]}, held-out seeds ± SE", title="Embedded policy")
+    if measure != "return":
         top.set_ylim(0, 1.02)
     # Batches drawn during the critic's warm-up are not played, so they have no rewards.
     played = [row for row in history if "turn/reward" in row]
@@ -181,7 +198,9 @@ def plot_curve(
     bottom.legend(loc="lower right")
     for axis in (top, bottom):
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_bytes(path, picture.getvalue())
 
 
 def _valid_share(episodes: Sequence[Mapping[str, Any]]) -> float:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from embedded.run.ending import MEASURES
+from embedded.run.folder import write_text
 from embedded.run.record import actor_fault
 from embedded.studies.contrasts import area_lines, areas, contrast_lines, interval
-from embedded.studies.results import MEASURES, Run, curve, iqm_cell, markdown, mean_cell, read_runs
+from embedded.studies.results import Run, curve, iqm_cell, markdown, mean_cell, read_runs
 from embedded.studies.study import Study
 
 SHARED = (
@@ -39,10 +41,11 @@ TIME_COLUMNS = (
 AGGREGATED = ("after", "mean_by_turns", "mean_by_seconds")
 """Columns with interquartile means and bootstrap intervals. The others have means and standard errors."""
 NOTE = (
-    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap intervals; with fewer "
-    "than four seeds, that is the plain mean. Other columns are means ± standard errors. Losses are means over "
-    "the updates that trained the actor. Means over equal turns or time are of the held-out curve, from the first "
-    "update to the end of the shortest run in the table. Time is without evaluations and checkpoints."
+    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap intervals; with two or "
+    "three seeds, that is the plain mean with the least and the greatest seed. Other columns are means ± standard "
+    "errors. Losses are means over the updates that trained the actor. Means over equal turns or time are of the "
+    "held-out curve, from the first update to the end of the shortest run in the table. Time is without evaluations "
+    "and checkpoints."
 )
 AXES = {
     "turns": "turns played",
@@ -58,7 +61,7 @@ def write_report(folder: Path, study: Study) -> str:
     write_csv(folder / "raw.csv", runs)
     _write(folder / "runs.csv", list(Run("", 0, [], False).columns()), [(run, run.columns()) for run in runs])
     text = table(study, runs)
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    write_text(folder / "table.md", text)
     plot(folder / "plot.png", study, runs)
     return f"{text}\nwritten to {folder}/: table.md, plot.png, runs.csv, raw.csv"
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from embedded.run.folder import DONE
 from embedded.run.record import Row, read_rows
-from embedded.studies.study import DONE, ROWS, Study, files_by_seed
+from embedded.studies.study import ROWS, Study, files_by_seed
 from rollout.play.metrics import mean
 from slime_verlog import ConfigError
 
-MEASURES = {"success": "win rate", "progression": "progression", "return": "return"}
-"""Names of what held-out episodes are compared by."""
 REPETITIONS = 2000  # bootstrap samples per interval
 
 
@@ -117,7 +116,8 @@ def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:
     """Compute the interquartile mean and the ends of its 95 % percentile bootstrap interval.
 
     Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021). A quarter of
-    the values is left out at each end, rounded down, so this is the mean of up to three values.
+    the values is left out at each end, rounded down, so this is the mean of up to three values, whose interval reaches
+    from the least to the greatest.
     """
     found, cut = np.asarray(values, dtype=float), len(values) // 4
     draws = found[np.random.RandomState(0).randint(len(found), size=(REPETITIONS, len(found)))]

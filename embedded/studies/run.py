@@ -35,12 +35,20 @@ import yaml
 from tqdm import tqdm
 
 from embedded.arguments import cores
-from embedded.run.folder import CHECKPOINTS, claimed, rewind, saved_updates, write_text
+from embedded.run.ending import MEASURES
+from embedded.run.folder import CHECKPOINTS, DONE, claimed, rewind, saved_updates, write_text
 from embedded.run.record import MetricsLog, Row, read_rows
 from embedded.studies import study
-from embedded.studies.results import MEASURES
-from embedded.studies.study import DONE, ROWS, SAVE_INTERVAL, Plan, make_plan
-from slime_verlog import INTERRUPTED, ConfigError, MissingDependencyError, SlimeVerlogError, command, read_settings
+from embedded.studies.study import ROWS, SAVE_INTERVAL, Plan, make_plan
+from slime_verlog import (
+    INTERRUPTED,
+    ConfigError,
+    MissingDependencyError,
+    SlimeVerlogError,
+    command,
+    disk_problem,
+    read_settings,
+)
 
 PATIENCE_S = 15.0
 """Seconds that interrupted jobs get to end."""
@@ -66,7 +74,7 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     folder = plan.run_folder(variant, seed)
     path, checkpoints = folder / "run.yaml", folder / CHECKPOINTS
     pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
-    path.write_text(yaml.safe_dump(dict(ppo.keys), sort_keys=False), encoding="utf-8")
+    write_text(path, yaml.safe_dump(dict(ppo.keys), sort_keys=False))
     saved = saved_updates(folder)
     rewind(folder / ROWS, saved)
     policy = _policy(path, seed, plan.out / POLICIES, settings)
@@ -229,6 +237,10 @@ def _job(name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> 
         sys.exit(INTERRUPTED)
     except SlimeVerlogError as error:
         sys.exit(f"error: {name}: {error}")
+    except OSError as error:
+        if (sentence := disk_problem(error)) is None:
+            raise
+        sys.exit(f"error: {name}: {sentence}")
 
 
 def _end_with_parent() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from embedded.run.folder import SETTINGS, claim, leaves
+from embedded.run.folder import DONE, SETTINGS, claim, leaves
 from embedded.run.record import read_rows
 from slime_verlog import ConfigError, Field, Settings, merge, read_settings, read_yaml
 
@@ -23,8 +23,8 @@ PLAYED = ("rollout_interaction_env_path", "env", "tasks", "eval", "max_turns")
 """Keys that decide which environments are built and how they are tried."""
 SAVE_INTERVAL = 10
 """Updates between two checkpoints of a run."""
-ROWS, DONE = "rows.jsonl", "done.json"
-"""Files of a run beside its settings and checkpoints: its metrics, and that it is finished."""
+ROWS = "rows.jsonl"
+"""The metrics of a run."""
 
 
 class Variant(Settings):

@@ -16,6 +16,8 @@ COLUMNS = {"success": "win rate", "return": "return", "progression": "progressio
 KEYS = ("setting", "player", "task_name", "task", "env_path", "seed", "stop")
 """What a comparison needs of an episode beside the columns."""
 RESAMPLES = 10_000
+FEWEST = 4
+"""Pairs of a task for an interval: that of fewer reaches from the least to the greatest difference."""
 SHOWN = 20  # seeds that a list names before it is cut
 
 Key = tuple[str, str, int]
@@ -49,7 +51,8 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     won = "seeds that {} won more often:" if repeated else "only {} won"
     caption = (
         f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
-        "resampled on its own, and in `all` the settings of a seed together; * marks an interval without 0."
+        "resampled on its own, and in `all` the settings of a seed together; * marks an interval without 0. "
+        f"With fewer than {FEWEST} pairs of a task there is no interval (–)."
     )
     if alone := len(first) + len(second) - 2 * len(common):
         caption += f" {alone} episodes that only one of the two played are left out."
@@ -133,8 +136,10 @@ def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[lis
         values = [np.array([[float(episode[column]) for episode in pair] for pair in group]) for group in groups]
         by_task = [of_task[:, 1] - of_task[:, 0] for of_task in values]
         (mean_a, mean_b), differences = np.concatenate(values).mean(axis=0), np.concatenate(by_task)
-        if np.ptp(differences) == 0:
-            text = "the same in every pair" if len(differences) > 1 else "–"
+        if min(map(len, by_task)) < FEWEST:
+            text = "–"
+        elif np.ptp(differences) == 0:
+            text = "the same in every pair"
         else:
             low, high = interval(by_task)
             text = f"[{low:+.3f}, {high:+.3f}]" + (" *" if low > 0 or high < 0 else "")

@@ -1,7 +1,8 @@
 """One call of `slime-verlog evaluate`: checks everything, plays what is missing, and writes the results.
 
-The run's folder has `run.json` with its configuration, and `episodes.jsonl`, to which episodes are appended. Invariant:
-the file holds at most one episode per setting, task, seed and repeat, all of one configuration and one player.
+The run's folder has `run.json` with its configuration and fingerprints of the environment's files, and
+`episodes.jsonl`, to which episodes are appended. Invariant: the file holds at most one episode per setting, task, seed
+and repeat, all of one configuration, one version of the environment and one player.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tqdm import tqdm
 
 from embedded.run.ending import PROGRAM
 from embedded.run.folder import differences, write_text
+from envs.fingerprint import fingerprints
 from inspection.evaluate.players import SCRIPTED, Kind, MissingExpertError, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed
@@ -48,8 +50,11 @@ RUN = "run.json"
 class RunFolder(AbstractContextManager["RunFolder"]):
     """A run's folder; a context manager that keeps other processes from writing into it."""
 
-    def __init__(self, path: Path, player: str, identity: Mapping[str, Any]) -> None:
-        """Open the folder, or make it; raises ConfigError if it is in use, unusable, or another run's."""
+    def __init__(self, path: Path, player: str, identity: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        """Open the folder, or make it; raises ConfigError if it is in use, unusable, or another run's.
+
+        `sources` are the fingerprints of the environments' files.
+        """
         self.path, self.player = path, player
         self.rows: dict[Key, dict[str, Any]] = {}
         """Finished episodes without their messages; failed ones of this call included."""
@@ -62,7 +67,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(f"another evaluation is writing to {path}; wait for it, or give another --out") from error
-        self._check(json.loads(json.dumps(identity, default=str)))
+        self._check(json.loads(json.dumps(identity, default=str)), sources)
         self._read()
 
     def __exit__(self, *_: object) -> None:
@@ -77,11 +82,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         key = (episode["setting"], episode["task_name"], episode["seed"], episode.get("repeat", 0))
         self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE_KEYS}
 
-    def _check(self, identity: Mapping[str, Any]) -> None:
+    def _check(self, identity: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         """Compare with the run whose episodes are here; write `run.json` into a folder without any."""
         file, episodes = self.path / RUN, self.path / FILE
         if not episodes.exists() or not episodes.stat().st_size:
-            write_text(file, json.dumps(identity, indent=1))
+            write_text(file, json.dumps({**identity, "sources": sources}, indent=1))
             return
         if not file.exists():
             raise ConfigError(f"{self.path} has {FILE} but no {RUN}: another command wrote it; give another --out")
@@ -89,6 +94,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; give another --out") from error
+        known = found.pop("sources", {})
+        changed = [name for name, digest in sources.items() if known.get(name, digest) != digest]
+        if changed:
+            other = f"{self.path} holds episodes of another version of the environment"
+            raise ConfigError(f"{other}: {', '.join(changed)} changed since; give another --out, or delete {self.path}")
         for key, there, here in differences(found, identity):
             differs = f"{key} is {there!r} there and {here!r} here"
             raise ConfigError(f"{self.path} holds another run: {differs}; give another --out")
@@ -128,7 +138,8 @@ def evaluate(options: Namespace) -> int:
     baselines = _play_baselines(options) if options.baselines else []
     wanted = [key for point in points for key in point.episodes]
     identity = {"player": player.identity(options), "config": without_speed(config)}
-    with RunFolder(Path(options.out), player.name, identity) as folder:
+    paths = {spec.env.env_path for point in points for spec in point.episodes.values()}
+    with RunFolder(Path(options.out), player.name, identity, fingerprints(paths, config)) as folder:
         known = sum(key in folder.rows for key in wanted)
         if known:
             print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)

@@ -11,8 +11,6 @@ summaries from the episodes.
 
 import csv
 import json
-import os
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
@@ -24,7 +22,7 @@ import yaml
 
 from envs.base import text_of
 from inspection.command import VERSION
-from inspection.records import split_prompts
+from inspection.records import replacing, split_prompts
 from slime_verlog import ConfigError
 
 FAMILIES = {
@@ -45,11 +43,8 @@ def write_balrog(episodes: Iterable[Mapping[str, Any]], out: Path) -> tuple[int,
     """
     if out.exists():
         raise ConfigError(f"--out {out} exists already; give a new folder")
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=out.absolute().parent) as part:
-        count, missing = _write(episodes, Path(part) / "submission")
-        os.replace(Path(part) / "submission", out)
-    return count, missing
+    with replacing(out) as part:
+        return _write(episodes, part)
 
 
 def _write(episodes: Iterable[Mapping[str, Any]], out: Path) -> tuple[int, list[str]]:

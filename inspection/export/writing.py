@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embedded.run.folder import write_bytes
 from envs.base import text_of
 from inspection.command import VERSION
 from inspection.records import replacing, split_prompts
@@ -29,6 +30,10 @@ _ROOT_KEYS = ("env_path", "task", "options", "max_turns", "task_name", "seed", "
 _STEP_KEYS = ("reward", "executed_action", "valid", "terminated", "truncated", "finish_reason", "notes", "summary")
 _AGENT_KEYS = ("name", "reasoning_content", "tool_calls")
 """Keys of an agent program's messages; calls have arguments of any type, so no columns of parquet."""
+SCRIPTED = ("random", "expert")
+"""Players of `slime-verlog evaluate` that name actions and give no reasons."""
+MARKER = "ACTION:"
+"""What announces the action in a response, where the prompt asks for it."""
 _RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
 
 SaveImage = Callable[[str, str], str]
@@ -192,12 +197,14 @@ def write_atif(episodes: Iterable[Mapping[str, Any]], out: Path) -> int:
         return write_jsonl((trajectory_of(episode, _image_saver(out.parent)) for episode in episodes), out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} holds something already; give a new folder, or a file that ends in .jsonl")
-    save, count = _image_saver(out), 0
-    for count, episode in enumerate(episodes, 1):
-        name = re.sub(r"[^\w.-]+", "_", f"{count:05}-{episode.get('task_name')}-{episode.get('seed')}")
-        out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(trajectory_of(episode, save), ensure_ascii=False, default=str)
-        (out / f"{name}.trajectory.json").write_text(text, encoding="utf-8", errors="replace")
+    count = 0
+    with replacing(out) as part:
+        part.mkdir()
+        save = _image_saver(part)
+        for count, episode in enumerate(episodes, 1):
+            name = re.sub(r"[^\w.-]+", "_", f"{count:05}-{episode.get('task_name')}-{episode.get('seed')}")
+            text = json.dumps(trajectory_of(episode, save), ensure_ascii=False, default=str)
+            (part / f"{name}.trajectory.json").write_text(text, encoding="utf-8", errors="replace")
     return count
 
 
@@ -213,7 +220,7 @@ def _image_saver(folder: Path) -> Callable[[str, str], str]:
             except ValueError as error:
                 raise ConfigError(f"the record holds a picture that is not base64: {uri[:60]!r} ({error})") from error
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(image)
+            write_bytes(folder / path, image)
         return path.as_posix()
 
     return save
@@ -223,7 +230,8 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
     """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
 
     `metadata.notes` says whether the row is a turn in which the model wrote its notes. With `valid_only`, invalid
-    responses are not trained on. Raises ConfigError if a message has images.
+    responses are not trained on. Raises ConfigError if a message has images, or if a scripted player named bare actions
+    where the prompt asks for more.
     """
     messages, turns = split_prompts(episode)
     first, seed, success = 0, episode.get("seed"), episode.get("success")
@@ -242,6 +250,11 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
             if chain[-1].get("has_images") or any(isinstance(message.get("content"), list) for message in shown):
                 where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
                 raise ConfigError(f"{where} has pictures, and jsonl and parquet are for text; use --format atif")
+            if episode.get("player") in SCRIPTED and _is_bare(chain[-1], shown):
+                where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
+                bare = f"the player {episode['player']} answered {chain[-1]['response']!r}"
+                advice = "python -m inspection.demonstrations writes an expert's answers in full"
+                raise ConfigError(f"{where}: {bare}, and the prompt asks for a line `{MARKER}`; {advice}")
             row = []
             for place, message in enumerate([*shown, {"role": "assistant", "content": chain[-1]["response"]}]):
                 mask = int(message["role"] != "assistant" or place in trained)
@@ -253,6 +266,12 @@ def rows_of(episode: Mapping[str, Any], valid_only: bool = False) -> Iterator[di
                 "metadata": {**about, "turn": first, "turns": len(chain), "notes": "summary" in chain[0]},
             }
         first += len(chain)
+
+
+def _is_bare(turn: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the response names an action alone, although the prompt asks for it behind `MARKER`."""
+    asks = any(MARKER in text_of(message) for message in prompt if message["role"] != "assistant")
+    return asks and MARKER not in turn["response"] and "summary" not in turn
 
 
 def _chains(messages: Sequence[Mapping[str, Any]], turns: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

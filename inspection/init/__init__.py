@@ -15,6 +15,7 @@ import keyword
 import math
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 QUESTIONS = {
@@ -73,13 +74,25 @@ def run(options: argparse.Namespace) -> int:
             reward=options.reward,
             picture=options.picture,
         )
-    for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
-        print(path)
+    write_files(files)
     yaml, me = f"{options.name}.yaml", PROGRAM
     print(f"\nnext:\n  {me} check {yaml}\n  {me} play {yaml}\n  {me} train {yaml} --updates 20")
     print(f"  pip install pytest && python -m pytest test_{options.name}.py")
     return 0
+
+
+def write_files(files: Mapping[Path, str]) -> None:
+    """Write all files or none; raises OSError if one cannot be written."""
+    from embedded.run.folder import write_text
+
+    try:
+        for path, text in files.items():
+            write_text(path, text)
+    except OSError:
+        for path in files:
+            path.unlink(missing_ok=True)
+        raise
+    print(*files, sep="\n")
 
 
 def _ask(options: argparse.Namespace) -> None:

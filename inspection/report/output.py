@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from embedded.run.folder import write_text
 from inspection.report.columns import Alarm, Column
 from inspection.report.invalid import ALIAS_KINDS, CAUSES, Place
 from inspection.report.numbers import BY_KEY, MEASURES, QUESTIONS, Measure, Verdict
@@ -33,7 +34,7 @@ def clean(text: str, most: int = _MAX_TEXT) -> str:
 def write_json(path: Path, columns: Sequence[Column], alarms: Sequence[Alarm]) -> None:
     """Write all numbers, verdicts and examples, for programs."""
     data = {"columns": list(map(_as_json, columns)), "alarms": [vars(alarm) for alarm in alarms]}
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n", "utf-8", "replace")
+    write_text(path, json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 def _as_json(column: Column) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _as_json(column: Column) -> dict[str, Any]:
 
 def write_page(path: Path, columns: Sequence[Column], alarms: Sequence[Alarm]) -> None:
     """Write the report as Markdown."""
-    path.write_text(_render("report.md.j2", columns, alarms), "utf-8", "replace")
+    write_text(path, _render("report.md.j2", columns, alarms))
 
 
 def summarize(columns: Sequence[Column], alarms: Sequence[Alarm], written: Sequence[str]) -> str:

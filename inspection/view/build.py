@@ -18,7 +18,7 @@ from embedded.run.folder import check_out, write_text
 from inspection.records import FILE, names_of
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
-from inspection.view.replay import Worlds
+from inspection.view.replay import Worlds, with_pictures
 from inspection.view.sources import cut_record, episode_sources, files_of, find_files, left_out, read_run
 from inspection.view.training import expand_runs, read_training
 from slime_verlog import ConfigError
@@ -64,8 +64,10 @@ class Book:
         left = None if most is None else max(0, most - known)
         episodes = itertools.islice(read_run(source, self._options.tokenizer, self._options.trust, skip=known), left)
         for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, disable=None):
-            world = self._worlds.draw(episode)
-            self._packer.add(episode, 0 if name else number, world, name)
+            world = self._worlds.draw(episode) or {}
+            if pictures := world.pop("shown", None):
+                episode = with_pictures(episode, pictures)
+            self._packer.add(episode, 0 if name else number, world or None, name)
             self._counts[number, source] += 1
 
     def write(self, path: Path, follow: float = 0.0) -> None:
@@ -82,8 +84,12 @@ class Book:
         }
         resolved = [run.resolve() for run in self._options.runs]
         names = [run.parent.name if run.name == FILE else run.name if run.is_dir() else run.stem for run in resolved]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, build_page(" and ".join(names), head, self._packer.blocks(), self._worlds.images()))
+        text = build_page(" and ".join(names), head, self._packer.blocks(), self._worlds.images())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file with --out") from error
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""

@@ -31,12 +31,15 @@ class Replay:
     """uint8 [height, width, 3]: the state before each turn, then the last state."""
     note: str | None = None
     """Why there are no frames, if the replay failed or differs from the record."""
+    pictures: list[list[str]] = field(default_factory=list)
+    """`data:` URIs of the images that each turn's observation shows."""
 
 
 def replay(episode: Mapping[str, Any]) -> Replay | None:
-    """Play the recorded responses again and draw every state; None if the environment has no `render`.
+    """Play the recorded responses again and draw every state.
 
-    Nothing is drawn if an observation, an action or a reward differs from the record.
+    None if the environment has no `render`, and the record lacks no image of a prompt. Nothing is drawn if an
+    observation, an action or a reward differs from the record.
     """
     metadata, options = {"task": episode["task"], "seed": episode["seed"]}, dict(episode.get("options") or {})
     try:
@@ -44,18 +47,60 @@ def replay(episode: Mapping[str, Any]) -> Replay | None:
     except Exception as error:  # an environment may raise anything, which concerns only this episode's images
         return Replay(note=f"The world is not drawn: building the environment raised {_say(error)}.")
     try:
-        return _play(env, episode) if callable(getattr(env, "render", None)) else None
+        is_drawn = callable(getattr(env, "render", None))
+        return _play(env, episode, is_drawn) if is_drawn or lacks_pictures(episode) else None
     finally:
         env.close()
 
 
-def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
+def lacks_pictures(episode: Mapping[str, Any]) -> bool:
+    """Whether prompts have images that the record does not hold, as those of training runs."""
+    return any(_is_empty(part) for message in episode.get("messages") or () for part in _parts(message))
+
+
+def with_pictures(episode: Mapping[str, Any], pictures: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the episode with these images in the observation of each turn, which is its prompt's last message."""
+    messages, turns = split_prompts(episode)
+    kept = dict(episode.get("pictures") or {})
+    for turn, images in zip(turns, pictures, strict=False):
+        message, waiting, parts = messages[turn["prompt"][-1]], iter(images), []
+        for part in _parts(message):
+            if part.get("type") == "image" and (uri := next(waiting, None)) and part.get("image") is None:
+                key = hashlib.blake2b(uri.encode(), digest_size=8).hexdigest()
+                kept[key] = uri
+                part = {**part, "image": key}
+            parts.append(part)
+        if parts:
+            turn["prompt"] = [*turn["prompt"][:-1], len(messages)]
+            messages.append({**message, "content": parts})
+    return {**episode, "messages": messages, "story": turns, "pictures": kept}
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _is_empty(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image" and part.get("image") is None
+
+
+def _shown(observation: Mapping[str, Any]) -> list[str]:
+    """The images of an observation as `data:` URIs, in the order of its message."""
+    images = observation.get("multi_modal_data") or {}
+    found = [*(images.get("current_image") or ()), *(images.get("image") or ())]
+    return [png_uri(encode_png(np.asarray(image, dtype=np.uint8))) for image in found]
+
+
+def _play(env: Any, episode: Mapping[str, Any], is_drawn: bool) -> Replay:
     messages, turns = split_prompts(episode)
     frames: list[np.ndarray] = []
+    pictures: list[list[str]] = []
     try:
         observation = env.reset()
         for number, turn in enumerate(turns, 1):
-            frames.append(_copy(env.render()))
+            frames += [_copy(env.render())] if is_drawn else []
+            pictures.append(_shown(observation) if lacks_pictures(episode) else [])
             if "summary" in turn:  # notes, which the environment did not get
                 continue
             prompt = "\n".join(text_of(messages[i]) for i in turn["prompt"])
@@ -72,10 +117,10 @@ def _play(env: Any, episode: Mapping[str, Any]) -> Replay:
             }
             if wrong := next((name for name, holds in same.items() if not holds), None):
                 return Replay(note=f"The world is not drawn: the replay has another {wrong} in turn {number}.")
-        frames.append(_copy(env.render()))
+        frames += [_copy(env.render())] if is_drawn else []
     except Exception as error:  # as above
-        return Replay(note=f"The world is not drawn: turn {len(frames)} of the replay raised {_say(error)}.")
-    return Replay(frames)
+        return Replay(note=f"The world is not drawn: turn {len(pictures)} of the replay raised {_say(error)}.")
+    return Replay(frames, pictures=pictures)
 
 
 def _copy(image: Any) -> np.ndarray:
@@ -164,7 +209,10 @@ class Worlds:
         """Environments without `render`; their other episodes are not built."""
 
     def draw(self, episode: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The episode's world for the page, with a `note` instead if the replay went wrong; None for no world."""
+        """The episode's world for the page, with a `note` instead if the replay went wrong; None for no world.
+
+        `shown` has the images of prompts that the record lacks, for `with_pictures`.
+        """
         key = self.most, str(episode.get("setting"))
         left = self.most - self.drawn - self.differing
         share = self._left.setdefault(key, math.ceil(left / 3)) if key[1].startswith("update ") else left
@@ -181,7 +229,8 @@ class Worlds:
             self.differing += 1
             return {"note": replayed.note}
         self.drawn += 1
-        return self._encode(episode["env_path"], replayed.frames)
+        world = self._encode(episode["env_path"], replayed.frames) if replayed.frames else {}
+        return world | ({"shown": replayed.pictures} if any(replayed.pictures) else {})
 
     def images(self) -> dict[int, bytes]:
         """For each tile size in pixels, the PNG image with all tiles."""

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from embedded.run.alarms import LIMITS, Alarms
-from embedded.run.folder import ABOUT, METRICS, SETTINGS, SUMMARY, is_claimed, leaves
+from embedded.run.folder import ABOUT, DONE, METRICS, SETTINGS, SUMMARY, is_claimed, leaves
 from inspection.view.page import number
 from slime_verlog import ConfigError, Settings, read_yaml_mapping
 
@@ -15,6 +16,8 @@ _ROWS = (METRICS, "rows.jsonl")
 """Names of the file with a row of metrics per update, in a run and in a run of a study."""
 _EVENTS = "events.out.tfevents.*"
 _MOST_POINTS = 400
+_SEED = re.compile(r"(^|[\W_]+)seed[\W_]*\d+$")
+"""The end of a run's name that tells the seeds of a variant apart."""
 _FROM_SLIME = {
     "rollout/kl": "actor/ref_kl",
     "train/entropy_loss": "actor/entropy",
@@ -65,6 +68,7 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     trained = any(row.get("train/actor_trains") for row in rows.values())
     return {
         "name": name,
+        "variant": _SEED.sub("", name) or run.resolve().parent.name,
         "folder": str(run),
         "columns": _columns(rows, problems),
         "limits": {limit.metric: [number(limit.lowest), number(limit.highest)] for limit in LIMITS},
@@ -87,9 +91,10 @@ def _state(run: Path, about: Mapping[str, Any]) -> str | None:
         return f"stopped: {about['stopped']}"
     if about.get("interrupted"):
         return "interrupted"
-    if about.get("verdict"):
+    if about.get("verdict") or (run / DONE).exists():
         return "finished"
-    return "stopped: its process ended and left no reason" if (run / ABOUT).exists() else None
+    is_ours = (run / ABOUT).exists() or (run / SETTINGS).exists()
+    return "stopped: its process ended and left no reason" if is_ours else None
 
 
 def _waiting(run: Path, rows: Rows, settings: Mapping[str, Any]) -> str:

@@ -54,6 +54,21 @@ def test_pairs_are_compared_per_task_and_together(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == text, "the bootstrap has a fixed seed"
 
 
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize(("pairs", "has_interval"), [(1, False), (2, False), (3, False), (4, True)])
+def test_an_interval_needs_more_pairs_than_its_two_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks: int, pairs: int, has_interval: bool
+) -> None:
+    for task in range(tasks):
+        write(tmp_path / "a", [False] * pairs, f"task{task}")
+        write(tmp_path / "b", [k < pairs - 1 or pairs == 1 for k in range(pairs)], f"task{task}")
+    compare(tmp_path / "a", tmp_path / "b")
+    text = capsys.readouterr().out
+    for start in ("task0", *(["all"] if tasks > 1 else [])):
+        assert line(text, start)[-1].startswith("[") == has_interval
+    assert "With fewer than 4 pairs of a task there is no interval (–)." in text
+
+
 def test_the_settings_of_a_seed_are_one_pair_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for setting in ("n=1", "n=2", "n=4"):
         write(tmp_path / "a", [False] * 10 + [True] * 5, setting=setting)

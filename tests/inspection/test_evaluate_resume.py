@@ -42,6 +42,27 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, extra: list[str], wo
         evaluate(*given, "--player", "random", *extra)
 
 
+@pytest.mark.parametrize("changed", ["game.py", "prompt.j2", "rules.py"])
+def test_results_of_another_version_of_the_environment_are_not_printed_as_if_they_were_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    (tmp_path / "game.py").write_text(f"from {COUNTING} import build_env\nimport rules\nPROMPT = 'prompt.j2'\n")
+    (tmp_path / "rules.py").write_text("LENGTH = 3\n")
+    (tmp_path / "prompt.j2").write_text("Count.")
+    (tmp_path / "unrelated.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = [*write_config(tmp_path, rollout_interaction_env_path=str(tmp_path / "game.py")), "--player", "random"]
+    assert evaluate(*given) == 0
+    (tmp_path / "unrelated.py").write_text("x = 1\n")
+    assert evaluate(*given, "--episodes", "5") == 0, "the environment is the same"
+    with open(tmp_path / changed, "a") as file:
+        file.write("\n")
+    other = f"holds episodes of another version of the environment: {tmp_path.name}/{changed} changed since; "
+    with pytest.raises(SystemExit, match=f"error: {tmp_path}/out {other}give another --out, or delete {tmp_path}/out"):
+        evaluate(*given)
+    assert evaluate(*given, "--out", str(tmp_path / "new")) == 0
+
+
 def test_a_line_that_was_cut_is_dropped_and_its_episode_played_again(tmp_path: Path) -> None:
     given = [*write_config(tmp_path, tasks=["count"]), "--player", "random"]
     assert evaluate(*given) == 0

@@ -44,6 +44,30 @@ def conversation_episode(seed: int = 1, **facts: Any) -> dict[str, Any]:
     return {**invented_episode(seed), "messages": story.messages, "story": story.turns, "return": 1.5, **facts}
 
 
+def scripted_episode(player: str, response: str) -> dict[str, Any]:
+    """One turn under a prompt that asks for a thought and an action."""
+    story = Transcript()
+    info = {"executed_action": "go west", "valid_action": True, "reward": 1.0, "terminated": True, "truncated": False}
+    prompt = [{"role": "user", "content": "Answer in exactly this form:\nTHINK: your reasoning\nACTION: one action"}]
+    story.add(prompt, (), response, {**info, "progression": 1.0})
+    return {**invented_episode(1), "messages": story.messages, "story": story.turns, "player": player}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_bare_actions_of_a_scripted_player_are_not_written_as_answers_to_a_prompt_that_asks_for_more(
+    tmp_path: Path, suffix: str
+) -> None:
+    bare, full, model = (tmp_path / name for name in ("bare", "full", "model"))
+    write_run(bare, [scripted_episode("expert", "go west")])
+    write_run(full, [scripted_episode("expert", "THINK: The exit is west.\nACTION: go west")])
+    write_run(model, [scripted_episode("my-model", "go west")])
+    error = export(bare, "--format", suffix, "--out", tmp_path / f"bare.{suffix}")
+    assert error is not None and "the player expert answered 'go west', and the prompt asks for a line" in error
+    assert "python -m inspection.demonstrations" in error and not (tmp_path / f"bare.{suffix}").exists()
+    for run in (full, model):
+        assert export(run, "--format", suffix, "--out", tmp_path / f"{run.name}.{suffix}") is None
+
+
 def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     played = record_episode("envs.babyai", "goto", 3)

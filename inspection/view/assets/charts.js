@@ -74,15 +74,19 @@ function chart({ title, series, limit, marks, choose, isWide, note, span, unit =
     h("figcaption", null, h("b", null, title), value, (series.length > 1 || series[0].name) && (isWide || unit !== "update") ? legend(series) : null, note ? h("span", { class: "muted small" }, note) : null), drawing);
 }
 
-const legend = (series) => h("span", { class: "legend" }, series.map((s, i) => h("span", null, h("span", { class: `key key-${(s.place ?? i) % 6}` }), s.name)));
+/** Six colours; the lines of a seventh and later series are dashed in other ways. */
+const colour = (place) => `${place % 6} dash-${Math.floor(place / 6) % 4}`;
+const colourKey = (place) => h("span", { class: `key key-${colour(place)}` });
+
+const legend = (series) => h("span", { class: "legend" }, series.filter((s) => !s.isFaint).map((s, i) => h("span", null, colourKey(s.place ?? i), s.name)));
 
 function latestWords(series) {
-  const latest = series.map((s) => s.points.findLast((p) => p.y !== null)).filter(Boolean);
+  const latest = series.filter((s) => !s.isFaint).map((s) => s.points.findLast((p) => p.y !== null)).filter(Boolean);
   return latest.length === 1 ? pointWords(latest[0]) : "";
 }
 
 function chartWords(title, series, unit) {
-  const parts = series.map((s) => {
+  const parts = series.filter((s) => !s.isFaint).map((s) => {
     const known = s.points.filter((p) => p.y !== null);
     const [a, b] = [known[0], known.at(-1)];
     return a ? `${s.name ? `${s.name}: ` : ""}${pointWords(a)} at ${unit} ${a.x}, ${pointWords(b)} at ${unit} ${b.x}` : "";
@@ -110,11 +114,11 @@ function axes({ low, high, first, last, x, y, width, height, unit }) {
 function line(s, i, x, y, limit) {
   const known = s.points.filter((p) => p.y !== null);
   const path = known.map((p, k) => `${k ? "L" : "M"}${x(p.x).toFixed(1)} ${y(p.y).toFixed(1)}`).join("");
-  const errors = known.filter((p) => p.error).map((p) => svg("path", { class: "error", d: `M${x(p.x)} ${errorEnds(p).map(y).join("V")}` }));
-  const isDotted = known.length <= 60;
+  const errors = known.filter((p) => p.error && !s.isFaint).map((p) => svg("path", { class: "error", d: `M${x(p.x)} ${errorEnds(p).map(y).join("V")}` }));
+  const isDotted = known.length <= 60 && !s.isFaint;
   const dots = known.filter((p) => isDotted || isOutside(p.y, limit)).map((p) =>
     svg("circle", { class: isOutside(p.y, limit) ? "dot-out" : "dot-in", cx: x(p.x).toFixed(1), cy: y(p.y).toFixed(1), r: 2.2 }));
-  return svg("g", { class: `series series-${i % 6}` }, errors, svg("path", { class: "path", d: path }), dots);
+  return svg("g", { class: `series series-${colour(i)}${s.isFaint ? " faint" : ""}` }, errors, svg("path", { class: "path", d: path }), dots);
 }
 
 /** The pointer and the arrow keys show the value of the nearest update; a click or Enter opens its episodes. */
@@ -123,7 +127,7 @@ function listenToChart(drawing, { known, x, y, pointer, value, series, width, he
   let current = updates.length;
   const show = () => {
     const u = updates[current];
-    const here = series.map((s) => [s, s.points.find((p) => p.x === u && p.y !== null)]).filter(([, p]) => p);
+    const here = series.filter((s) => !s.isFaint).map((s) => [s, s.points.find((p) => p.x === u && p.y !== null)]).filter(([, p]) => p);
     pointer.replaceChildren(svg("path", { d: `M${x(u)} ${EDGE.top}v${height}` }), ...here.map(([, p]) => svg("circle", { cx: x(p.x), cy: y(p.y), r: 4 })));
     value.textContent = `${unit} ${u}: ${here.map(([s, p]) => `${s.name ? `${s.name} ` : ""}${pointWords(p)}`).join(", ")}`;
   };

@@ -15,6 +15,7 @@ function h(tag, attributes, ...children) {
 }
 
 const ICONS = {
+  larger: "M3 3h5v2H5v3H3zM13 13H8v-2h3V8h2z",
   first: "M4 3h2v10H4zM13 3v10L7 8z",
   last: "M10 3h2v10h-2zM3 3v10l6-5z",
   play: "M4 2.5v11l9-5.5z",

@@ -21,13 +21,21 @@ const CURVE_NAMES = Object.fromEntries(CURVES.map(([title, key]) => [key, title]
 
 const pointsOf = (study, key) => (study.columns[key] || []).map((y, i) => ({ x: study.columns.update[i], y }));
 
-/** The held-out result of each evaluation with two standard errors: success, or the return if nothing was won. */
+/** What held-out results are shown: the measure of the runs' verdicts; before there is one, success if anything was won. */
+function measureOf(peers) {
+  const decided = ["success", "progression", "return"].find((name) => peers.some((peer) => peer.about.verdict?.measure === name));
+  const isWon = peers.some((peer) => Object.entries(peer.columns).some(([key, ys]) => /^eval\/(.*\/)?success$/.test(key) && ys.some((x) => x)));
+  return decided || (isWon ? "success" : "return");
+}
+
+const HELD_OUT = { success: "Held-out episodes won", progression: "Held-out progression", return: "Held-out return" };
+
+/** The held-out result of each evaluation with two standard errors. */
 function evaluations(study, peers = [study]) {
   const { columns } = study;
   const tasks = (what) => Object.keys(columns).filter((key) => key.startsWith("eval/") && key.endsWith(`/${what}`) && key !== `eval/${what}`);
   const keys = (what) => (columns[`eval/${what}`] ? [`eval/${what}`] : tasks(what));
-  const isWon = peers.some((peer) => Object.entries(peer.columns).some(([key, ys]) => /^eval\/(.*\/)?success$/.test(key) && ys.some((x) => x)));
-  const what = (isWon && keys("success").length) || !keys("return").length ? "success" : "return";
+  const what = [measureOf(peers), "success", "return"].find((name) => keys(name).length) || "success";
   const points = columns.update.map((x, i) => {
     const found = keys(what).filter((key) => columns[key][i] !== null);
     if (!found.length) return { x, y: null };
@@ -35,19 +43,19 @@ function evaluations(study, peers = [study]) {
     const squares = found.map((key, k) => {
       const known = columns[`${key}_se`]?.[i];
       const n = columns[key.replace(new RegExp(`/${what}$`), "/episodes")]?.[i];
-      const error = known ?? (what === "success" && n ? shareError(values[k], n) : found.length > 1 ? 0 : returnError(study, x) || 0);
+      const error = known ?? (what === "success" && n ? shareError(values[k], n) : found.length > 1 ? 0 : meanError(study, x, what) || 0);
       return error ** 2;
     });
     return { x, y: mean(values), isShare: what === "success", error: (2 * Math.sqrt(squares.reduce((a, b) => a + b, 0))) / found.length };
   });
-  return { title: `${what === "success" ? "Held-out episodes won" : "Held-out return"} ± standard error; bars show two`, points: points.filter((p) => p.y !== null) };
+  return { title: HELD_OUT[what] + (isGrouped() ? ", mean over seeds" : " ± standard error; bars show two"), points: points.filter((p) => p.y !== null) };
 }
 
-/** The standard error of the held-out return, from the page's episodes; the metrics have only its mean. */
-function returnError(study, update) {
+/** The standard error of a held-out mean, from the page's episodes; the metrics have only the mean. */
+function meanError(study, update, what) {
   const run = page.head.runs.length > 1 ? study.run : 0;
   const rows = page.head.episodes.filter((row) => row.update === update && row.player !== TRAINING && (row.run || 0) === run && (!row.study || row.study === study.name));
-  return standardError(rows.map((row) => row.return).filter((x) => x !== null));
+  return standardError(rows.map((row) => row[what]).filter((x) => x !== null));
 }
 
 /** Show the episodes of an update: those that were kept of it, or of the nearest one. */
@@ -155,9 +163,58 @@ function warnings(study, isNamed) {
 
 const healthyWords = ([low, high]) => `healthy ${low === null ? `≤ ${short(high)}` : high === null ? `≥ ${short(low)}` : `${short(low)}–${short(high)}`}`;
 
+const lines = { grouped: true, window: 1 };
+const variantsOf = (studies) => [...new Set(studies.map((s) => s.variant))];
+const isGrouped = () => lines.grouped && page.head.studies.length > variantsOf(page.head.studies).length && page.head.studies.length > 2;
+const placeOf = (study) => (isGrouped() ? variantsOf(page.head.studies).indexOf(study.variant) : study.run);
+
+/** Each point as the mean of the last points, as many as the window has. */
+function smoothed(points, window) {
+  const known = points.filter((p) => p.y !== null);
+  return window < 2 ? points : known.map((p, i) => ({ ...p, y: mean(known.slice(Math.max(0, i + 1 - window), i + 1).map((q) => q.y)) }));
+}
+
+/** The mean over the seeds of a variant, where all of them have a value. */
+function meanOf(seeds) {
+  const counts = new Map();
+  for (const p of seeds.flat().filter((q) => q.y !== null)) counts.set(p.x, [...(counts.get(p.x) || []), p]);
+  return [...counts].filter(([, found]) => found.length === seeds.length).sort(([a], [b]) => a - b)
+    .map(([x, found]) => ({ x, y: mean(found.map((p) => p.y)), isShare: found[0].isShare }));
+}
+
+/** One line per run, or a faint one per seed and their mean for each variant. */
+function seriesOf(studies, pointsOfStudy) {
+  const isNamed = page.head.studies.length > 1 || page.head.runs.length > 1;
+  const line = (study) => ({ name: isNamed ? study.name : "", place: placeOf(study), points: pointsOfStudy(study) });
+  if (!isGrouped()) return studies.map(line);
+  return variantsOf(studies).flatMap((variant) => {
+    const seeds = studies.filter((s) => s.variant === variant).map(line);
+    const name = `${variant} (${plural(seeds.length, "seed")})`;
+    return [...seeds.map((s) => ({ ...s, isFaint: true })), { name, place: seeds[0].place, points: meanOf(seeds.map((s) => s.points)) }];
+  });
+}
+
+/** How the curves are drawn: the seeds of a variant together or apart, and smoothed or not. */
+function curveControls() {
+  const again = (event) => {
+    renderOverview();
+    $(event.target.id).focus();
+  };
+  const group = h("input", { type: "checkbox", id: "group-seeds", checked: lines.grouped, change: (event) => {
+    lines.grouped = event.target.checked;
+    again(event);
+  } });
+  const smooth = h("select", { id: "smooth", change: (event) => {
+    lines.window = Number(event.target.value);
+    again(event);
+  } }, [1, 5, 10, 20].map((n) => h("option", { value: n }, n === 1 ? "none" : `mean of ${n} updates`)));
+  smooth.value = lines.window;
+  const hasSeeds = page.head.studies.length > 2 && variantsOf(page.head.studies).length < page.head.studies.length;
+  return h("p", { class: "controls-of-curves muted" }, hasSeeds ? h("label", null, group, " Group the seeds of a variant") : null, h("label", { class: "more" }, "Smoothing ", smooth));
+}
+
 function curves(studies) {
   const isSeveral = studies.length > 1;
-  const seriesOf = (study, points) => ({ name: isSeveral || page.head.runs.length > 1 ? study.name : "", place: study.run, points });
   const results = studies.map((study) => evaluations(study, studies));
   const marks = isSeveral ? [] : studies[0].alarms.map((alarm) => alarm.update);
   const updates = studies.flatMap((s) => s.columns.update);
@@ -166,10 +223,10 @@ function curves(studies) {
     const limit = studies[0].limits[key];
     const own = isSeveral ? [] : studies[0].alarms.filter((alarm) => alarm.metric === key).map((alarm) => alarm.update);
     return chart({ title, limit, span, note: limit && healthyWords(limit), choose: openUpdate, marks: own,
-      series: studies.map((s) => seriesOf(s, pointsOf(s, key))) });
+      series: seriesOf(studies.filter((s) => s.columns[key]), (s) => smoothed(pointsOf(s, key), lines.window)) });
   };
   const tops = [...new Set(results.map((r) => r.title))].map((title) => chart({ title, isWide: true, span, choose: openUpdate, marks,
-    series: results.flatMap((r, i) => (r.title === title ? [seriesOf(studies[i], r.points)] : [])) })).filter(Boolean);
+    series: seriesOf(studies.filter((_, i) => results[i].title === title), (s) => results[studies.indexOf(s)].points) })).filter(Boolean);
   const charts = h("div", { class: "charts" }, CURVES.map(([title, key]) => make(title, key)));
   const shown = new Set(CURVES.map(([, key]) => key));
   const others = [...new Set(studies.flatMap((s) => Object.keys(s.columns)))].filter((key) => key !== "update" && !shown.has(key)).sort(collate);
@@ -179,7 +236,7 @@ function curves(studies) {
     event.target.value = "";
   } }, h("option", { value: "" }, "choose…"), others.map((key) => h("option", { value: key }, visible(key))));
   const help = page.head.episodes.some((row) => row.update !== undefined) ? "Click a point to list the episodes of its update." : "";
-  return h("section", { class: "curves", "aria-label": "Curves" }, tops.length ? tops : h("p", { class: "muted" }, "Nothing has been evaluated yet."), charts,
+  return h("section", { class: "curves", "aria-label": "Curves" }, curveControls(), tops.length ? tops : h("p", { class: "muted" }, "Nothing has been evaluated yet."), charts,
     h("p", { class: "muted" }, help, others.length ? [h("label", { class: "more" }, " Any other metric: ", more)] : null));
 }
 
@@ -218,10 +275,11 @@ function settingsTable(studies) {
   const usual = (key) => studies.find((s) => s.settings[key]).settings[key][1];
   const cell = (s, key) => (s.settings[key] ? valueText(s.settings[key][0]) : `${valueText(usual(key))} (default)`);
   const isSeveral = studies.length > 1;
-  const shown = isSeveral ? keys.filter((key) => new Set(studies.map((s) => cell(s, key))).size > 1) : keys;
-  const heads = ["Setting", ...(isSeveral ? studies.map((s) => s.name) : ["Value", "Default"])];
+  const columns = isGrouped() ? variantsOf(studies).map((variant) => studies.find((s) => s.variant === variant)) : studies;
+  const shown = isSeveral ? keys.filter((key) => new Set(columns.map((s) => cell(s, key))).size > 1) : keys;
+  const heads = ["Setting", ...(isSeveral ? columns.map((s) => (isGrouped() ? s.variant : s.name)) : ["Value", "Default"])];
   const row = (key) => h("tr", null, h("th", { scope: "row" }, visible(key)),
-    isSeveral ? studies.map((s) => h("td", null, cell(s, key))) : studies[0].settings[key].map((x) => h("td", null, valueText(x))));
+    isSeveral ? columns.map((s) => h("td", null, cell(s, key))) : studies[0].settings[key].map((x) => h("td", null, valueText(x))));
   const table = h("div", { class: "table" }, h("table", { class: "summary settings" }, h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col" }, x)))), h("tbody", null, shown.map(row))));
   const title = isSeveral ? `Settings that differ (${shown.length})` : `Settings that differ from the defaults (${shown.length})`;
   const body = shown.length ? table : h("p", { class: "muted" }, isSeveral ? "The runs have the same settings." : "No settings are recorded.");
@@ -238,7 +296,7 @@ function runsTable(studies) {
     const { points } = evaluations(study, studies);
     const [a, b] = [points[0], points.at(-1)];
     const text = (p) => (p ? pointWords(p) : "–");
-    return h("tr", null, h("th", { scope: "row" }, h("span", { class: `key key-${study.run % 6}` }), runBadge(study), study.name), h("td", null, text(a)), h("td", null, text(b)),
+    return h("tr", null, h("th", { scope: "row" }, colourKey(placeOf(study)), runBadge(study), study.name), h("td", null, text(a)), h("td", null, text(b)),
       h("td", null, text(points.reduce((best, p) => (!best || p.y > best.y ? p : best), null))), h("td", null, String(study.alarms.length)), h("td", null, [stateWords(study)[0].split(":")[0], ...stateWords(study).slice(1, -1)].join(", ")));
   });
   const heads = ["Run", "First", "Last", "Best", "Alarms", "State"];

@@ -17,7 +17,8 @@ function contentBlocks(message, episode, className) {
 function picture(episode, key) {
   const address = pictureAddress(episode, key);
   if (!address) return h("p", { class: "muted" }, "A picture that the record does not hold.");
-  return h("img", { class: "picture", src: address, alt: "The picture in the prompt", loading: "lazy", decoding: "async" });
+  return h("img", { class: "picture", src: address, alt: "The picture in the prompt", loading: "lazy", decoding: "async",
+    title: "Larger or smaller", click: (event) => event.target.classList.toggle("large") });
 }
 
 function bubble(role, note, ...children) {

@@ -72,7 +72,7 @@ class Stage {
   }
 
   #canvas(episode) {
-    return h("canvas", { class: episode.frames.width < 400 ? "world crisp" : "world", role: "img", "aria-label": "The world" });
+    return h("canvas", { class: episode.frames.width < 400 ? "world crisp" : "world", role: "img", "aria-label": "The world", title: "Larger or smaller", click: () => $("stage").classList.toggle("large") });
   }
 
   #figure(i) {
@@ -91,8 +91,9 @@ class Stage {
     speed.value = this.#speed;
     const play = button("play", "Play (p)", () => this.toggle());
     Object.assign(this.#parts, { play, slider });
+    const larger = button("larger", "Larger or smaller drawing", () => $("stage").classList.toggle("large"));
     return h("div", { class: "controls" }, button("first", "First turn", () => selectTurn(1)), play,
-      button("last", "Last turn", () => selectTurn(this.last())), slider, speed);
+      button("last", "Last turn", () => selectTurn(this.last())), slider, speed, this.#canvases.some(Boolean) ? larger : null);
   }
 
   /** Show the state before a turn; one past the last turn is the final state. */

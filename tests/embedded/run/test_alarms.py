@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 
 from embedded.arguments import EmbeddedFlags
 from embedded.run.alarms import LIMITS, PATIENCE, Alarms, warnings_of
-from embedded.run.ending import describe_played, judge, next_step
+from embedded.run.ending import describe_played, is_better, judge, next_step
 from embedded.warmstart.demonstrations import Demonstration
 from embedded.warmstart.imitation import Imitation, statistics_of
 from slime_verlog import read_settings
@@ -121,7 +121,20 @@ def test_demonstrations_are_counted_by_episode() -> None:
 
 
 def played(wins: int, n: int, first: int = 0) -> list[dict[str, Any]]:
-    return [{"task_name": "t", "seed": first + k, "success": k < wins, "return": 0.1 * (k < wins)} for k in range(n)]
+    won = [float(k < wins) for k in range(n)]
+    keys = {"task_name": "t"}
+    return [
+        {**keys, "seed": first + k, "success": bool(x), "progression": x, "return": 0.1 * x} for k, x in enumerate(won)
+    ]
+
+
+def scored(wins: int, n: int, total: float, progression: float = 0.0) -> list[dict[str, Any]]:
+    """Episodes of which some were won, with returns and progression that differ a little from seed to seed."""
+    found = played(wins, n)
+    for k, episode in enumerate(found):
+        episode["return"] = total + 0.01 * (k % 7)
+        episode["progression"] = max(episode["progression"], progression)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -147,6 +160,33 @@ def test_the_verdict_names_both_results_and_their_errors() -> None:
     sentence = judge(played(6, 128), played(6, 128))["sentence"]
     assert sentence.startswith("no significant change: win rate 0.047 ± 0.019 before, 0.047 ± 0.019 after; change +0.0")
     assert judge(played(0, 20), played(0, 20))["measure"] == "return"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "measure"),
+    [
+        (scored(0, 32, 0.1), scored(2, 32, 0.4), "improved", "return"),
+        (scored(1, 64, 0.1), scored(0, 64, 0.4), "improved", "return"),
+        (scored(0, 64, 0.1), scored(1, 64, 0.1, 0.5), "improved", "progression"),
+        (scored(0, 64, 0.4), scored(2, 64, 0.1), "worse", "return"),
+        (scored(5, 64, 0.4), scored(60, 64, 0.1), "improved", "success"),
+        (scored(0, 64, 0.1), scored(1, 64, 0.1), "no significant change", "success"),
+    ],
+)
+def test_a_single_win_does_not_hide_what_return_and_progression_say(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], verdict: str, measure: str
+) -> None:
+    found = judge(before, after)
+    assert (found["verdict"], found["measure"]) == (verdict, measure)
+    assert all(name in found["sentence"] for name in ("win rate", "return"))
+
+
+def test_the_best_policy_is_chosen_by_the_rule_of_the_verdict() -> None:
+    assert is_better(scored(0, 64, 0.4), scored(1, 64, 0.1)), "one win by chance is not more than a higher return"
+    assert not is_better(scored(1, 64, 0.1), scored(0, 64, 0.4))
+    assert is_better(scored(60, 64, 0.1), scored(5, 64, 0.4))
+    assert is_better(played(3, 4), played(2, 4)), "of too few episodes, the higher win rate"
+    assert not is_better(played(3, 64), played(3, 64)), "the first of equals stays"
 
 
 def test_failed_episodes_are_said_beside_the_win_rate_and_instead_of_it() -> None:

@@ -34,3 +34,20 @@ def test_an_interrupted_run_counts_the_updates_that_it_can_continue_after(tmp_pa
         report.update(k, {"train/actor_trains": 1.0})
     summary = report.write(interrupted_after=2)
     assert summary["interrupted"] and (summary["updates"], summary["actor_updates"]) == (2, 2)
+
+
+def test_the_summary_names_the_best_policy_by_the_verdict_of_each_evaluation(tmp_path: Path) -> None:
+    report = RunReport(tmp_path, {"lengths": {}}, tmp_path)
+    for updates, (wins, total) in {0: (0, 0.1), 20: (1, 0.1), 40: (0, 0.5)}.items():
+        report.evaluations[updates] = [
+            {
+                **{"task_name": "t", "seed": seed, "turns": 3, "valid_action_ratio": 1.0, "fault": None},
+                **{"success": seed < wins, "progression": float(seed < wins), "return": total + 0.01 * (seed % 7)},
+            }
+            for seed in range(32)
+        ]
+    summary = report.write()
+    assert summary["best_update"] == 40, "a win by chance does not outweigh the return"
+    verdict = summary["verdict"]
+    assert (verdict["verdict"], verdict["measure"]) == ("improved", "return")
+    assert "win rate 0.000" not in verdict["sentence"].partition(";")[0]

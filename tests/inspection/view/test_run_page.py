@@ -328,3 +328,64 @@ def test_an_empty_run_says_so(browser: Browser, tmp_path: Path) -> None:
     write_once(view_options(tmp_path))
     browser.open(tmp_path / "episodes.html")
     assert "There are no episodes yet." in browser.text("#main") and browser.complaints == []
+
+
+def several(folder: Path, variants: int, seeds: int) -> Path:
+    """Runs of a study, which wrote no episodes."""
+    for variant in range(variants):
+        for seed in range(seeds):
+            rows = [{"update": k, "turn/reward": variant + (k % 2) + 0.1 * seed} for k in range(1, 41)]
+            run = write_rows(folder / f"v{variant}" / f"seed_{seed}", rows, keys={"gamma_step": 0.5 + 0.01 * variant})
+            (run / "done.json").write_text("{}")
+    write_once(view_options(folder))
+    return folder / "episodes.html"
+
+
+REWARD = "[...document.querySelectorAll('.chart')].find((c) => c.innerText.startsWith('Reward per turn'))"
+
+
+def test_no_two_of_many_runs_look_alike(browser: Browser, tmp_path: Path) -> None:
+    browser.open(several(tmp_path, 20, 1))
+    looks = f"""[...{REWARD}.querySelectorAll('.series .path')].map((path) => {{
+      const style = getComputedStyle(path);
+      return style.stroke + style.strokeDasharray;
+    }})"""
+    assert len(set(browser.evaluate(looks))) == 20
+    assert browser.text(".runs td:last-child").startswith("finished, ")
+
+
+def test_the_seeds_of_a_variant_are_drawn_together_or_apart_and_smoothed(browser: Browser, tmp_path: Path) -> None:
+    browser.open(several(tmp_path, 2, 3))
+    lines = f"{REWARD}.querySelectorAll('.series:not(.faint)').length"
+    assert (browser.evaluate(lines), browser.evaluate("document.querySelectorAll('.settings th').length")) == (2, 4)
+    value = f"{REWARD}.querySelector('svg').getAttribute('aria-label')"
+    assert "v0 (3 seeds): 1.10 at update 1, 0.1 at update 40" in browser.evaluate(value)
+    choose = "const box = document.querySelector('#smooth'); box.value = '10'; box.dispatchEvent(new Event('change'))"
+    browser.evaluate(choose)
+    assert "v0 (3 seeds): 1.10 at update 1, 0.6 at update 40" in browser.evaluate(value)
+    browser.click("#group-seeds")
+    assert browser.evaluate(lines) == 6 and "v0/seed_2" in browser.evaluate(value)
+
+
+def test_a_printed_page_shows_whole_charts(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.evaluate("getComputedStyle(document.querySelector('main')).overflowY") == "visible"
+        inside = "getComputedStyle(document.querySelector('.chart')).breakInside"
+        assert browser.evaluate(inside) == "avoid"
+        tall = "document.documentElement.scrollHeight >= document.querySelector('main').scrollHeight"
+        assert browser.evaluate(tall) and browser.evaluate("document.querySelector('main').scrollHeight > innerHeight")
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_held_out_result_is_the_measure_of_the_verdict(browser: Browser, tmp_path: Path) -> None:
+    rows = [
+        {"update": k, "eval/success": 0.01 * k, "eval/return": 0.1 + 0.3 * k, "eval/episodes": 64.0} for k in (0, 1)
+    ]
+    run = write_rows(tmp_path / "run", rows)
+    (run / "summary.json").write_text(json.dumps({"verdict": {"measure": "return", "sentence": "improved: return"}}))
+    write_once(view_options(run))
+    browser.open(run / "episodes.html")
+    assert browser.text(".chart.wide b").startswith("Held-out return")

@@ -40,6 +40,28 @@ def test_rows_of_updates_and_evaluations_become_columns(tmp_path: Path) -> None:
     assert columns == {"update": [0, 1], "eval/success": [0.25, 0.75], "turn/reward": [None, 0.5]}
 
 
+def test_a_run_of_a_study_is_finished_once_it_says_so(tmp_path: Path) -> None:
+    run = write_rows(tmp_path / "dual" / "seed_3", [{"update": 1}], keys={})
+    assert training(run)["state"] == "stopped: its process ended and left no reason"
+    (run / "done.json").write_text("{}")
+    assert training(run)["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("dual/seed_3", "dual"),
+        ("n=4/seed_12", "n=4"),
+        ("lr-low-seed7", "lr-low"),
+        ("seed_1", "mine"),
+        ("seeded", "seeded"),
+    ],
+)
+def test_runs_that_differ_in_their_seed_are_of_one_variant(tmp_path: Path, name: str, variant: str) -> None:
+    found = read_training(write_rows(tmp_path / "mine" / "run", [{"update": 1}]), name)
+    assert found is not None and found["variant"] == variant
+
+
 def test_a_half_written_row_waits_and_a_broken_one_is_named(tmp_path: Path) -> None:
     run = write_rows(tmp_path, [{"update": 1, "actor/grad_norm": 1.0}, {"update": 2, "actor/grad_norm": float("nan")}])
     with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:

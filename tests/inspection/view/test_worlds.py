@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.loading import build_env_from, load_env_module
-from inspection.view.replay import Atlas, Worlds, choose_tile_size, replay
+from inspection.view.replay import Atlas, Worlds, choose_tile_size, replay, with_pictures
 from tests.fixtures.played_episodes import record_episode
 
 pytest.importorskip("PIL", reason="pictures need Pillow")
@@ -159,3 +159,51 @@ def test_each_run_and_each_evaluation_has_its_share_of_drawn_worlds() -> None:
             drawn.append(sum(worlds.draw({**episode, "setting": setting}) is not None for _ in range(6)))
     assert drawn == [2, 2, 3, 2]
     assert sum(worlds.draw({**episode, "setting": "-"}) is not None for _ in range(6)) == 3
+
+
+SEES = """
+import numpy as np
+from tests.fixtures.counting_env import CountingGame, CountingSettings
+from envs.base import describe_task, make_observation, read_env_settings
+
+class Seeing(CountingGame):
+    def _picture(self, observation):
+        self.number = getattr(self, "number", 0) + 1
+        picture = np.full((8, 8, 3), self.number, np.uint8)
+        return make_observation(observation["obs_str"], images=[picture])
+
+    def reset(self):
+        self.number = 0
+        return self._picture(super().reset())
+
+    def step(self, response):
+        observation, done, info = super().step(response)
+        return self._picture(observation), done, info
+
+def build_env(sample, args):
+    return Seeing(read_env_settings(CountingSettings, args), describe_task(sample)[1])
+
+def expert_action(env):
+    return "right"
+"""
+
+
+def test_pictures_that_the_record_lacks_come_from_the_replay(tmp_path: Path) -> None:
+    path = tmp_path / "sees.py"
+    path.write_text(SEES)
+    episode = record_episode(str(path), "count", 3)
+    parts = [part for message in episode["messages"] for part in message["content"] if isinstance(part, dict)]
+    pictures = [part for part in parts if part["type"] == "image"]
+    assert pictures
+    for part in pictures:
+        part["image"] = None
+    episode["pictures"] = {}
+    world = Worlds(5).draw(episode)
+    assert world is not None and "note" not in world
+    shown = with_pictures(episode, world["shown"])
+    seen = []
+    for turn in shown["story"]:
+        (part,) = [part for part in shown["messages"][turn["prompt"][-1]]["content"] if part["type"] == "image"]
+        seen.append(shown["pictures"][part["image"]])
+    assert len(set(seen)) == len(seen) == episode["turns"], "each turn has its own"
+    assert episode["pictures"] == {}, "the record is not changed"

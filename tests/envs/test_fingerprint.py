@@ -1,0 +1,66 @@
+"""Which files an environment's fingerprints cover."""
+
+from pathlib import Path
+
+import pytest
+
+from envs.fingerprint import fingerprints
+
+
+def names(*env_paths: str, **config: object) -> set[str]:
+    return set(fingerprints(env_paths, config))
+
+
+def test_a_package_counts_with_its_templates_and_without_the_interface() -> None:
+    found = names("envs.babyai")
+    assert {"babyai/__init__.py", "babyai/levels.py", "babyai/prompt.j2"} <= found
+    assert all(name.startswith("babyai/") for name in found)
+
+
+def test_a_module_beside_the_interface_counts_with_what_it_imports_from_there() -> None:
+    assert {"envs/mixture.py", "envs/errors.py"} <= names("envs.mixture")
+
+
+def test_a_file_counts_with_what_it_imports_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    game = tmp_path / "games"
+    (game / "parts").mkdir(parents=True)
+    (game / "templates").mkdir()
+    (game / "game.py").write_text("import json\nfrom parts import walls\nimport rules\nNAME = 'prompt.j2'\n")
+    (game / "rules.py").write_text("from more import LENGTH\n")
+    (game / "other.py").write_text("")
+    (game / "more.py").write_text("LENGTH = 3\n")
+    (game / "parts" / "__init__.py").write_text("")
+    (game / "parts" / "walls.py").write_text("from . import doors\n")
+    (game / "parts" / "doors.py").write_text("")
+    (game / "templates" / "prompt.j2").write_text("Go.")
+    own = {"games/game.py", "games/rules.py", "games/more.py", "templates/prompt.j2"}
+    assert names(str(game / "game.py")) == {*own, "parts/__init__.py", "parts/walls.py", "parts/doors.py"}
+
+
+def test_files_that_the_configuration_names_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ("tools.py", "reward.py", "data.jsonl")
+    for name in files:
+        (tmp_path / name).write_text("x = 1\n")
+    settings = {"tools": ["tools.py:add"], "grader": "reward.score", "data": "data.jsonl", "prompt": "Add. " * 2000}
+    assert names(env=settings, tasks=["default"]) == {
+        f"{tmp_path.name}/{name}" for name in ("tools.py", "reward.py", "data.jsonl")
+    }
+
+
+def test_equal_names_in_two_folders_both_count(tmp_path: Path) -> None:
+    paths = [tmp_path / part / "game" / "env.py" for part in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text("x = 1\n")
+    before = fingerprints(map(str, paths), {})
+    for path in paths:
+        path.write_text("x = 2\n")
+        assert fingerprints(map(str, paths), {}) != before
+        path.write_text("x = 1\n")
+    assert fingerprints(map(str, paths), {}) == before
+
+
+def test_code_that_cannot_be_parsed_still_counts(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def (\n")
+    assert names(str(tmp_path / "broken.py")) == {f"{tmp_path.name}/broken.py"}
