@@ -24,15 +24,26 @@ PROGRAM = Path(__file__).with_name("in_framework.py")
 @pytest.mark.parametrize(
     "check",
     [
-        "pictures_of_the_encoder_reach_their_turns_through_slimes_own_batches",
-        "positions_of_pictures_in_training_are_the_engines",
         "one_value_per_token_reaches_the_head_and_the_image_model",
         "a_stage_without_a_head_is_left_alone",
         "the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own",
     ],
 )
 @pytest.mark.parametrize("framework", SLIME)
-def test_images_and_the_critic_of_images_inside_slime(framework: str, check: str) -> None:
+def test_a_critic_of_images_has_one_value_per_token(framework: str, check: str) -> None:
+    failure = failure_inside(framework, "tests.advantage.image_critic", check)
+    assert failure is None, failure
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "pictures_of_the_encoder_reach_their_turns_through_slimes_own_batches",
+        "positions_of_pictures_in_training_are_the_engines",
+    ],
+)
+@pytest.mark.parametrize("framework", SLIME)
+def test_slimes_model_sees_the_pictures_that_the_engine_saw(framework: str, check: str) -> None:
     failure = failure_inside(framework, "tests.advantage.image_critic", check)
     assert failure is None, failure
 
