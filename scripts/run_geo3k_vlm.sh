@@ -56,6 +56,7 @@ CKPT_ARGS=(--hf-checkpoint "$HF_CHECKPOINT" --save "$ACTOR_DIR" --save-interval 
 HOOK_ARGS=(
   --custom-config-path "$CONFIG_FILE"
   --custom-generate-function-path rollout.generate.generate
+  --custom-megatron-init-path advantage.patch.images.install
   --custom-rollout-log-function-path inspection.metrics.log_rollout
   --custom-eval-rollout-log-function-path inspection.metrics.log_eval_rollout
   --prompt-data "$DATA/train.parquet"

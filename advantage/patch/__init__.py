@@ -21,6 +21,7 @@ from advantage.flags import HOOK, advantage_flags, check_flags
 from advantage.gae import discounts_of
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
+from advantage.patch import images
 from advantage.patch.critic import install_critic, install_value_head, pretrain_critic
 from advantage.patch.roles import install_roles
 from advantage.patch.steps import install_steps
@@ -61,6 +62,7 @@ def install(args: Any) -> None:
         replace(framework.loss, "compute_policy_loss", lambda old: functools.partial(old, **clip))
     install_roles(framework)
     install_value_head()
+    images.install(args)
     if settings.on_update == "continue":
         _install_retraction(flags.update_weight_mode, framework)
     if settings.value_pretraining.batches:

@@ -1,9 +1,10 @@
-"""Checks that slime's critic of images gets one value per token (`python -m tests.advantage.image_critic slime`).
+"""Checks of images in slime's model and of its critic's head (`python -m tests.advantage.image_critic slime`).
 
 slime's own Qwen3.5-VL model, tiny, around Megatron's language model; slime's own model provider builds both roles.
 Prints one JSON object: check to null, or to what went wrong.
 """
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -22,9 +23,13 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
 
 from tests.advantage.framework import framework_args, installed, module
 from tests.advantage.in_framework import start
+from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.stand_ins import allow_absent_packages
+from tests.slime.cpu.cuda_on_cpu import choose_cpu
 
-IMAGE, VISION_START, VOCABULARY, HIDDEN = 90, 91, 96, 32
+TOKENIZER = chatml_tokenizer()
+IMAGE, VISION_START = TOKENIZER.convert_tokens_to_ids(["<|image_pad|>", "<|vision_start|>"])
+VOCABULARY, HIDDEN = len(TOKENIZER), 32
 
 
 def build(args: Namespace, role: str) -> Any:
@@ -54,12 +59,7 @@ def vl_spec(args: Namespace, config: TransformerConfig, vp_stage: int | None) ->
 
     from tests.slime.cpu.megatron_on_cpu import layer_spec
 
-    vision = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, temporal_patch_size=1)
-    vision |= dict(out_hidden_size=HIDDEN, num_position_embeddings=16, in_channels=3, spatial_merge_size=2)
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-    text = dict(hidden_size=HIDDEN, vocab_size=VOCABULARY, num_hidden_layers=1, rope_parameters=rope)
-    ids = dict(image_token_id=IMAGE, video_token_id=92, vision_start_token_id=VISION_START)
-    hf_config = Qwen3_5Config(text_config=text, vision_config=vision, **ids)
+    hf_config = vl_config()
     layers = layer_spec(Namespace(qk_layernorm=False, normalization="RMSNorm"), config)
 
     def provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> Any:
@@ -67,6 +67,16 @@ def vl_spec(args: Namespace, config: TransformerConfig, vp_stage: int | None) ->
         return Qwen3_5VLModel(config, layers, hf_config, args, **stages)
 
     return provider
+
+
+def vl_config() -> Qwen3_5Config:
+    """A tiny Qwen3.5 with the patches of its real image processor."""
+    vision = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=16, temporal_patch_size=2)
+    vision |= dict(out_hidden_size=HIDDEN, num_position_embeddings=16, in_channels=3, spatial_merge_size=2)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    text = dict(hidden_size=HIDDEN, vocab_size=VOCABULARY, num_hidden_layers=1, rope_parameters=rope)
+    ids = dict(image_token_id=IMAGE, video_token_id=VOCABULARY + 1, vision_start_token_id=VISION_START)
+    return Qwen3_5Config(text_config=text, vision_config=vision, **ids)
 
 
 def vl_args(**changes: Any) -> Namespace:
@@ -82,7 +92,7 @@ def values(model: Any) -> torch.Tensor:
     tokens = torch.tensor([[1, 2, VISION_START, IMAGE, 3, 4]])
     ends = torch.tensor([0, tokens.shape[1]], dtype=torch.int32)
     packed = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends, qkv_format="thd")
-    image = dict(pixel_values=torch.ones(4, 3 * 4 * 4), image_grid_thw=torch.tensor([[1, 2, 2]]))
+    image = dict(pixel_values=torch.ones(4, 3 * 2 * 16 * 16), image_grid_thw=torch.tensor([[1, 2, 2]]))
     return model(tokens, packed_seq_params=packed, **image)
 
 
@@ -98,6 +108,68 @@ def one_value_per_token_reaches_the_head_and_the_image_model() -> None:
     assert {"language_model.output_layer.weight", "language_model.output_layer.bias"} < names
     assert any(name.startswith("model.visual") for name in names)
     assert not any(name.startswith("output_layer") for name, _ in critic.named_parameters())
+
+
+def turns_with_pictures() -> dict[str, Any]:
+    """Samples of two pictures (window memory), one and none, as a training rank has them: pictures as PNG bytes."""
+    from rollout.tokens.encoding import DeltaEncoder
+    from tests.fixtures.vision import picture, processor
+
+    encoder = DeltaEncoder(TOKENIZER, processor(), small_images=True)
+    shown = [[picture(0), picture(1, 96, 64)], [picture(2, 64, 128)], []]
+    prompts = [
+        encoder.prompt([{"role": "user", "content": [*({"type": "image", "image": p} for p in pictures), WORDS]}])
+        for pictures in shown
+    ]
+    answers = [(5, 6, 7), (5, 6), (5, 6, 7)]
+    tokens = [torch.tensor([*p.token_ids, *answer]) for p, answer in zip(prompts, answers, strict=True)]
+    return {
+        "tokens": tokens,
+        "loss_masks": [torch.ones(len(answer)) for answer in answers],
+        "response_lengths": list(map(len, answers)),
+        "total_lengths": [len(ids) for ids in tokens],
+        "multimodal_train_inputs": [prompt.train_inputs for prompt in prompts],
+    }
+
+
+WORDS = {"type": "text", "text": "a red key"}
+
+
+def logits_of(model: Any, data: dict[str, Any]) -> torch.Tensor:
+    """The model's logits [tokens, vocabulary] for a micro-batch that slime itself packs; the patch is installed."""
+    iterator = Namespace(get_next=lambda keys: {key: data.get(key) for key in keys})
+    batch = module("backends.megatron_utils.model").get_batch(iterator, list(data), 1)
+    return model(batch["tokens"], packed_seq_params=batch["packed_seq_params"], **batch["multimodal_train_inputs"])[0]
+
+
+def pictures_of_the_encoder_reach_their_turns_through_slimes_own_batches() -> None:
+    data = turns_with_pictures()
+    assert {length % 2 for length in data["total_lengths"]} == {0, 1}
+    with installed(vl_args(spec=("slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"))):
+        model = build(vl_args(), "actor")
+        together = logits_of(model, data).split(data["total_lengths"])
+        alone = [logits_of(model, {key: values[k : k + 1] for key, values in data.items()}) for k in range(3)]
+        one, other, none = data["multimodal_train_inputs"]
+        swapped = logits_of(model, {**data, "multimodal_train_inputs": [other, one, none]})
+    assert not torch.allclose(swapped, torch.cat(together)), "pictures do not matter"
+    for one, packed in zip(alone, together, strict=True):
+        torch.testing.assert_close(packed, one, atol=1e-5, rtol=1e-5)
+    sum(logits.sum() for logits in together).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.model.visual.merger.parameters())
+
+
+def positions_of_pictures_in_training_are_the_engines() -> None:
+    from slime_plugins.models.qwen3_5_vl_utils import build_packed_mrope_position_ids
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
+
+    engine, data = Qwen3_5Model(vl_config()), turns_with_pictures()
+    kinds = dict(image_token_id=IMAGE, video_token_id=VOCABULARY + 1, vision_start_token_id=VISION_START)
+    for ids, images in zip(data["tokens"], data["multimodal_train_inputs"], strict=True):
+        grids = None if images is None else images["image_grid_thw"]
+        bounds = torch.tensor([0, len(ids)])
+        trained = build_packed_mrope_position_ids(ids[None], bounds, grids, None, **kinds, spatial_merge_size=2)
+        served, _ = engine.get_rope_index(ids[None], (ids[None] == IMAGE).int(), image_grid_thw=grids)
+        assert torch.equal(trained, served[-3:])
 
 
 def a_stage_without_a_head_is_left_alone() -> None:
@@ -156,6 +228,8 @@ def load(model: Any, folder: str) -> None:
 
 
 CHECKS = (
+    pictures_of_the_encoder_reach_their_turns_through_slimes_own_batches,
+    positions_of_pictures_in_training_are_the_engines,
     one_value_per_token_reaches_the_head_and_the_image_model,
     a_stage_without_a_head_is_left_alone,
     the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own,
@@ -167,6 +241,9 @@ def main() -> None:
     start()
     module("backends.megatron_utils.actor")
     torch.cuda.current_device, torch.cuda.synchronize = lambda: "cpu", lambda: None  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda self, *_: self  # type: ignore[method-assign]
+    if importlib.util.find_spec("slime.utils.accelerator"):  # newer than v0.3.1
+        choose_cpu(module("utils.accelerator"))
     outcome: dict[str, str | None] = {}
     for run in CHECKS:
         try:

@@ -35,6 +35,19 @@ def test_a_critic_of_images_has_one_value_per_token(framework: str, check: str) 
     assert failure is None, failure
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        "pictures_of_the_encoder_reach_their_turns_through_slimes_own_batches",
+        "positions_of_pictures_in_training_are_the_engines",
+    ],
+)
+@pytest.mark.parametrize("framework", SLIME)
+def test_slimes_model_sees_the_pictures_that_the_engine_saw(framework: str, check: str) -> None:
+    failure = failure_inside(framework, "tests.advantage.image_critic", check)
+    assert failure is None, failure
+
+
 def checks() -> list[str]:
     """Names of the checks that `in_framework.py` runs."""
     body = ast.parse(PROGRAM.read_text(encoding="utf-8")).body

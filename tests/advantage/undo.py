@@ -6,7 +6,7 @@ import sys
 def uninstall() -> None:
     """Restore every function of slime and miles that the patch replaced."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("slime", "miles"):
+        if name.partition(".")[0] in ("slime", "slime_plugins", "miles"):
             classes = [value for value in vars(module).values() if isinstance(value, type)]
             for owner in (module, *classes):
                 for attribute, value in list(vars(owner).items()):
