@@ -29,15 +29,14 @@ def tied_engine(tied: Path) -> Iterator[EngineServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=["roles", "one configuration"])
-def run(request: Any, slime: Slime, ground: Path, tied: Path, tied_engine: EngineServer) -> Run:
+@pytest.fixture(scope="module")
+def run(slime: Slime, ground: Path, tied: Path, tied_engine: EngineServer) -> Run:
     """Rollout 0 trains the critic alone. Both roles start from the tied checkpoint, whose critic has no head yet."""
-    work = ground / f"tied-{request.param[:3]}"
+    work = ground / "tied"
     reference = convert_checkpoint(slime, work / "conversion", tied)
     counts = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "1", "--normalize-advantages")
-    flags = [*BATCH_FLAGS, *engine_flags(tied_engine), *counts, "--lr", "1e-3"]
-    if request.param == "roles":
-        flags += roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {})
+    critic = roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {})
+    flags = [*BATCH_FLAGS, *engine_flags(tied_engine), *counts, *critic]
     experiment = Run(slime, work, tied, reference, ledger_settings(work), flags, 2)
     experiment.train()
     return experiment
