@@ -258,10 +258,11 @@ def the_model_gets_the_actors_weights_back_after_another_checkpoint() -> None:
     if NAME != "slime":
         return
     actor = module("backends.megatron_utils.actor")
-    weight = torch.zeros(2)
+    weight, home = torch.zeros(2), module("utils.tensor_backper")
     with (
+        mock_patch.object(home, "accelerator", Namespace(synchronize=lambda: None), create=True),
+        mock_patch.object(torch.cuda, "synchronize", lambda *_: None),
         installed(framework_args(advantage_estimator="grpo", custom_advantage_function_path="mine.advantages")),
-        mock_patch.object(torch.Tensor, "pin_memory", lambda self: self),
         mock_patch.object(torch, "empty_like", lambda x, **_: x.clone()),
     ):
         copies = actor.TensorBackuper.create(source_getter=lambda: [("weight", weight)], single_tag=None)
