@@ -61,19 +61,28 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
     logger = getattr(actor, "train_metric_utils", actor)  # v0.3.1 imports the function into `actor`
     if hasattr(logger, "log_rollout_data"):
         wrap(logger, "log_rollout_data", _log_without_padding)
-    process = getattr(actor, "MegatronTrainRayActor", None)
-    if process is not None:
-        wrap(process, "load_other_checkpoint", _return_to_actor)
+    backuper = getattr(actor, "TensorBackuper", None)
+    if backuper is not None:
+        wrap(backuper, "create", _create_returning)
 
 
-def _return_to_actor(load: Callable[..., None], process: Any, tag: str, path: str) -> None:
-    """Give the model the actor's weights back after another checkpoint was read into it.
+def _create_returning(create: Callable[..., Any], **named: Any) -> Any:
+    """Make slime's copies of models such that the model has the actor's weights again after another copy is made.
 
-    Where training is not offloaded, slime otherwise keeps the reference's weights, and pushes them to the engines
-    before the first batch.
+    slime reads the reference and the teacher into the actor's model before it copies them. Where training is not
+    offloaded, it leaves the last of them there, and pushes it to the engines before the first batch. The training
+    process itself cannot be patched, because Ray copies its methods.
     """
-    load(process, tag, path)
-    process._switch_model("actor")
+    copies = create(**named)
+    backup = copies.backup
+
+    def returning(tag: str) -> None:
+        backup(tag)
+        if tag != "actor" and "actor" in copies.backup_tags:
+            copies.restore("actor")
+
+    copies.backup = returning
+    return copies
 
 
 def _count_trained_tokens(

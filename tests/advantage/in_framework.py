@@ -258,17 +258,22 @@ def the_model_gets_the_actors_weights_back_after_another_checkpoint() -> None:
     if NAME != "slime":
         return
     actor = module("backends.megatron_utils.actor")
-    process = object.__new__(actor.MegatronTrainRayActor)
-    flags = ("no_load_optim", "no_load_rng", "finetune", "ckpt_step", "ref_ckpt_step")
-    process.args = framework_args(load="actor", **dict.fromkeys(flags))
-    process.model, restored = None, []
-    process.weights_backuper = Namespace(backup=lambda tag: None, restore=restored.append, backup_tags={"actor", "ref"})
+    weight, home = torch.zeros(2), module("utils.tensor_backper")
     with (
-        mock_patch.object(actor, "load_checkpoint", lambda *_, **__: (None, None)),
+        mock_patch.object(home, "accelerator", Namespace(synchronize=lambda: None), create=True),
+        mock_patch.object(torch.cuda, "synchronize", lambda *_: None),
         installed(framework_args(advantage_estimator="grpo", custom_advantage_function_path="mine.advantages")),
+        mock_patch.object(torch, "empty_like", lambda x, **_: x.clone()),
     ):
-        process.load_other_checkpoint("ref", "reference")
-    assert restored == ["actor"] and process._active_model_tag == "actor" and process.args.load == "actor"
+        copies = actor.TensorBackuper.create(source_getter=lambda: [("weight", weight)], single_tag=None)
+        copies.backup("actor")
+        for tag, value in (("ref", 1.0), ("teacher", 2.0)):
+            weight.fill_(value)
+            copies.backup(tag)
+            assert weight.tolist() == [0.0, 0.0] and copies.get(tag)["weight"].tolist() == [value, value]
+        weight.fill_(3.0)
+        copies.backup("actor")
+        assert weight.tolist() == [3.0, 3.0]
 
 
 @check
