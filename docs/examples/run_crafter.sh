@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Crafter as Verlog trained it, on a slime cluster: 8 GPUs.
+# Crafter as Verlog trained it, on a slime cluster: 8 GPUs. By Verlog's published hours, an update takes 13 minutes on
+# 8 H100 (docs/slime.md, Time), and what differs from Verlog is listed there, too.
 #
 # Printed by: bash scripts/run_crafter.sh --flat
 # It starts a new run, with the same flags as scripts/run_crafter.sh. That script also resumes a run, and it checks the
