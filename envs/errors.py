@@ -11,13 +11,13 @@ import logging
 import reprlib
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import slime_verlog
-from envs.time_limit import in_main_thread
 from slime_verlog import ConfigError as ConfigError
 from slime_verlog import MissingDependencyError as MissingDependencyError
 from slime_verlog import SlimeVerlogError
@@ -87,7 +87,8 @@ def advice_about(error: BaseException, own: str = "") -> str:
 
 def thread_advice(error: BaseException) -> str:
     """Return what to do about an error that the main thread would not have; empty in the main thread."""
-    if in_main_thread() or "main thread" not in text_of(error):
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main or "main thread" not in text_of(error):
         return ""
     return "env_backend: inline plays outside of the main thread; set env_backend: process"
 

@@ -92,11 +92,14 @@ def finish(answer: Any) -> Any:
 
     The loop stays the same between calls, but it runs only during them.
     """
-    if not inspect.iscoroutine(answer):
-        return answer
-    if getattr(_loops, "loop", None) is None:
+    return thread_loop().run_until_complete(answer) if inspect.iscoroutine(answer) else answer
+
+
+def thread_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this thread's async environments."""
+    if not hasattr(_loops, "loop"):
         _loops.loop = asyncio.new_event_loop()
-    return _loops.loop.run_until_complete(answer)
+    return _loops.loop
 
 
 def checked_text(said: Any, script: Any) -> str:

@@ -6,9 +6,8 @@ The question is the sample's prompt, as in slime. `docs/environments.md` has a t
 from collections.abc import Mapping
 from typing import Any
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, interleave, make_observation
+from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation, text_of
 from envs.errors import EnvironmentFault, place_of_method
-from envs.questions import Question, QuestionSettings, read_question
 
 _OPTIONAL = ("valid_action", "executed_action", "progression", "metrics", "action", "action_span")
 """Keys of our `info` that are taken over if slime's has them; see `StepInfo`."""
@@ -19,9 +18,7 @@ class SlimeEnv(BaseInteractionEnv):
 
     def __init__(self, env: Any, sample: Any) -> None:
         self.env = env
-        has_prompt = bool(getattr(sample, "prompt", None))
-        self.question = read_question(sample, QuestionSettings())[0] if has_prompt else Question("")
-        self.instruction_prompt = self.question.system
+        self.instruction_prompt, self._question = _read_prompt(sample)
         self.tools = (getattr(sample, "metadata", None) or {}).get("tools") or ()
         self.deterministic = getattr(env, "deterministic", True)
         self._message: Any = None
@@ -29,18 +26,16 @@ class SlimeEnv(BaseInteractionEnv):
     def reset(self) -> Observation:
         found = self.env.reset()
         shown = self._read(found[0] if isinstance(found, tuple) else found, "reset")
-        text = "\n\n".join(filter(None, [self.question.text, shown["obs_str"]]))
         more = (shown.get("multi_modal_data") or {}).get("image", [])
-        if not text and not more:
+        parts = [*self._question, *({"type": "image", "image": image} for image in more)]
+        parts += [{"type": "text", "text": shown["obs_str"]}] if shown["obs_str"] else []
+        if not parts:
             advice = "let reset return {'obs_str': ...}, or train on slime's own data set (--prompt-data)"
             raise EnvironmentFault(f"the sample has no prompt and reset shows nothing; {advice}")
-        observation = make_observation(text, images=[*self.question.images, *more])
-        self._message = super().format_observation(observation)
-        if self.question.pieces:
-            *pieces, last = self.question.pieces
-            last = "\n\n".join(filter(None, [last, shown["obs_str"]]))
-            self._message["content"] = interleave([*pieces, last], [*self.question.images, *more])
-        return observation
+        images = [part["image"] for part in parts if part["type"] == "image"]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        self._message = {"role": "user", "content": parts if images else "\n\n".join(texts)}
+        return make_observation("\n\n".join(texts), images=images)
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         answer: Any = self.env.step(response_text)
@@ -80,3 +75,20 @@ class SlimeEnv(BaseInteractionEnv):
         found = found or {}
         kinds = (found.get("multi_modal_data") or {}).values()
         return make_observation(str(found.get("obs_str") or ""), images=[image for images in kinds for image in images])
+
+
+def _read_prompt(sample: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return the system message of the sample's prompt, and the other messages' parts with their images in place."""
+    prompt = getattr(sample, "prompt", None) or ()
+    images = list((getattr(sample, "multimodal_inputs", None) or {}).get("images") or ())
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    system = "\n\n".join(text_of(message) for message in messages if message.get("role") == "system")
+    parts: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.get("content") or ()
+        if message.get("role") != "system":
+            parts += [{"type": "text", "text": content}] if isinstance(content, str) else map(dict, content)
+    for part in parts:
+        if part.get("type") == "image" and images:
+            part["image"] = images.pop(0)
+    return system, [*({"type": "image", "image": image} for image in images), *parts]

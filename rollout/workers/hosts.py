@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from envs.loading import thread_loop
 from rollout.errors import MissingDependencyError
 from rollout.turn import EnvReply
 from rollout.workers.reply import HEADER
@@ -45,8 +46,8 @@ class Host(Protocol):
 
 def start_thread() -> ThreadPoolExecutor:
     """Return the one thread of an inline host; like the main thread, it has an event loop."""
-    own_loop = lambda: asyncio.set_event_loop(asyncio.new_event_loop())
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="env", initializer=own_loop)
+    set_loop = lambda: asyncio.set_event_loop(thread_loop())
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="env", initializer=set_loop)
 
 
 class InlineHost:
@@ -65,7 +66,7 @@ class InlineHost:
 
     def kill(self) -> None:
         if not self.lost:
-            self._thread.submit(lambda: asyncio.get_event_loop().close())
+            self._thread.submit(lambda: thread_loop().close())
         self.lost = True
         self._thread.shutdown(wait=False)
 

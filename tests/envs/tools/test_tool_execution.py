@@ -68,7 +68,7 @@ def in_a_thread(test: Any) -> None:
         threads.submit(test).result()
 
 
-def test_a_tool_that_keeps_hanging_in_a_thread_is_disabled_until_its_calls_end(hanging: Any) -> None:
+def test_a_tool_that_keeps_hanging_is_disabled_until_its_calls_end(hanging: Any) -> None:
     in_a_thread(keep_hanging)
 
 
