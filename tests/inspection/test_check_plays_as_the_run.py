@@ -240,13 +240,13 @@ def build_env(sample=None, args=None, **_):
 """
 
 
-@pytest.mark.parametrize("is_async", ["", "async"])
+@pytest.mark.parametrize("is_async", ["", "async "])
 @pytest.mark.parametrize("backend", ["inline", "process"])
 def test_an_environment_of_slimes_interface_plays_also_if_it_is_async(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_async: str, backend: str
 ) -> None:
     config = f"rollout_interaction_env_path: guess.py\ntasks: [t]\nenv_backend: {backend}\n"
-    files = {"guess__py": SLIMES.replace("ASYNC", is_async), "t__yaml": config}
+    files = {"guess__py": SLIMES.replace("ASYNC ", is_async), "t__yaml": config}
     code, rows = check(tmp_path, monkeypatch, capsys, **files)
     assert code == 0 and "3 turns" in rows["random"]["detail"] and rows["seeds"]["status"] == "ok"
     assert command("evaluate", "t.yaml", "--player", "random", "--episodes", "3", "--out", "out") == 0
