@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from envs.base import SlimeEnv
 from envs.errors import (
     ConfigError,
     EnvironmentFault,
@@ -63,9 +64,9 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     build_env = load_env_module(path).build_env
     _check_arguments(build_env, "build_env(sample, args)", sample, args)
     env = finish(build_env(sample, args))
-    is_slimes = not hasattr(env, "instruction_prompt")  # slime's own interface has no more than these methods
-    lacking = [n for n in ("reset", "step", *["close"] * (not is_slimes)) if not callable(getattr(env, n, None))]
-    if lacking:
+    lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
+    is_slimes = not hasattr(env, "instruction_prompt")  # slime's interface has no more than these three methods
+    if lacking and not (is_slimes and lacking == ["close"]):
         raise ConfigError(
             f"{path}: build_env returned {reprlib.repr(env)}, which lacks {', '.join(lacking)}; "
             "return an instance of a subclass of envs.base.BaseInteractionEnv"
@@ -76,11 +77,7 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
         method = getattr(env, name, None)
         if inspect.iscoroutinefunction(method):
             setattr(env, name, functools.partial(_finished, method))
-    if not is_slimes:
-        return env
-    from envs.slime_env import SlimeEnv
-
-    return SlimeEnv(env, sample)
+    return SlimeEnv(env, sample) if is_slimes else env
 
 
 def _finished(method: Any, *arguments: Any) -> Any:
