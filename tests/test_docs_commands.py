@@ -30,6 +30,7 @@ RUN_BY = {
     r"slime-verlog (check|play) custom_configs/agent\.yaml": "tests/envs/agent/test_agent_programs.py",
     r"slime-verlog (check|play) custom_configs/tools_mcp\.yaml": "tests/envs/tools/test_mcp_tools.py",
     r"slime-verlog export .*": "tests/inspection/test_export.py",
+    r"slime-verlog train my\.yaml .*": "tests/test_docs.py",
 }
 """Test files that run commands of the documents. This file runs all others that begin with `slime-verlog`."""
 
