@@ -199,7 +199,6 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
     given = task.root / "etc" / "passwd" if task.root is not None else None
     known = given.read_text(encoding="utf-8", errors="replace") if given is not None and given.is_file() else ""
     known = known or "root:x:0:0:root:/root:/bin/bash\n"
-    number = AGENT_ID if os.geteuid() == 0 else os.getuid()
-    users = f"{known.rstrip()}\nagent:x:{number}:{number}::{task.home}:/bin/bash\n"
+    users = f"{known.rstrip()}\nagent:x:{AGENT_ID}:{AGENT_ID}::{task.home}:/bin/bash\n"
     (workspace.folder / "passwd").write_text(users, encoding="utf-8")
     return Machine(task, settings, workspace, settings_files(workspace.tree, task.places))

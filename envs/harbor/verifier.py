@@ -20,7 +20,7 @@ from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, follow, outside, p
 from envs.harbor.task import HarborTask
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.usage import walk
-from envs.swe.sandbox.workspace import copy_tree, give_to_agent, open_plain, remove_tree
+from envs.swe.sandbox.workspace import copy_tree, give, open_plain, remove_tree
 
 _MAX_LOOKS = 1_000_000
 """Path components that are looked up before links are too many to check, which takes half a minute or so."""
@@ -81,7 +81,7 @@ def verify(machine: Machine) -> Verdict:
         folder = machine.tree / part_of(path)
         remove_tree(folder)
         folder.mkdir()
-        give_to_agent(folder)
+        give(folder, machine.tree)
     sandbox = machine.for_tests()
     with open(os.open(machine.judge / "report", os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as report:
         script = f"{TESTS}/test.sh"  # its name also marks a command as the tests', see `judge/bash_env`

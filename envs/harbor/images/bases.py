@@ -22,9 +22,17 @@ from envs.errors import ConfigError, MissingDependencyError
 from envs.harbor.dockerfile import PATH, Image, UnsupportedLine
 from envs.harbor.places import follow
 from envs.harbor.settings import HarborSettings, key_of
-from envs.swe.sandbox.workspace import copy_files, give_to_agent, hand_over, remove_tree, run_program
+from envs.swe.sandbox.workspace import copy_files, hand_over, remove_tree, run_program
 
 _OPAQUE = "user.overlay.opaque"
+BUILD_USER = 60999
+"""Owner of an image's files if the trainer runs as root."""
+
+
+def give_to_builder(path: Path) -> None:
+    """Hand a file or folder to the owner of images."""
+    if os.geteuid() == 0:
+        os.chown(path, BUILD_USER, BUILD_USER)
 
 
 def inside(tree: Path, path: str) -> Path:
@@ -39,7 +47,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder of a tree, and those on its way; raises UnsupportedLine if there is a file in its place."""
     for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         path.mkdir(mode=0o755)
-        give_to_agent(path)
+        give_to_builder(path)
     if not folder.is_dir():
         raise UnsupportedLine(f"{folder} is a file, and a folder is needed there")
 
@@ -68,7 +76,7 @@ def apply_changes(changes: Path, tree: Path) -> None:
                 target.mkdir()
             os.chmod(entry.path, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)  # Go's module cache is read-only
             apply_changes(Path(entry.path), target)
-            give_to_agent(target)
+            give_to_builder(target)
             target.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
             os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -167,7 +175,7 @@ def _unpack(source: str, made: Path) -> dict[str, Any]:
     hosts = tree / "etc" / "hosts"  # the place where commands find localhost; docker makes it as well
     if hosts.parent.is_dir() and not hosts.parent.is_symlink() and not os.path.lexists(hosts):
         hosts.touch()
-    hand_over(tree)
+    hand_over(tree, BUILD_USER)
     return found
 
 

@@ -19,14 +19,24 @@ from pathlib import Path, PurePosixPath
 from envs.errors import ConfigError
 from envs.harbor import dockerfile
 from envs.harbor.dockerfile import IGNORED, Copy, Instruction, UnsupportedLine, fill_in
-from envs.harbor.images.bases import UNFINISHED, Tree, apply_changes, fetch_base, inside, make_folder, put, unfinished
+from envs.harbor.images.bases import (
+    BUILD_USER,
+    UNFINISHED,
+    Tree,
+    apply_changes,
+    fetch_base,
+    give_to_builder,
+    inside,
+    make_folder,
+    put,
+    unfinished,
+)
 from envs.harbor.images.ignored import seen_context
 from envs.harbor.places import copy_sources, find_dockerignore, home_of, no_source
 from envs.harbor.settings import HarborSettings, Recipe, digest_of, keep_image, key_of
-from envs.swe.sandbox.sandbox import WITHOUT_ROOT, find_bwrap, system_mounts
-from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.supervise import BUILD_FILTER, OUTER_FILTER, Limits, Outcome, supervise
-from envs.swe.sandbox.workspace import copy_files, give_to_agent, hand_over, remove_tree, run_program
+from envs.swe.sandbox.sandbox import find_bwrap, find_tool, system_mounts
+from envs.swe.sandbox.supervise import BUILD_FILTERS, Limits, Outcome, supervise
+from envs.swe.sandbox.workspace import copy_files, hand_over, remove_tree, run_program
 
 _APT = "/dev/apt.conf"
 _RIGHTS = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP")
@@ -39,7 +49,7 @@ def run_in_image(
     """Run a command on an overlay over `tree`, with its changes in `work / "upper"`; `work` must be empty."""
     for name in ("upper", "work", "merged"):
         (work / name).mkdir()
-        give_to_agent(work / name)
+        give_to_builder(work / name)
     # apt would switch to another user for downloads, and check that it did.
     (work / "apt.conf").write_text('APT::Sandbox::User "root";\n', encoding="utf-8")
     as_root = [find_bwrap(), "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--dev-bind", "/", "/"]
@@ -47,16 +57,18 @@ def run_in_image(
     mount = ["mount", "-t", "overlay", "overlay", "-o", options, "/build/work/merged"]
     given = {"APT_CONFIG": _APT, **variables}
     mounted = ["sh", "-c", f'{shlex.join(mount)} && exec "$@"', "sh", *_image_layer(tree, folder, given)]
-    limited = ["prlimit", f"--nproc={limits.processes}", f"--fsize={limits.file_mb << 20}", "--core=0", "--"]
+    limited = [find_tool("prlimit"), f"--nproc={limits.processes}", f"--fsize={limits.file_mb << 20}", "--core=0", "--"]
     return supervise([*_machine_layer(tree, work), *as_root, *limited, *mounted, *argv], limits, work / "upper")
 
 
 def _machine_layer(tree: Path, work: Path) -> list[str]:
     """The outermost sandbox: this machine's programs, the network, and the folders of the build."""
-    as_agent, own_user = (WITHOUT_ROOT, ()) if os.geteuid() == 0 else ((), ("--unshare-user",))
+    as_root = os.geteuid() == 0
+    drop = [find_tool("setpriv"), f"--reuid={BUILD_USER}", f"--regid={BUILD_USER}", "--clear-groups"]
+    drop += ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+    as_agent, own_user = (drop, ()) if as_root else ((), ("--unshare-user",))
     spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
     layer = [find_bwrap(), *spaces, "--die-with-parent", "--new-session"]
-    layer += [OUTER_FILTER] if seccomp_filter(inside=False) else []
     layer += [*own_user, *system_mounts(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
     layer += ["--ro-bind", str(work / "apt.conf"), _APT]
     for name in _NETWORK_FILES:
@@ -75,7 +87,7 @@ def _image_layer(tree: Path, folder: str, variables: Mapping[str, str]) -> list[
         if inside(tree, name) == tree / name.lstrip("/"):
             layer += ["--ro-bind-try", name, name]
     layer += ["--cap-drop", "ALL", *(word for right in _RIGHTS for word in ("--cap-add", right))]
-    layer += [BUILD_FILTER] if seccomp_filter(inside=True, pretend=True) else []
+    layer.append(BUILD_FILTERS)
     layer += ["--chdir", folder, "--clearenv"]
     return [*layer, *(word for item in variables.items() for word in ("--setenv", *item))]
 
@@ -266,7 +278,7 @@ def _copy_into(
             copy_files(content, item)
     if mode:
         run_program("chmod", "-R", mode, *(str(item) for _, item in items))
-    hand_over(aside)
+    hand_over(aside, BUILD_USER)
     place = inside(tree, copy.target)
     into = copy.into or len(items) > 1 or place.is_dir()
     for name, item in items:
