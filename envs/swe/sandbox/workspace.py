@@ -243,7 +243,12 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def new_user() -> int:
-    """Draw the number of a user that no other sandbox has; what the kernel grants per user is then not shared."""
+    """Draw the number of a user that no other sandbox has; what the kernel grants per user is then not shared.
+
+    Without root, all sandboxes run as our user.
+    """
+    if os.geteuid() != 0:
+        return os.geteuid()
     mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     for numbers in _USERS:
         if any(int(first) <= numbers.start and numbers.stop <= int(first) + int(size) for first, _, size in mapped):

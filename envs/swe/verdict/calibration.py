@@ -18,9 +18,10 @@ from pydantic import TypeAdapter
 from envs.errors import ConfigError
 from envs.swe.verdict import evaluate, trees
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.evaluate import Expected, Plan, ProbeReport, ProbeRun, TestRun, TestSettings, run_tests
+from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, TestRun, TestSettings, run_tests
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
+from envs.swe.verdict.reports import ProbeRecord
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
@@ -147,7 +148,7 @@ class _Calibration:
                 continue
             probe = run.probes[one.number]
             # `True` and `[]` stand everywhere: the longest answer counts that stands nowhere around the probe.
-            known = probe.literals.union(*(report.get("seen", ()) for report in run.reports.get(one.key, [])))
+            known = probe.literals.union(*(report.seen for report in run.reports.get(one.key, [])))
             lengths = ((value, bits(one.operator, value)) for value in one.values)
             apart = (n for value, n in lengths if n == 1 or one.operator == "raises" or loosely(value) not in known)
             if weight := int(not probe.compares) if one.operator in TRUTHS else max(apart, default=0):
@@ -171,15 +172,15 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
         probe = run.probes[number]
         if probe.operator in TRUTHS:
             yield Expected(test, number, probe.operator, "", (None,) * len(reports))
-        elif probe.operator != "none" and all("expected" in one for one in reports):
-            yield Expected(test, number, probe.operator, probe.exception, tuple(one["expected"] for one in reports))
+        elif probe.operator != "none" and all(one.has("expected") for one in reports):
+            yield Expected(test, number, probe.operator, probe.exception, tuple(one.expected for one in reports))
 
 
-def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeReport]) -> Expected | None:
+def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeRecord]) -> Expected | None:
     """What the reference reports, as an expectation; None where numbers were drawn: runs can agree by chance."""
-    if any("value" not in report or report["drawn"] for report in reports):
+    if any(not report.has("value") or report.drawn for report in reports):
         return None
-    values = tuple(report["value"] for report in reports)
+    values = tuple(report.value for report in reports)
     if probe.operator in ("==", "nearly", "same items"):
         return Expected(*key, "redrawn", "", values, draw)
     if probe.operator in TRUTHS and len(set(values)) == 1:

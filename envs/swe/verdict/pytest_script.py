@@ -24,7 +24,7 @@ def make_teller(fd, key):
     send, dumps, new, sha = make_sender(fd), json.dumps, hmac.new, hashlib.sha256
 
     def tell(kind, **values):
-        body = dumps([state["number"], kind, values]).encode()
+        body = dumps(dict(values, number=state["number"], kind=kind)).encode()
         state["number"] += 1
         send(new(key, body, sha).hexdigest().encode() + b" " + body + b"\n")
 
