@@ -18,7 +18,7 @@ TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier
 _ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
 _OURS = frozenset(("dev", "logs", "proc", "sys", "tests", "verifier"))
 _SYSTEM = _OURS | {"bin", "boot", "etc", "image", "lib", "lib32", "lib64", "libx32", "run", "sbin", "usr"}
-_IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
+IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
 """Folders of an image that are not copied for each episode, unless the task works there."""
 
 
@@ -88,7 +88,7 @@ def drop_what_leads_out(tree: Path, places: Sequence[str], root: Path | None) ->
     Raises UncheckableError for a path that is too long, and for more links than can be checked.
     """
     looks = itertools.count()
-    system = [f"/{name}" for name in (_SYSTEM if root is None else _IMAGE_SYSTEM) - _OURS - {"boot", "image", "run"}]
+    system = [f"/{name}" for name in (_SYSTEM if root is None else IMAGE_SYSTEM) - _OURS - {"boot", "image", "run"}]
     allowed = [PurePosixPath(folder) for folder in (*places, *system)]
 
     def may_pass(path: PurePosixPath) -> bool:
@@ -142,7 +142,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
     for path, what in wanted.items():
         # The place of a path is its outermost folder, unless that belongs to the system.
         top = PurePosixPath(path).parts[1]
-        is_system = top in (_SYSTEM if root is None else _IMAGE_SYSTEM)
+        is_system = top in (_SYSTEM if root is None else IMAGE_SYSTEM)
         if is_system and (root is None or top in _OURS):
             raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
         if is_system and root is not None and not ((root / path.lstrip("/")).is_dir() and is_direct(root, path)):
@@ -150,7 +150,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
         paths.add(path if is_system else f"/{top}")
     if root is not None:
         own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
-        paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
+        paths |= {f"/{entry.name}" for entry in own if entry.name not in IMAGE_SYSTEM}
     return tuple(sorted(p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)))
 
 

@@ -22,6 +22,8 @@ from envs.errors import ConfigError, MissingDependencyError
 from envs.harbor.dockerfile import PATH, Image, UnsupportedLine
 from envs.harbor.places import follow
 from envs.harbor.settings import HarborSettings, key_of
+from envs.swe.sandbox.sandbox import Sandbox
+from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import copy_files, hand_over, remove_tree, run_program
 
 _OPAQUE = "user.overlay.opaque"
@@ -167,8 +169,7 @@ def _unpack(source: str, made: Path) -> dict[str, Any]:
         copy = ["--command-timeout", "1h", "copy", "--quiet", "--insecure-policy"]
         _fetch(source, "skopeo", *copy, source, f"oci:{layout}:base")
         manifest = _blob(layout, json.loads((layout / "index.json").read_text(encoding="utf-8"))["manifests"][0])
-        rootless = [] if os.geteuid() == 0 else ["--rootless"]
-        _fetch(source, "umoci", "raw", "unpack", *rootless, "--image", f"{layout}:base", str(tree))
+        _unpack_layers(source, layout, tree)
         found = {"digest": manifest["config"]["digest"], "config": _blob(layout, manifest["config"]).get("config", {})}
         remove_tree(layout)
     run_program("chmod", "-R", "u+rwX", str(tree))
@@ -179,14 +180,34 @@ def _unpack(source: str, made: Path) -> dict[str, Any]:
     return found
 
 
+def _unpack_layers(source: str, layout: Path, tree: Path) -> None:
+    """Unpack the layers of an image in a sandbox, which shows nothing else."""
+    _require("umoci")
+    holder = layout.with_name("unpacked")
+    holder.mkdir()
+    hand_over(holder)
+    limits = Limits(3600.0, memory_mb=4096, address_mb=1 << 20, file_mb=1 << 20, tree_mb=1 << 20)
+    box = Sandbox(holder, limits=limits, readable=((layout, "/layout"),))
+    outcome = box.run(["umoci", "raw", "unpack", "--rootless", "--image", "/layout:base", "/testbed/root"])
+    if outcome.returncode:
+        said = " ".join(outcome.output.split())[-300:] or outcome.stopped
+        raise ConfigError(f"umoci cannot unpack {source}: {said}; check env.base_sources")
+    (holder / "root").rename(tree)
+    remove_tree(holder)
+
+
 def _blob(layout: Path, descriptor: dict[str, Any]) -> dict[str, Any]:
     return json.loads((layout / "blobs" / descriptor["digest"].replace(":", "/")).read_text(encoding="utf-8"))
 
 
-def _fetch(source: str, program: str, *arguments: str) -> None:
+def _require(program: str) -> None:
     if shutil.which(program) is None:
         missing = f"images are built with {program}, which is not on PATH"
         raise MissingDependencyError(f"{missing}; install it with: apt-get install -y {program}")
+
+
+def _fetch(source: str, program: str, *arguments: str) -> None:
+    _require(program)
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]

@@ -8,6 +8,7 @@ owners and users succeed without effect (see `seccomp_filter`).
 
 import fcntl
 import os
+import re
 import shlex
 import tarfile
 import time
@@ -32,9 +33,9 @@ from envs.harbor.images.bases import (
     unfinished,
 )
 from envs.harbor.images.ignored import seen_context
-from envs.harbor.places import copy_sources, find_dockerignore, home_of, no_source
+from envs.harbor.places import IMAGE_SYSTEM, copy_sources, find_dockerignore, home_of, no_source
 from envs.harbor.settings import HarborSettings, Recipe, digest_of, keep_image, key_of
-from envs.swe.sandbox.sandbox import find_bwrap, find_tool, system_mounts
+from envs.swe.sandbox.sandbox import Sandbox, find_bwrap, find_tool, system_mounts
 from envs.swe.sandbox.supervise import BUILD_FILTERS, Limits, Outcome, supervise
 from envs.swe.sandbox.workspace import copy_files, hand_over, remove_tree, run_program
 
@@ -121,8 +122,18 @@ def build_image(recipe: Recipe, settings: HarborSettings, say: Callable[[str], o
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in store.glob(f"{UNFINISHED}*"):  # by a build that was killed
             remove_tree(left)
-        with unfinished(store) as work:
-            tree = _Builder(recipe, seen_context(recipe.context, work), settings, say).build()
+        try:
+            with unfinished(store) as work:
+                tree = _Builder(recipe, seen_context(recipe.context, work), settings, say).build()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"environment/Dockerfile cannot be built: {reason}") from error
+        # Sandboxes have other users, and show these folders as they are; the others are copied and handed over.
+        shown = [path for path in tree.folder.iterdir() if path.name in IMAGE_SYSTEM and not path.is_symlink()]
+        if shown:
+            run_program("chmod", "-R", "a+rX", "--", *map(str, shown))
         keep_image(recipe, settings, tree.folder, tree.image)
 
 
@@ -245,8 +256,10 @@ class _Builder:
             raise type(error)(f"no earlier stage is called {source!r}, so it was read as an image: {error}") from error
         content = other.key if other is not None else digest_of(path for _, path in files)
         mode = flags.get("chmod", "")
+        if mode and not re.fullmatch("[0-7]{3,4}", mode):
+            raise UnsupportedLine(f"{step.line} has a mode that is not a number such as 755")
         key = key_of(step.name, content, named, texts, copy.target, copy.into, mode)
-        return key, partial(_copy_into, step, copy, [*files, *texts], mode)
+        return key, partial(_copy_into, step, copy, [*files, *texts], mode, self.settings.build_mb)
 
     def _sources(self, step: Instruction, pattern: str, other: Tree | None) -> list[tuple[str, Path]]:
         """Find the files that a source of COPY names, links followed, and never one outside of folder or image."""
@@ -263,7 +276,13 @@ class _Builder:
 
 
 def _copy_into(
-    step: Instruction, copy: Copy, contents: Sequence[tuple[str, Path | str]], mode: str, tree: Path, work: Path
+    step: Instruction,
+    copy: Copy,
+    contents: Sequence[tuple[str, Path | str]],
+    mode: str,
+    build_mb: int,
+    tree: Path,
+    work: Path,
 ) -> None:
     """Put files and texts into a tree, by way of copies with their modes. ADD unpacks archives."""
     aside = work / "copied"
@@ -273,7 +292,7 @@ def _copy_into(
         if isinstance(content, str):
             item.write_text(content, encoding="utf-8")
         elif step.name == "ADD" and content.is_file() and tarfile.is_tarfile(content):
-            _unpack(step, content, item)
+            _unpack(step, content, item, build_mb)
         else:
             copy_files(content, item)
     if mode:
@@ -292,12 +311,16 @@ def _copy_into(
     remove_tree(aside)
 
 
-def _unpack(step: Instruction, archive: Path, folder: Path) -> None:
-    if not hasattr(tarfile, "tar_filter"):
-        raise UnsupportedLine(f"{step.line} has an archive, and unpacking it safely needs Python 3.11.4 or later")
+def _unpack(step: Instruction, archive: Path, folder: Path, build_mb: int) -> None:
+    """Unpack an archive of the task in a sandbox, which shows nothing else; raises UnsupportedLine if that fails."""
     folder.mkdir()
-    try:
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="tar")
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        raise UnsupportedLine(f"{step.line} has an archive that cannot be unpacked: {error}") from error
+    hand_over(folder)
+    limits = Limits(seconds=600, memory_mb=1024, file_mb=build_mb, tree_mb=build_mb)
+    argv = ["tar", "--extract", "--file", "/archive", "--no-same-owner"]
+    outcome = Sandbox(folder, limits=limits, readable=((archive, "/archive"),)).run(argv)
+    if outcome.stopped or outcome.returncode:
+        said = " ".join(outcome.output.split())[-200:]
+        why = (
+            f"it broke its limit of {outcome.stopped} (env.build_mb)" if outcome.stopped else said or "it is too large"
+        )
+        raise UnsupportedLine(f"{step.line} has an archive that cannot be unpacked: {why}")
