@@ -19,7 +19,7 @@ from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Limits, Outcome
 from envs.swe.sandbox.workspace import TESTBED, hand_over
 from envs.swe.verdict.instances import Instance
-from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
+from envs.swe.verdict.probe_files import TRUTHS, Probe, ProbeFiles, probe_files
 from envs.swe.verdict.reports import ProbeRecord, TamperedError, TestRecord, read_probes, read_tests
 from envs.swe.verdict.trees import Build, TooMuchChanged, counted_changes, is_protected, is_readable, scratch_tree
 from envs.swe.verdict.values import Unreadable
@@ -201,6 +201,14 @@ class ProbeRun:
     reason: str = ""
 
 
+def write_probes(tree: Path, instance: Instance, plan: Plan, draw: int = 0, with_expected: bool = False) -> ProbeFiles:
+    """Put probe files in the place of a tree's tests."""
+    files = probe_files(tree, lambda path: is_protected(path, instance), plan.packages, draw, with_expected)
+    for path, text in files.texts.items():
+        (tree / path).write_text(text, encoding="utf-8")
+    return files
+
+
 def run_probes(
     build: Build,
     instance: Instance,
@@ -214,14 +222,12 @@ def run_probes(
 ) -> ProbeRun:
     """Run the probes of `tests` on a tree; with `with_expected`, they also report what the tests expect.
 
-    `leaks` has values by probe: those that the probe's callers hold are reported as seen. With `watch_generators`,
-    reports say whether random numbers were drawn.
+    `leaks` has values by probe: those that an object holds before the call are reported as seen. With
+    `watch_generators`, reports say whether random numbers were drawn.
     """
     with scratch_tree() as tree:
         build(tree)
-        files = probe_files(tree, lambda path: is_protected(path, instance), plan.packages, draw, with_expected)
-        for path, text in files.texts.items():
-            (tree / path).write_text(text, encoding="utf-8")
+        files = write_probes(tree, instance, plan, draw, with_expected)
         places = {test: plan.places[test] for test in tests if test in plan.places}
         own = {(files.renamed(function), index): test for test, (function, index) in places.items()}
         kinds = {number: probe.operator for number, probe in files.probes.items()}
