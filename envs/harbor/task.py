@@ -128,8 +128,8 @@ _NETWORK = re.compile(
     r"|\b(curl|wget)\b.{0,99}https?://(?!localhost|127\.)"
 )
 """Commands in a test script that cannot work without a network."""
-_LOADS_FROM_FOLDER = re.compile(r"\bpython[\d.]*\s+(?:-(?!\w*[IP])\w+\s+)*-(?!\w*[IP])\w*[mc]\b")
-"""Commands that let Python load modules from the working folder, in place of installed ones."""
+_LOADS_FROM_FOLDER = re.compile(r"\bPYTHONPATH=|\bpython[\d.]*\s+(?:-(?!\w*[IP])\w+\s+)*-(?!\w*[IP])\w*[mc]\b")
+"""Commands that let Python load modules from the agent's folders, in place of installed ones."""
 
 
 @dataclass(frozen=True)
