@@ -77,7 +77,7 @@ def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change:
 @pytest.mark.parametrize(
     ("test", "part"),
     [
-        ("assert double(7) != 10 - 3", "its probes ask for 1 bits in all, and 8 are needed"),
+        ("assert double(int('7')) != 10 - 3", "its probes ask for 1 bits in all, and 8 are needed"),
         pytest.param(
             "assert all(double(n) == m for n, m in [(2, 4)])",
             "no probe tells a solution from the unsolved tree in",
