@@ -16,6 +16,8 @@ from envs.swe.sandbox.sandbox import Sandbox, python_folders, python_in
 from envs.swe.sandbox.supervise import Limits
 from envs.swe.sandbox.workspace import AGENT_ID, Workspace
 
+SESSION = "session.xml"
+"""pytest's own report about its last session, beside the reward."""
 _REWARDS = "rewards"
 """Folder of the tree with the reward files; no place of the agent is called so."""
 _SEARCHED = re.compile(r"\w*PATH|\w*LIB|LD_\w+|BASH_ENV|ENV|PYTHON(HOME|STARTUP)|(NODE|PERL5?|RUBY|JAVA\w*)_?OPT\w*")
@@ -65,6 +67,10 @@ class Machine:
             sandbox = self._sandbox((*places, VERDICT), variables, self.task.verifier_s)
             return replace(sandbox, readable=(*sandbox.readable, readable_tests))
         variables = {"HOME": VERIFIER_HOME, **self.task.verifier_variables}
+        if self.task.uses_pytest:
+            # pytest writes it at its end, so a session that imported code ends early leaves none.
+            added = variables.get("PYTEST_ADDOPTS", self.task.image.variables.get("PYTEST_ADDOPTS", ""))
+            variables["PYTEST_ADDOPTS"] = f"{added} --junit-xml={VERDICT}/{SESSION}".strip()
         sandbox = self._sandbox((*places, VERDICT, VERIFIER_HOME), variables, self.task.verifier_s)
         rewards = tuple((f"{_REWARDS}/{name}", f"{VERDICT}/{name}") for name in FILES)
         return replace(

@@ -155,6 +155,8 @@ class HarborTask:
     solution_variables: Mapping[str, str]
     is_judged_in_place: bool
     """Whether the tests run with the agent's home and variables (`env.verifier`)."""
+    uses_pytest: bool
+    """Whether the test script starts pytest."""
 
     @property
     def home(self) -> str:
@@ -221,6 +223,7 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         tree_mb=min(settings.tree_mb, environment.megabytes("storage") or settings.tree_mb),
         verifier_variables=verifier.variables(settings.variables),
         solution_variables=whole.table("solution").variables(settings.variables),
+        uses_pytest=any(re.search(r"\bpytest\b", line) for line in test_lines(folder, settings).values()),
         is_judged_in_place=any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.verifier),
     )
 

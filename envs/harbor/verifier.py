@@ -5,18 +5,19 @@
    user. The folders of tests and reward are new.
 3. The sandbox has another home, and its search paths name no folder that the agent could write.
 4. The reward counts only if the tests ended by themselves, within their limits, with exit status 0, and the reward
-   file had one writer.
+   file had one writer. If the script starts pytest, pytest must have written its own report, too.
 
 A task with `verifier: same` is judged with the agent's home and variables, and without the fourth point.
 """
 
+import os
 from dataclasses import dataclass, replace
 
-from envs.harbor.machine import Machine
+from envs.harbor.machine import SESSION, Machine
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, UncheckableError, drop_what_leads_out, part_of
 from envs.harbor.reward import RewardWatch, make_files, read_reward
 from envs.swe.sandbox.supervise import Outcome
-from envs.swe.sandbox.workspace import copy_tree, give, hand_over, new_user, remove_tree
+from envs.swe.sandbox.workspace import copy_tree, give, hand_over, new_user, open_plain, remove_tree
 
 _SIGNALLED = range(129, 193)
 """Exit statuses that a shell gives to commands that a signal ended."""
@@ -78,8 +79,22 @@ def _verdict(outcome: Outcome, machine: Machine, watch: RewardWatch | None) -> V
     if reward and outcome.returncode and watch is not None:
         why = f"the tests ended with exit status {outcome.returncode}, so the reward {reward:g} may not be theirs"
         return Verdict(reason=why)
+    if reward != 0 and watch is not None and machine.task.uses_pytest and not _has_session(machine):
+        return Verdict(reason="pytest did not come to its end")
     if reward is not None:
         return Verdict(reward)
     if machine.settings.test_command is not None:
         return Verdict(float(outcome.returncode == 0))
     return Verdict(reason=f"{NO_REWARD} (exit status {outcome.returncode})")
+
+
+def _has_session(machine: Machine) -> bool:
+    """Whether pytest left its report."""
+    try:
+        descriptor = open_plain(machine.tree / part_of(VERDICT) / SESSION)
+    except OSError:
+        return False
+    if descriptor is None:
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        return b"<testsuite" in file.read(4096)

@@ -83,6 +83,12 @@ def test_a_process_that_waits_for_the_reward_does_not_change_it(tmp_path: Path, 
     assert reward == 0.0, said
 
 
+@pytest.mark.parametrize("code", ["import os\nos._exit(0)\n", "import os\ndef answer():\n    os._exit(0)\n"])
+def test_a_pytest_session_that_imported_code_ends_early_pays_nothing(tmp_path: Path, code: str) -> None:
+    reward, said = episode(tmp_path, "pytest imports", {"solution.py": code})
+    assert reward == 0.0 and "pytest did not come to its end" in said
+
+
 THEN = [
     f"os.chmod('{REWARD}', 0)",
     f"os.chmod('{REWARD}', 0o444); os.chmod('/logs/verifier', 0o555)",
