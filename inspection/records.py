@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from embedded.run.folder import append_text
 from envs.base import text_of
 from slime_verlog import ConfigError
@@ -30,6 +32,36 @@ _OPENINGS = (
 )
 CLOSINGS = re.compile(r"(<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|<\|end\|>|<\|endoftext\|>)\s*$")
 _ROLES = {"model": "assistant", "observation": "tool"}
+
+
+class _Turn(BaseModel):
+    """What readers rely on in a turn; other keys may hold anything."""
+
+    prompt: str | list[int | dict[str, Any]] | None = None
+    response: str | None = None
+    executed_action: str | None = None
+    reward: float | None = None
+    progression: float | None = None
+    tokens: dict[str, list[Any] | None] | None = None
+    metrics: dict[str, Any] | None = None
+
+
+class _Episode(BaseModel):
+    """What readers rely on in a record; other keys may hold anything."""
+
+    messages: list[dict[str, Any]]
+    story: list[_Turn]
+    setting: str | None = None
+    player: str | None = None
+    env_path: str | None = None
+    options: dict[str, Any] | None = None
+    pictures: dict[str, str] | None = None
+    metrics: dict[str, Any] | None = None
+    turns: int | None = None
+    max_turns: int | None = None
+    valid_action_ratio: float | None = None
+    progression: float | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting: str = "-") -> None:
@@ -64,14 +96,19 @@ def read_episodes(path: Path, skip: int | None = None) -> Iterator[dict[str, Any
                     raise ConfigError(f"{path}, line {number}, is not JSON ({reason}); {hint}") from error
                 if number <= (skip or 0):
                     continue
-                if not isinstance(episode, dict):
-                    raise ConfigError(f"{path}, line {number}, is not an episode")
-                for key in ("messages", "story"):
-                    if not isinstance(episode.get(key), list):
-                        raise ConfigError(f"{path}, line {number}, is not an episode: it has no list {key!r}")
+                _check_episode(episode, f"{path}, line {number},")
                 yield episode
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _check_episode(episode: Any, where: str) -> None:
+    try:
+        _Episode.model_validate(episode)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"][:3]))
+        raise ConfigError(f"{where} is not an episode: {place}: {first['msg']}".replace(": :", ":")) from error
 
 
 @contextmanager

@@ -11,6 +11,8 @@ help_if_asked "$@"
 source scripts/install.sh
 source scripts/lib/system_packages.sh
 need_package bwrap bubblewrap
+need_package skopeo skopeo
+need_package umoci umoci
 install envs,embedded,dev,docs
 try_install text-games
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false

@@ -199,7 +199,7 @@ def test_every_message_in_troubleshooting_is_one_that_the_code_prints() -> None:
 def test_every_yaml_of_the_page_about_harbor_tasks_can_be_read_as_printed() -> None:
     text = (REPOSITORY / "docs" / "harbor.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         tasks = read_tasks(check_keys(yaml.safe_load(block)))
         assert [task.env_path for task in tasks] == ["envs.harbor"]

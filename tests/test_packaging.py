@@ -22,8 +22,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-
 PACKAGES = ("rollout", "envs", "advantage", "embedded", "inspection")
 EXAMPLES = REPOSITORY / "envs" / "harbor" / "examples"
 """Task folders, whose Python files are data."""
-IN_SANDBOX = REPOSITORY / "envs" / "harbor" / "judge"
-"""Programs for the sandbox of a task's tests, not modules of ours."""
+PROFILE = REPOSITORY / "envs" / "swe" / "sandbox" / "docker_seccomp.json"
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "megatron": "megatron-core"}
@@ -73,7 +72,6 @@ def _imports(folders: tuple[str, ...]) -> Iterator[tuple[Path, str, bool]]:
     ours = {path.name for path in REPOSITORY.iterdir() if path.is_dir()} | {"slime_verlog"}
     ours.add("encoding")  # the neighbour of envs/swe/verdict/pytest_script.py in the sandbox
     files = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
-    files = [path for path in files if IN_SANDBOX not in path.parents]
     for path in [*files, REPOSITORY / "slime_verlog.py"]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
@@ -91,7 +89,7 @@ def test_every_package_is_included_and_typed() -> None:
     include = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
     found = set(find_packages(str(REPOSITORY), include=include))
     files = (path for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py"))
-    folders = {path.parent for path in files if not {EXAMPLES, IN_SANDBOX} & {*path.parents}}
+    folders = {path.parent for path in files if EXAMPLES not in path.parents}
     assert found == {".".join(folder.relative_to(REPOSITORY).parts) for folder in folders}
     assert all((REPOSITORY / name / "py.typed").exists() for name in PACKAGES)
 
@@ -143,7 +141,7 @@ def test_the_wheel_holds_every_module_template_asset_study_example_and_type_mark
         for path in kept
         if path.is_file()
         and "__pycache__" not in path.parts
-        and (path.suffix in KEPT or {EXAMPLES, IN_SANDBOX} & {*path.parents})
+        and (path.suffix in KEPT or EXAMPLES in path.parents or path == PROFILE)
     }
     assert sum(name.endswith(".j2") for name in expected) > 5
     installed = {name for name in wheel if ".dist-info/" not in name}

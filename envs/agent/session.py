@@ -179,13 +179,16 @@ class Session:
         return await self.next(seconds)
 
     def _store(self, request: Request, answer: Response, number: int) -> None:
-        """Keep what a later request may continue. The oldest go when all together exceed the budget of requests."""
+        """Keep what a later request may continue. The oldest go when all together exceed the budget of requests.
+
+        A chain that exceeds it alone is not kept, or it would grow without bound.
+        """
         if request.stored is None:
             return
         name = response_id(number)
         self.stored[name] = (*request.stored, assistant_message(answer, number))
         self._stored_sizes[name] = self._stored_sizes.get(request.previous, 0) + request.size + len(answer.written)
-        while sum(self._stored_sizes.values()) > self.max_bytes and len(self.stored) > 1:
+        while sum(self._stored_sizes.values()) > self.max_bytes:
             oldest = next(iter(self.stored))
             del self.stored[oldest], self._stored_sizes[oldest]
 

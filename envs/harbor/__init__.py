@@ -17,8 +17,8 @@ from envs.errors import ConfigError, SlimeVerlogError, did_you_mean
 from envs.harbor.machine import start
 from envs.harbor.places import SOLUTION, part_of
 from envs.harbor.settings import HarborSettings
-from envs.harbor.task import HarborTask, find_tasks, read_task
-from envs.harbor.verifier import Verdict, verify
+from envs.harbor.task import HarborTask, find_tasks, read_task, why_forgeable
+from envs.harbor.verifier import NO_REWARD, Verdict, verify
 from envs.swe.sandbox.sandbox import check_sandbox, find_bwrap
 from envs.swe.sandbox.workspace import copy_tree, remove_tree
 from envs.swe.shell import Finding, Judgement, ShellEnv
@@ -124,14 +124,20 @@ def _check(task: HarborTask, settings: HarborSettings) -> Finding:
     untouched = _judge(task, settings, solved=False)
     if untouched.reward > 0:
         return Finding(task.name, f"the untouched files are paid {untouched.reward:g}")
+    notes = list(filter(None, [why_forgeable(task, settings)]))
+    if untouched.reason.startswith(NO_REWARD):
+        notes.append("its tests write no reward when they fail, so a program that they run could write one")
     if not task.has_solution:
-        return Finding(task.name, note="there is no solution/solve.sh, so it is not known whether it can be solved")
+        notes.append("there is no solution/solve.sh, so it is not known whether it can be solved")
+        return Finding(task.name, note="; ".join(notes))
     solved = _judge(task, settings, solved=True)
     if solved.reward <= 0:
         why = solved.reason or "the tests pay 0"
         printed = " ".join(solved.output.split())[-300:] or "nothing"
         return Finding(task.name, f"the reference solution is not paid: {why}; it printed: {printed}")
-    return Finding(task.name, note="" if solved.reward == 1 else f"the reference solution is paid {solved.reward:g}")
+    if solved.reward != 1:
+        notes.append(f"the reference solution is paid {solved.reward:g}")
+    return Finding(task.name, note="; ".join(notes))
 
 
 def _judge(task: HarborTask, settings: HarborSettings, *, solved: bool) -> Verdict:

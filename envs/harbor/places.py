@@ -4,19 +4,21 @@ Each is a folder of the tree of an episode, mounted at its path. Links in them a
 here, only paths without a link on the way are written to.
 """
 
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
+from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
 _ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
-_OURS = frozenset(("dev", "judge", "logs", "proc", "sys", "tests", "verifier"))
+_OURS = frozenset(("dev", "logs", "proc", "sys", "tests", "verifier"))
 _SYSTEM = _OURS | {"bin", "boot", "etc", "image", "lib", "lib32", "lib64", "libx32", "run", "sbin", "usr"}
-_IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
+IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
 """Folders of an image that are not copied for each episode, unless the task works there."""
 
 
@@ -38,13 +40,22 @@ def is_direct(top: Path, path: str) -> bool:
 
 _MAX_LINKS = 40
 """As many as Linux follows."""
+_MAX_LOOKS = 1_000_000
+"""Path components that are looked up before links are too many to check, which takes half a minute or so."""
 
 
-def follow(path: PurePosixPath, file_of: Callable[[PurePosixPath], Path]) -> PurePosixPath | None:
-    """Find where a path of a sandbox or image leads, with links as programs in it follow them; None for a circle.
+class UncheckableError(Exception):
+    """The agent left something that cannot be checked in reasonable time."""
 
-    `file_of` maps a path without links in its folders to this machine. Raises OSError if the kernel rejects a path on
-    the way, for example because it is too long.
+
+def follow(
+    path: PurePosixPath, file_of: Callable[[PurePosixPath], Path], may_pass: Callable[[PurePosixPath], bool]
+) -> PurePosixPath | None:
+    """Find where a path of a sandbox or image leads, with links as programs in it follow them.
+
+    `file_of` maps a path without links in its folders to this machine. The result is None for a circle, and where the
+    way leads through a place that it may not pass. Raises OSError if the kernel rejects a path on the way, for example
+    because it is too long.
     """
     current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
     while waiting:
@@ -52,6 +63,8 @@ def follow(path: PurePosixPath, file_of: Callable[[PurePosixPath], Path]) -> Pur
         if part == "..":
             current = current.parent
             continue
+        if not may_pass(current / part):
+            return None
         file = file_of(current / part)
         try:  # `Path.is_symlink` hides some errors in some versions of Python
             is_link = stat.S_ISLNK(os.lstat(file).st_mode)
@@ -67,6 +80,39 @@ def follow(path: PurePosixPath, file_of: Callable[[PurePosixPath], Path]) -> Pur
         current = PurePosixPath("/") if target.is_absolute() else current
         waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     return current
+
+
+def drop_what_leads_out(tree: Path, places: Sequence[str], root: Path | None) -> None:
+    """Remove what the agent left that is not a file, folder or link, and links out of its places and of the system.
+
+    Raises UncheckableError for a path that is too long, and for more links than can be checked.
+    """
+    looks = itertools.count()
+    system = [f"/{name}" for name in (_SYSTEM if root is None else IMAGE_SYSTEM) - _OURS - {"boot", "image", "run"}]
+    allowed = [PurePosixPath(folder) for folder in (*places, *system)]
+
+    def may_pass(path: PurePosixPath) -> bool:
+        if next(looks) > _MAX_LOOKS:
+            raise UncheckableError("the agent left too many links")
+        return any(path.is_relative_to(folder) or folder.is_relative_to(path) for folder in allowed)
+
+    def file_of(path: PurePosixPath) -> Path:
+        return outside(tree, places, str(path)) or (root or Path("/")) / str(path).lstrip("/")
+
+    for place in places:
+        folder, unlisted = tree / part_of(place), list[str]()
+        for entry in list(walk(folder, unlisted=unlisted.append)):
+            if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
+                continue
+            inside = PurePosixPath(place, os.path.relpath(entry.path, folder))
+            try:
+                target = follow(inside, file_of, may_pass) if entry.is_symlink() else None
+                if target is None or not is_in(str(target), [str(folder) for folder in allowed]):
+                    os.unlink(entry.path)
+            except OSError as error:
+                raise UncheckableError(f"{inside} cannot be checked ({error.strerror})") from error
+        if unlisted:
+            raise UncheckableError(f"{place} holds folders that cannot be listed")
 
 
 def home_of(user: str, root: Path | None) -> str:
@@ -96,7 +142,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
     for path, what in wanted.items():
         # The place of a path is its outermost folder, unless that belongs to the system.
         top = PurePosixPath(path).parts[1]
-        is_system = top in (_SYSTEM if root is None else _IMAGE_SYSTEM)
+        is_system = top in (_SYSTEM if root is None else IMAGE_SYSTEM)
         if is_system and (root is None or top in _OURS):
             raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
         if is_system and root is not None and not ((root / path.lstrip("/")).is_dir() and is_direct(root, path)):
@@ -104,7 +150,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
         paths.add(path if is_system else f"/{top}")
     if root is not None:
         own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
-        paths |= {f"/{entry.name}" for entry in own if entry.name not in _IMAGE_SYSTEM}
+        paths |= {f"/{entry.name}" for entry in own if entry.name not in IMAGE_SYSTEM}
     return tuple(sorted(p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)))
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -67,6 +67,10 @@ class HarborSettings(ShellSettings):
     test_command: str | None = None
     """Command that judges in place of `bash /tests/test.sh`, for tests that install their tools from the network, such
     as `python3 -m pytest /tests/test_outputs.py`. Exit status 0 pays 1 if it writes no reward file."""
+    verifier: Mapping[str, Literal["same"]] = {}
+    """Patterns of tasks that are judged with the agent's home and variables instead of fresh ones: `{"fix-*": same}`.
+    For tests that run what the agent installed for its user, or that write the reward twice. Such a reward can be
+    forged, so `check` lists these tasks."""
     reward_key: str = "reward"
     """Key of `reward.json` that is the reward. A file with one number needs no such key."""
     submit_on_limit: bool = True

@@ -3,6 +3,7 @@
 A task that cannot be played here is refused, with the line or key that asks for what is missing.
 """
 
+import fnmatch
 import os
 import re
 import shutil
@@ -127,10 +128,8 @@ _NETWORK = re.compile(
     r"|\b(curl|wget)\b.{0,99}https?://(?!localhost|127\.)"
 )
 """Commands in a test script that cannot work without a network."""
-_UNPROTECTED = re.compile(
-    r"\bPYTHONPATH=|\b(BASH_ENV|PYTEST_PLUGINS)=|\bpython[\d.]*\s+(-\w+\s+)*-[A-Za-z]*[ES]\b|\benv\s+-i\b"
-)
-"""Commands in a test script that start Python, or bash, without what keeps the agent's files out of it."""
+_LOADS_FROM_FOLDER = re.compile(r"\bPYTHONPATH=|\bpython[\d.]*\s+(?:-(?!\w*[IP])\w+\s+)*-(?!\w*[IP])\w*[mc]\b")
+"""Commands that let Python load modules from the agent's folders, in place of installed ones."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +153,10 @@ class HarborTask:
     tree_mb: int
     verifier_variables: Mapping[str, str]
     solution_variables: Mapping[str, str]
+    is_judged_in_place: bool
+    """Whether the tests run with the agent's home and variables (`env.verifier`)."""
+    uses_pytest: bool
+    """Whether the test script starts pytest."""
 
     @property
     def home(self) -> str:
@@ -220,6 +223,8 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         tree_mb=min(settings.tree_mb, environment.megabytes("storage") or settings.tree_mb),
         verifier_variables=verifier.variables(settings.variables),
         solution_variables=whole.table("solution").variables(settings.variables),
+        uses_pytest=any(re.search(r"\bpytest\b", line) for line in test_lines(folder, settings).values()),
+        is_judged_in_place=any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.verifier),
     )
 
 
@@ -292,22 +297,29 @@ def _user(agent: Table, verifier: Table, user: str) -> str:
     return agent_user
 
 
+def test_lines(folder: Path, settings: HarborSettings) -> Mapping[str, str]:
+    """The commands that judge a task, without comments, by what errors call them."""
+    if settings.test_command is not None:
+        return {"env.test_command": settings.test_command}
+    lines = read_text(folder, "tests/test.sh").splitlines()
+    return {f"line {n} of tests/test.sh": line.partition("#")[0] for n, line in enumerate(lines, 1)}
+
+
+def why_forgeable(task: HarborTask, settings: HarborSettings) -> str:
+    """Why an agent could forge the reward of this task, as far as settings and test script show it; empty if not."""
+    if task.is_judged_in_place:
+        return "env.verifier says same, so its reward can be forged"
+    for place, line in test_lines(task.folder, settings).items():
+        if _LOADS_FROM_FOLDER.search(line):
+            return f"{place} lets Python load the agent's modules in place of installed ones (python -P does not)"
+    return ""
+
+
 def _check_tests(folder: Path, settings: HarborSettings) -> None:
-    """Make sure that the test script can run without a network, and that its programs can be protected."""
-    commands = {"env.test_command": settings.test_command}
-    if settings.test_command is None:
-        lines = read_text(folder, "tests/test.sh").splitlines()
-        commands = {f"line {n} of tests/test.sh": line for n, line in enumerate(lines, 1)}
-    for place, line in commands.items():
-        command = (line or "") if settings.test_command is not None else (line or "").partition("#")[0]
-        if found := _UNPROTECTED.search(command):
+    """Make sure that the test script can run without a network."""
+    for place, line in test_lines(folder, settings).items() if settings.test_command is None else ():
+        if _NETWORK.search(line):
             raise ConfigError(
-                f"{folder.name}: {place} ({found[0].strip()}) would let Python load modules of the agent in place of "
-                "the tests' own; set PYTHONPATH in [verifier.env] or env.variables instead, or list the task in "
-                "env.exclude"
-            )
-        if settings.test_command is None and _NETWORK.search(command):
-            raise ConfigError(
-                f"{folder.name}: {place} ({str(line).strip()[:60]}) needs the network, and the "
+                f"{folder.name}: {place} ({line.strip()[:60]}) needs the network, and the "
                 "sandbox has none; set env.test_command to a command that judges without it"
             )

@@ -1,59 +1,27 @@
-"""Judges an episode's files with the task's tests, in a sandbox that is started after the agent has ended.
+"""Judges an episode's files with the task's tests, in a fresh sandbox that is started after the agent has ended.
 
 1. No process of the agent is alive, since none outlives its command.
-2. The folders of tests and reward are new. The agent had neither, and none of its links leads to them.
-3. PATH, home and the import path of Python lead to nothing that the agent could change; see `Machine.for_tests`.
-4. The reward file counts only if the tests ended by themselves, within their limits, and pytest came to its end.
+2. The agent's files are data: pipes, devices, and links that leave its folders are removed, and the files get another
+   user. The folders of tests and reward are new.
+3. The sandbox has another home, and its search paths name no folder that the agent could write.
+4. The reward counts only if the tests ended by themselves, within their limits, with exit status 0, and the reward
+   file had one writer. If the script starts pytest, pytest must have written its own report, too.
+
+A task with `verifier: same` is judged with the agent's home and variables, and without the fourth point.
 """
 
-import errno
-import itertools
-import json
-import math
 import os
-import stat
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
 
-from envs.harbor.machine import Machine, find_unfinished
-from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, follow, outside, part_of
-from envs.harbor.task import HarborTask
+from envs.harbor.machine import SESSION, Machine
+from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, UncheckableError, drop_what_leads_out, part_of
+from envs.harbor.reward import RewardWatch, make_files, read_reward
 from envs.swe.sandbox.supervise import Outcome
-from envs.swe.sandbox.usage import walk
-from envs.swe.sandbox.workspace import copy_tree, give_to_agent, open_plain, remove_tree
+from envs.swe.sandbox.workspace import copy_tree, give, hand_over, new_user, open_plain, remove_tree
 
-_MAX_LOOKS = 1_000_000
-"""Path components that are looked up before links are too many to check, which takes half a minute or so."""
-
-
-def find_link_to_tests(tree: Path, task: HarborTask) -> str:
-    """A sentence about a link of the agent that leads to files of the tests, or to a folder above them."""
-
-    looks = itertools.count()
-
-    def file_of(path: PurePosixPath) -> Path:
-        if next(looks) > _MAX_LOOKS:
-            raise OSError(errno.ELOOP, "the agent left too many links")
-        return outside(tree, task.places, str(path)) or (task.root or Path("/")) / str(path).lstrip("/")
-
-    for place in task.places:
-        folder, unlisted = tree / part_of(place), list[str]()
-        links = [entry.path for entry in walk(folder, unlisted=unlisted.append) if entry.is_symlink()]
-        for path in links + unlisted:
-            inside = PurePosixPath(place, os.path.relpath(path, folder))
-            try:
-                target = follow(inside, file_of) or PurePosixPath("/")
-            except OSError as error:
-                return f"{inside} cannot be checked ({error.strerror})"
-            places = map(PurePosixPath, (TESTS, VERDICT, VERIFIER_HOME, "/proc"))
-            if any(target.is_relative_to(other) or other.is_relative_to(target) for other in places):
-                return f"{inside} is a link to {target}"
-    return ""
-
-
-_MAX_BYTES = 64 << 10
 _SIGNALLED = range(129, 193)
 """Exit statuses that a shell gives to commands that a signal ended."""
+NO_REWARD = "the tests wrote no reward file"
 _CANNOT_START = 254
 """Exit status of a bash that cannot start a program, for example because there are too many."""
 
@@ -73,93 +41,60 @@ class Verdict:
 
 def verify(machine: Machine) -> Verdict:
     """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no use afterwards."""
-    command = machine.settings.test_command
-    if link := find_link_to_tests(machine.tree, machine.task):
-        return Verdict(reason=link)
-    copy_tree(machine.task.folder / "tests", machine.tests)
+    task, tree, command = machine.task, machine.tree, machine.settings.test_command
+    try:
+        drop_what_leads_out(tree, task.places, task.root)
+    except UncheckableError as error:
+        return Verdict(reason=str(error))
+    copy_tree(task.folder / "tests", machine.tests)
     for path in (VERDICT, VERIFIER_HOME):
-        folder = machine.tree / part_of(path)
+        folder = tree / part_of(path)
         remove_tree(folder)
         folder.mkdir()
-        give_to_agent(folder)
-    sandbox = machine.for_tests()
-    with open(os.open(machine.judge / "report", os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as report:
-        script = f"{TESTS}/test.sh"  # its name also marks a command as the tests', see `judge/bash_env`
-        outcome = sandbox.run(["bash", "-c", command, script] if command else ["bash", script])
-        verdict = _read_verdict(machine.tree / part_of(VERDICT), outcome, machine)
-        if verdict.reward and (broken := find_unfinished(report.fileno())):
-            verdict = Verdict(reason=broken)
-    return replace(verdict, output=outcome.output)
+        give(folder, tree)
+    hand_over(tree, new_user())
+    make_files(machine.rewards)
+    script = f"{TESTS}/test.sh"
+    argv = ["bash", "-c", command, script] if command else ["bash", script]
+    if task.is_judged_in_place:
+        outcome = machine.for_tests().run(argv)
+        return replace(_verdict(outcome, machine, None), output=outcome.output)
+    with RewardWatch(machine.rewards) as watch:
+        outcome = machine.for_tests().run(argv)
+    return replace(_verdict(outcome, machine, watch), output=outcome.output)
 
 
-def _read_verdict(folder: Path, outcome: Outcome, machine: Machine) -> Verdict:
+def _verdict(outcome: Outcome, machine: Machine, watch: RewardWatch | None) -> Verdict:
     if outcome.stopped:
         return Verdict(reason=f"the tests were stopped by their {outcome.stopped} limit")
     if outcome.returncode < 0 or outcome.returncode in _SIGNALLED:
         return Verdict(reason=f"the tests were ended by a signal (exit status {outcome.returncode})")
     if outcome.returncode == _CANNOT_START:
         return Verdict(reason=f"the test script could not start a program (exit status {outcome.returncode})")
-    if folder.stat().st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        return Verdict(reason="a program under test has locked the folder of the reward")
+    folder = machine.rewards if watch is not None else machine.tree / part_of(VERDICT)
     try:
-        return read_reward(folder, machine.settings.reward_key)
-    except FileNotFoundError:
-        if machine.settings.test_command is not None:
-            return Verdict(float(outcome.returncode == 0))
-        return Verdict(reason=f"the tests wrote no reward file (exit status {outcome.returncode})")
+        reward = read_reward(folder, machine.settings.reward_key, watch)
     except (OSError, ValueError) as error:
         return Verdict(reason=f"the reward file cannot be used: {error}")
+    if reward and outcome.returncode and watch is not None:
+        why = f"the tests ended with exit status {outcome.returncode}, so the reward {reward:g} may not be theirs"
+        return Verdict(reason=why)
+    if reward != 0 and watch is not None and machine.task.uses_pytest and not _has_session(machine):
+        return Verdict(reason="pytest did not come to its end")
+    if reward is not None:
+        return Verdict(reward)
+    if machine.settings.test_command is not None:
+        return Verdict(float(outcome.returncode == 0))
+    return Verdict(reason=f"{NO_REWARD} (exit status {outcome.returncode})")
 
 
-def read_reward(folder: Path, key: str) -> Verdict:
-    """The reward in `reward.json` or `reward.txt`; if both have one, the lower.
-
-    Of several numbers in `reward.json`, the reward is the one at `key`. Without such a key, it is the only number, or
-    else the one in `reward.txt`. So a program under test gains nothing by adding the file that the tests do not write.
-
-    Raises:
-        FileNotFoundError: there is neither file.
-        ValueError: there is no number, or several and no `key`.
-    """
-    text, content = (_read_if_there(folder / name) for name in ("reward.txt", "reward.json"))
-    found = [] if text is None else [float(text.strip())]
-    if not all(map(math.isfinite, found)):
-        raise ValueError(f"{found[0]} is not a finite number")
-    if content is not None:
-        numbers = _numbers(content)
-        if key in numbers or len(numbers) == 1:
-            found.append(numbers[key] if key in numbers else next(iter(numbers.values())))
-        if not found:
-            names = ", ".join(list(numbers)[:8]) or "none"
-            raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key")
-    if not found:
-        raise FileNotFoundError
-    return Verdict(min(found))
-
-
-def _numbers(text: str) -> dict[str, float]:
+def _has_session(machine: Machine) -> bool:
+    """Whether pytest left its report."""
     try:
-        found = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("reward.json is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError("reward.json holds no object")
-    numbers = {key: value for key, value in found.items() if type(value) in (int, float)}
-    return {key: float(value) for key, value in numbers.items() if abs(value) < 1e300}
-
-
-def _read_if_there(file: Path) -> str | None:
-    """A small plain file that tested code could have made."""
-    try:
-        descriptor = open_plain(file)
-    except FileNotFoundError:
-        return None
+        descriptor = open_plain(machine.tree / part_of(VERDICT) / SESSION)
+    except OSError:
+        return False
     if descriptor is None:
-        raise ValueError(f"{file.name} is not a plain file")
-    with os.fdopen(descriptor, "rb") as opened:
-        if not os.fstat(descriptor).st_mode & stat.S_IWUSR:
-            raise ValueError(f"{file.name} is read-only, so the tests could not write it")
-        data = opened.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"{file.name} is longer than {_MAX_BYTES >> 10} KiB")
-    return data.decode("utf-8")
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        return b"<testsuite" in file.read(4096)

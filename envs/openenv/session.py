@@ -250,8 +250,16 @@ def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return fields
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses to follow a redirect: the headers hold the key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
-    handlers = [urllib.request.ProxyHandler({})] if is_local(url) else []
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
+    handlers += [urllib.request.ProxyHandler({})] if is_local(url) else []
     request = urllib.request.Request(protocol.server_address(url)[0] + protocol.SCHEMA_PATH, headers=settings.headers)
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=settings.connect_timeout_s) as reply:

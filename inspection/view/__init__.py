@@ -23,7 +23,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--follow", action="store_true", help="rewrite the page when the run grows, until Ctrl-C")
     parser.add_argument("--every", type=float, default=5.0, metavar="S", help="seconds between looks (default: 5)")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for slime's dumps; default: DUMP/tokenizer")
-    parser.add_argument("--trust", action="store_true", help="load dumps with any Python object, which may run code")
+    trust = "load dumps with any Python object and replay any environment, which may run code"
+    parser.add_argument("--trust", action="store_true", help=trust)
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 

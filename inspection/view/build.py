@@ -39,7 +39,7 @@ class Book:
         if options.worlds and not find_spec("PIL"):
             options.worlds = 0
             print("note: worlds are not drawn, because Pillow is missing: pip install pillow")
-        self._packer, self._worlds = Packer(), Worlds(options.worlds)
+        self._packer, self._worlds = Packer(), Worlds(options.worlds, options.trust)
 
     def update(self) -> int:
         """Read the runs and add their new episodes; return how many there are."""
@@ -96,6 +96,9 @@ class Book:
         episodes, worlds = self._counts.total(), self._worlds
         drawn = f", {worlds.drawn} with their world" if worlds.drawn else ""
         wrong = f"; {worlds.differing} could not be drawn, the page says why" if worlds.differing else ""
+        if worlds.untrusted:
+            names = ", ".join(sorted(worlds.untrusted))
+            wrong += f"; worlds of {names} are drawn with --trust, which runs the code that the records name"
         said = "".join(f"\nnote: {sentence}" for sentence in self._problems)
         return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {episodes} episodes{drawn}{wrong}{said}"
 

@@ -6,6 +6,7 @@ A page's worlds are tiles where they repeat, and PNG images elsewhere.
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,10 @@ from inspection.records import split_prompts
 from rollout.spec import EnvSpec
 from rollout.tokens.image_files import png_uri, write_png
 
+_OWN_GAMES = ("envs.babyai", "envs.babaisai", "envs.crafter", "envs.sokoban")
+"""Games whose code is ours and whose options, numbers aside, name nothing that is read or run."""
+_NAMED_FILES = ("prompt_template", "levels_path")
+_PLAIN_WORD = re.compile(r"[\w.+/ -]{0,100}")
 _TILES_PER_ROW = 32
 _SIZES = range(8, 65)
 _REPEATED_SHARE = 0.5
@@ -33,6 +38,18 @@ class Replay:
     """Why there are no frames, if the replay failed or differs from the record."""
     pictures: list[list[str]] = field(default_factory=list)
     """`data:` URIs of the images that each turn's observation shows."""
+
+
+def runs_nothing_else(episode: Mapping[str, Any]) -> bool:
+    """Whether a replay runs only games of this package: a record may come from elsewhere, and name any code."""
+    options = dict(episode.get("options") or {})
+    words = [episode["task"], *(value for value in options.values() if isinstance(value, str))]
+    return (
+        episode["env_path"] in _OWN_GAMES
+        and not any(name in options for name in _NAMED_FILES)
+        and all(isinstance(value, str | int | float | None) for value in options.values())
+        and all(_PLAIN_WORD.fullmatch(word) for word in words)
+    )
 
 
 def replay(episode: Mapping[str, Any]) -> Replay | None:
@@ -198,8 +215,10 @@ class Worlds:
     Of a training run, each evaluation has a third of what is left, so that the last ones have some, too.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, trusted: bool = False) -> None:
+        self.most, self.trusted = most, trusted
+        self.untrusted: set[str] = set()
+        """Environments that are not replayed unless the records are trusted."""
         self.drawn = self.differing = 0
         self._left: dict[tuple[int, str], int] = {}
         """Episodes that may still be drawn of each evaluation; the share of a run is another `most`."""
@@ -219,6 +238,10 @@ class Worlds:
         has_task = isinstance(episode.get("task"), str) and isinstance(episode.get("seed"), int)
         can_replay = episode.get("env_path") and has_task and episode.get("story")
         if min(share, left) <= 0 or not can_replay or episode["env_path"] in self._without:
+            return None
+        if not self.trusted and not runs_nothing_else(episode):
+            if not str(episode["env_path"]).startswith("envs.") or episode["env_path"] in _OWN_GAMES:
+                self.untrusted.add(str(episode["env_path"]))
             return None
         replayed = replay(episode)
         if replayed is None:

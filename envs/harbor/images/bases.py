@@ -22,14 +22,24 @@ from envs.errors import ConfigError, MissingDependencyError
 from envs.harbor.dockerfile import PATH, Image, UnsupportedLine
 from envs.harbor.places import follow
 from envs.harbor.settings import HarborSettings, key_of
-from envs.swe.sandbox.workspace import copy_files, give_to_agent, hand_over, remove_tree, run_program
+from envs.swe.sandbox.sandbox import Sandbox
+from envs.swe.sandbox.supervise import Limits
+from envs.swe.sandbox.workspace import copy_files, hand_over, remove_tree, run_program
 
 _OPAQUE = "user.overlay.opaque"
+BUILD_USER = 60999
+"""Owner of an image's files if the trainer runs as root."""
+
+
+def give_to_builder(path: Path) -> None:
+    """Hand a file or folder to the owner of images."""
+    if os.geteuid() == 0:
+        os.chown(path, BUILD_USER, BUILD_USER)
 
 
 def inside(tree: Path, path: str) -> Path:
     """Find a path of an image, following links as the image's programs do; raises UnsupportedLine for a circle."""
-    found = follow(PurePosixPath("/", path), lambda inner: tree / str(inner).lstrip("/"))
+    found = follow(PurePosixPath("/", path), lambda inner: tree / str(inner).lstrip("/"), lambda _: True)
     if found is None:
         raise UnsupportedLine(f"{path} leads through too many links")
     return tree / str(found).lstrip("/")
@@ -39,7 +49,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder of a tree, and those on its way; raises UnsupportedLine if there is a file in its place."""
     for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         path.mkdir(mode=0o755)
-        give_to_agent(path)
+        give_to_builder(path)
     if not folder.is_dir():
         raise UnsupportedLine(f"{folder} is a file, and a folder is needed there")
 
@@ -68,7 +78,7 @@ def apply_changes(changes: Path, tree: Path) -> None:
                 target.mkdir()
             os.chmod(entry.path, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)  # Go's module cache is read-only
             apply_changes(Path(entry.path), target)
-            give_to_agent(target)
+            give_to_builder(target)
             target.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
             os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -159,26 +169,45 @@ def _unpack(source: str, made: Path) -> dict[str, Any]:
         copy = ["--command-timeout", "1h", "copy", "--quiet", "--insecure-policy"]
         _fetch(source, "skopeo", *copy, source, f"oci:{layout}:base")
         manifest = _blob(layout, json.loads((layout / "index.json").read_text(encoding="utf-8"))["manifests"][0])
-        rootless = [] if os.geteuid() == 0 else ["--rootless"]
-        _fetch(source, "umoci", "raw", "unpack", *rootless, "--image", f"{layout}:base", str(tree))
+        _unpack_layers(source, layout, tree)
         found = {"digest": manifest["config"]["digest"], "config": _blob(layout, manifest["config"]).get("config", {})}
         remove_tree(layout)
     run_program("chmod", "-R", "u+rwX", str(tree))
     hosts = tree / "etc" / "hosts"  # the place where commands find localhost; docker makes it as well
     if hosts.parent.is_dir() and not hosts.parent.is_symlink() and not os.path.lexists(hosts):
         hosts.touch()
-    hand_over(tree)
+    hand_over(tree, BUILD_USER)
     return found
+
+
+def _unpack_layers(source: str, layout: Path, tree: Path) -> None:
+    """Unpack the layers of an image in a sandbox, which shows nothing else."""
+    _require("umoci")
+    holder = layout.with_name("unpacked")
+    holder.mkdir()
+    hand_over(holder)
+    limits = Limits(3600.0, memory_mb=4096, address_mb=1 << 20, file_mb=1 << 20, tree_mb=1 << 20)
+    box = Sandbox(holder, limits=limits, readable=((layout, "/layout"),))
+    outcome = box.run(["umoci", "raw", "unpack", "--rootless", "--image", "/layout:base", "/testbed/root"])
+    if outcome.returncode:
+        said = " ".join(outcome.output.split())[-300:] or outcome.stopped
+        raise ConfigError(f"umoci cannot unpack {source}: {said}; check env.base_sources")
+    (holder / "root").rename(tree)
+    remove_tree(holder)
 
 
 def _blob(layout: Path, descriptor: dict[str, Any]) -> dict[str, Any]:
     return json.loads((layout / "blobs" / descriptor["digest"].replace(":", "/")).read_text(encoding="utf-8"))
 
 
-def _fetch(source: str, program: str, *arguments: str) -> None:
+def _require(program: str) -> None:
     if shutil.which(program) is None:
         missing = f"images are built with {program}, which is not on PATH"
         raise MissingDependencyError(f"{missing}; install it with: apt-get install -y {program}")
+
+
+def _fetch(source: str, program: str, *arguments: str) -> None:
+    _require(program)
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]

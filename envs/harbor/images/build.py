@@ -8,6 +8,7 @@ owners and users succeed without effect (see `seccomp_filter`).
 
 import fcntl
 import os
+import re
 import shlex
 import tarfile
 import time
@@ -19,14 +20,24 @@ from pathlib import Path, PurePosixPath
 from envs.errors import ConfigError
 from envs.harbor import dockerfile
 from envs.harbor.dockerfile import IGNORED, Copy, Instruction, UnsupportedLine, fill_in
-from envs.harbor.images.bases import UNFINISHED, Tree, apply_changes, fetch_base, inside, make_folder, put, unfinished
+from envs.harbor.images.bases import (
+    BUILD_USER,
+    UNFINISHED,
+    Tree,
+    apply_changes,
+    fetch_base,
+    give_to_builder,
+    inside,
+    make_folder,
+    put,
+    unfinished,
+)
 from envs.harbor.images.ignored import seen_context
-from envs.harbor.places import copy_sources, find_dockerignore, home_of, no_source
+from envs.harbor.places import IMAGE_SYSTEM, copy_sources, find_dockerignore, home_of, no_source
 from envs.harbor.settings import HarborSettings, Recipe, digest_of, keep_image, key_of
-from envs.swe.sandbox.sandbox import WITHOUT_ROOT, find_bwrap, system_mounts
-from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.supervise import BUILD_FILTER, OUTER_FILTER, Limits, Outcome, supervise
-from envs.swe.sandbox.workspace import copy_files, give_to_agent, hand_over, remove_tree, run_program
+from envs.swe.sandbox.sandbox import Sandbox, find_bwrap, find_tool, system_mounts
+from envs.swe.sandbox.supervise import BUILD_FILTERS, Limits, Outcome, supervise
+from envs.swe.sandbox.workspace import copy_files, hand_over, remove_tree, run_program
 
 _APT = "/dev/apt.conf"
 _RIGHTS = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP")
@@ -39,7 +50,7 @@ def run_in_image(
     """Run a command on an overlay over `tree`, with its changes in `work / "upper"`; `work` must be empty."""
     for name in ("upper", "work", "merged"):
         (work / name).mkdir()
-        give_to_agent(work / name)
+        give_to_builder(work / name)
     # apt would switch to another user for downloads, and check that it did.
     (work / "apt.conf").write_text('APT::Sandbox::User "root";\n', encoding="utf-8")
     as_root = [find_bwrap(), "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--dev-bind", "/", "/"]
@@ -47,16 +58,18 @@ def run_in_image(
     mount = ["mount", "-t", "overlay", "overlay", "-o", options, "/build/work/merged"]
     given = {"APT_CONFIG": _APT, **variables}
     mounted = ["sh", "-c", f'{shlex.join(mount)} && exec "$@"', "sh", *_image_layer(tree, folder, given)]
-    limited = ["prlimit", f"--nproc={limits.processes}", f"--fsize={limits.file_mb << 20}", "--core=0", "--"]
+    limited = [find_tool("prlimit"), f"--nproc={limits.processes}", f"--fsize={limits.file_mb << 20}", "--core=0", "--"]
     return supervise([*_machine_layer(tree, work), *as_root, *limited, *mounted, *argv], limits, work / "upper")
 
 
 def _machine_layer(tree: Path, work: Path) -> list[str]:
     """The outermost sandbox: this machine's programs, the network, and the folders of the build."""
-    as_agent, own_user = (WITHOUT_ROOT, ()) if os.geteuid() == 0 else ((), ("--unshare-user",))
+    as_root = os.geteuid() == 0
+    drop = [find_tool("setpriv"), f"--reuid={BUILD_USER}", f"--regid={BUILD_USER}", "--clear-groups"]
+    drop += ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+    as_agent, own_user = (drop, ()) if as_root else ((), ("--unshare-user",))
     spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
     layer = [find_bwrap(), *spaces, "--die-with-parent", "--new-session"]
-    layer += [OUTER_FILTER] if seccomp_filter(inside=False) else []
     layer += [*own_user, *system_mounts(), "--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
     layer += ["--ro-bind", str(work / "apt.conf"), _APT]
     for name in _NETWORK_FILES:
@@ -75,7 +88,7 @@ def _image_layer(tree: Path, folder: str, variables: Mapping[str, str]) -> list[
         if inside(tree, name) == tree / name.lstrip("/"):
             layer += ["--ro-bind-try", name, name]
     layer += ["--cap-drop", "ALL", *(word for right in _RIGHTS for word in ("--cap-add", right))]
-    layer += [BUILD_FILTER] if seccomp_filter(inside=True, pretend=True) else []
+    layer.append(BUILD_FILTERS)
     layer += ["--chdir", folder, "--clearenv"]
     return [*layer, *(word for item in variables.items() for word in ("--setenv", *item))]
 
@@ -109,8 +122,18 @@ def build_image(recipe: Recipe, settings: HarborSettings, say: Callable[[str], o
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in store.glob(f"{UNFINISHED}*"):  # by a build that was killed
             remove_tree(left)
-        with unfinished(store) as work:
-            tree = _Builder(recipe, seen_context(recipe.context, work), settings, say).build()
+        try:
+            with unfinished(store) as work:
+                tree = _Builder(recipe, seen_context(recipe.context, work), settings, say).build()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"environment/Dockerfile cannot be built: {reason}") from error
+        # Sandboxes have other users, and show these folders as they are; the others are copied and handed over.
+        shown = [path for path in tree.folder.iterdir() if path.name in IMAGE_SYSTEM and not path.is_symlink()]
+        if shown:
+            run_program("chmod", "-R", "a+rX", "--", *map(str, shown))
         keep_image(recipe, settings, tree.folder, tree.image)
 
 
@@ -233,8 +256,10 @@ class _Builder:
             raise type(error)(f"no earlier stage is called {source!r}, so it was read as an image: {error}") from error
         content = other.key if other is not None else digest_of(path for _, path in files)
         mode = flags.get("chmod", "")
+        if mode and not re.fullmatch("[0-7]{3,4}", mode):
+            raise UnsupportedLine(f"{step.line} has a mode that is not a number such as 755")
         key = key_of(step.name, content, named, texts, copy.target, copy.into, mode)
-        return key, partial(_copy_into, step, copy, [*files, *texts], mode)
+        return key, partial(_copy_into, step, copy, [*files, *texts], mode, self.settings.build_mb)
 
     def _sources(self, step: Instruction, pattern: str, other: Tree | None) -> list[tuple[str, Path]]:
         """Find the files that a source of COPY names, links followed, and never one outside of folder or image."""
@@ -251,7 +276,13 @@ class _Builder:
 
 
 def _copy_into(
-    step: Instruction, copy: Copy, contents: Sequence[tuple[str, Path | str]], mode: str, tree: Path, work: Path
+    step: Instruction,
+    copy: Copy,
+    contents: Sequence[tuple[str, Path | str]],
+    mode: str,
+    build_mb: int,
+    tree: Path,
+    work: Path,
 ) -> None:
     """Put files and texts into a tree, by way of copies with their modes. ADD unpacks archives."""
     aside = work / "copied"
@@ -261,12 +292,12 @@ def _copy_into(
         if isinstance(content, str):
             item.write_text(content, encoding="utf-8")
         elif step.name == "ADD" and content.is_file() and tarfile.is_tarfile(content):
-            _unpack(step, content, item)
+            _unpack(step, content, item, build_mb)
         else:
             copy_files(content, item)
     if mode:
         run_program("chmod", "-R", mode, *(str(item) for _, item in items))
-    hand_over(aside)
+    hand_over(aside, BUILD_USER)
     place = inside(tree, copy.target)
     into = copy.into or len(items) > 1 or place.is_dir()
     for name, item in items:
@@ -280,12 +311,16 @@ def _copy_into(
     remove_tree(aside)
 
 
-def _unpack(step: Instruction, archive: Path, folder: Path) -> None:
-    if not hasattr(tarfile, "tar_filter"):
-        raise UnsupportedLine(f"{step.line} has an archive, and unpacking it safely needs Python 3.11.4 or later")
+def _unpack(step: Instruction, archive: Path, folder: Path, build_mb: int) -> None:
+    """Unpack an archive of the task in a sandbox, which shows nothing else; raises UnsupportedLine if that fails."""
     folder.mkdir()
-    try:
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="tar")
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        raise UnsupportedLine(f"{step.line} has an archive that cannot be unpacked: {error}") from error
+    hand_over(folder)
+    limits = Limits(seconds=600, memory_mb=1024, file_mb=build_mb, tree_mb=build_mb)
+    argv = ["tar", "--extract", "--file", "/archive", "--no-same-owner"]
+    outcome = Sandbox(folder, limits=limits, readable=((archive, "/archive"),)).run(argv)
+    if outcome.stopped or outcome.returncode:
+        said = " ".join(outcome.output.split())[-200:]
+        why = (
+            f"it broke its limit of {outcome.stopped} (env.build_mb)" if outcome.stopped else said or "it is too large"
+        )
+        raise UnsupportedLine(f"{step.line} has an archive that cannot be unpacked: {why}")

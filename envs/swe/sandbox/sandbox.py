@@ -3,6 +3,9 @@
 The command sees `/testbed` (the tree), `/usr`, the Python that runs the tests, its own `/tmp`, `/proc` and `/dev`,
 but none of the trainer's other files, environment variables or processes. `places` shows parts of the tree elsewhere,
 and `root` takes system and Python from an image.
+
+The layers around the command have an empty environment and find their tools by absolute paths. The command's variables
+are set by the innermost layer alone, so nothing that they name is run or loaded with rights.
 """
 
 import functools
@@ -16,14 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
-from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.supervise import INNER_FILTER, OUTER_FILTER, Limits, Outcome, supervise
-from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, per_process, process_folder
+from envs.swe.sandbox.filters import filters
+from envs.swe.sandbox.supervise import AGENT_FILTERS, VERDICT_FILTERS, Limits, Outcome, supervise
+from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, per_process, process_folder, user_of
 
 WRITABLE_TREE = ((".", TESTBED),)
-_IDS = (f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups")
-WITHOUT_ROOT = ("setpriv", *_IDS, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
-"""Gives up root's rights before the command that follows."""
+_TOOLS = "/usr/bin:/bin:/usr/local/bin"
+"""Where this machine's own tools are searched: what the sandbox shows of it."""
 _IMAGE = "/image"
 """Where an image is put together before it becomes the root."""
 
@@ -47,6 +49,8 @@ class Sandbox:
     """Where commands start."""
     root: Path | None = None
     """Folder with an image's files; they take the place of this machine's system and of `python`."""
+    is_verdict: bool = False
+    """Refuse `ptrace` and what else would let a tested program change the process that judges it."""
 
     def run(
         self,
@@ -61,38 +65,34 @@ class Sandbox:
         return supervise(self.command(argv), limits, self.tree, stdin, with_report, stop)
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The whole command line: namespaces, mounts, a user without rights, limits, then `argv`."""
-        bwrap = find_bwrap()
+        """The whole command line: namespaces and mounts, a user without rights, limits, filters, then `argv`."""
+        bwrap, setpriv = find_bwrap(), find_tool("setpriv")
         spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         outer = [bwrap, *spaces, "--die-with-parent", "--new-session"]
-        user = ["--unshare-user", "--cap-drop", "ALL"]
-        if seccomp_filter(inside=True):
-            user.append(INNER_FILTER)
-            outer += [OUTER_FILTER] if self.root is not None or os.geteuid() == 0 else []
-        if "--disable-userns" in _options_of(bwrap):
-            user.append("--disable-userns")
-        drop: list[str] = []
         if os.geteuid() == 0:
-            # Mounting as root reaches a Python below /root; the second layer then runs as AGENT_ID.
-            drop = list(WITHOUT_ROOT)
-        if self.root is not None:
-            # The image may lack these tools, so they are taken from this machine before the image becomes the root.
-            inner = [bwrap, *user, "--die-with-parent", "--dev-bind", _IMAGE, "/", "--chdir", self.folder]
-            own_user = [] if drop else ["--unshare-user"]
-            # Processes are counted per user and namespace: without one, all sandboxes of AGENT_ID would share a limit.
-            alone = [bwrap, "--unshare-user", "--die-with-parent", "--dev-bind", "/", "/"] if drop else []
-            layers = [*outer, *own_user, *self._image_mounts(self.root), *drop, *alone, *self._limits(), *inner]
-            return [*layers, *self._variables(), *argv]
-        outer += self._mounts()
-        second = [bwrap, *user, "--die-with-parent", "--dev-bind", "/", "/"]
-        layers = [*outer, *drop, *second] if drop else [*outer, *user]
-        return [*layers, *self._limits(), *argv]
+            # Mounting as root reaches a Python below /root.
+            number = user_of(self.tree)
+            drop = [setpriv, f"--reuid={number}", f"--regid={number}", "--clear-groups", "--bounding-set=-all"]
+            drop += ["--inh-caps=-all", "--no-new-privs"]
+        else:
+            outer.append("--unshare-user")
+            drop = []
+        outer += self._mounts() if self.root is None else self._image_mounts(self.root)
+        inner = [bwrap, "--unshare-user", "--uid", str(AGENT_ID), "--gid", str(AGENT_ID), "--cap-drop", "ALL"]
+        if "--disable-userns" in _options_of(bwrap):
+            inner.append("--disable-userns")
+        # The image may lack these tools, so they are taken from this machine before the image becomes the root.
+        inner += ["--die-with-parent", "--dev-bind", "/" if self.root is None else _IMAGE, "/"]
+        # No process writes into another one's memory through /proc.
+        inner += ["--remount-ro", "/proc", VERDICT_FILTERS if self.is_verdict else AGENT_FILTERS]
+        inner += ["--chdir", self.folder, *self._variables()]
+        return [*outer, *drop, *self._limits(), *inner, *argv]
 
     def _limits(self) -> list[str]:
         limits = self.limits
         return [
-            *(("setarch", "--addr-no-randomize") if self.fixed_addresses else ()),
-            "prlimit",
+            *((find_tool("setarch"), "--addr-no-randomize") if self.fixed_addresses else ()),
+            find_tool("prlimit"),
             f"--nproc={limits.processes}",
             f"--as={(limits.address_mb or limits.memory_mb) << 20}",
             f"--fsize={limits.file_mb << 20}",
@@ -111,7 +111,7 @@ class Sandbox:
             inside = [(path, place) for path, place in shown if path.is_relative_to(part)]
             # Not listable, so that `rm -rf /tmp/*` says one sentence about it and not one for each file.
             mounts += ["--perms", "0111", "--tmpfs", str(part), *_read_only(inside), "--remount-ro", str(part)]
-        return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", self.folder, *self._variables()]
+        return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def _image_mounts(self, root: Path) -> list[str]:
         """This machine's system, and below `_IMAGE` what the command will see."""
@@ -132,7 +132,7 @@ class Sandbox:
         is_direct = hosts.is_file() and Path(os.path.realpath(hosts)) == Path(os.path.realpath(root)) / "etc" / "hosts"
         known = [(_system_files()[0], "/etc/hosts")] if is_direct else []
         mounts += [*self._own_files(_IMAGE), *_read_only((*known, *self.readable), _IMAGE), *self._tree(_IMAGE)]
-        return [*mounts, "--remount-ro", f"{_IMAGE}/dev", "--remount-ro", _IMAGE, "--chdir", "/"]
+        return [*mounts, "--remount-ro", f"{_IMAGE}/dev", "--remount-ro", _IMAGE]
 
     def _own_files(self, at: str = "") -> list[str]:
         tmp = ["--perms", "1777", "--size", str(self.limits.tmp_mb << 20), "--tmpfs"]
@@ -192,11 +192,10 @@ def _read_only(shown: Iterable[tuple[Path, str]], at: str = "") -> list[str]:
 @per_process
 def _system_files() -> tuple[Path, Path]:
     """Files that say where localhost is and who the commands' user is; Node's `os.userInfo()` fails without a user."""
-    user = AGENT_ID if os.geteuid() == 0 else os.geteuid()
     folder = process_folder().make()
     hosts, passwd = folder / "hosts", folder / "passwd"
     hosts.write_text("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", encoding="utf-8")
-    passwd.write_text(f"agent:x:{user}:{user}::/tmp:/bin/sh\n", encoding="utf-8")
+    passwd.write_text(f"agent:x:{AGENT_ID}:{AGENT_ID}::/tmp:/bin/sh\n", encoding="utf-8")
     for path in (hosts, passwd):
         path.chmod(0o644)
     return hosts, passwd
@@ -225,17 +224,21 @@ def python_in(places: Iterable[str], python: Path) -> tuple[Path, ...]:
     return tuple(sorted({Path(place, *folder.relative_to(place).parts[:1]) for folder, place in found}))
 
 
-@functools.lru_cache(maxsize=1)
 def find_bwrap() -> str:
-    """Return bubblewrap's path; raises MissingDependencyError if it or a tool of util-linux is missing."""
-    for tool in ("bwrap", "prlimit", "setarch", "setpriv"):
-        if shutil.which(tool) is None:
-            package = "bubblewrap" if tool == "bwrap" else "util-linux"
-            raise MissingDependencyError(
-                f"these tasks need {package}, and there is no {tool} on PATH; "
-                f"install it with: apt-get install -y {package}"
-            )
-    return str(shutil.which("bwrap"))
+    """Return bubblewrap's path; raises MissingDependencyError as `find_tool`."""
+    return find_tool("bwrap", "bubblewrap")
+
+
+@functools.lru_cache(maxsize=8)
+def find_tool(name: str, package: str = "util-linux") -> str:
+    """Return the path of one of this machine's tools; raises MissingDependencyError if it is missing."""
+    found = shutil.which(name, path=_TOOLS)
+    if found is None:
+        raise MissingDependencyError(
+            f"these tasks need {package}, and there is no {name} in {_TOOLS}; install it with: "
+            f"apt-get install -y {package}"
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=4)
@@ -248,9 +251,10 @@ def check_sandbox(sandbox: Sandbox) -> None:
     """Start the sandbox once and do nothing in it; one that has started is not started again.
 
     Raises:
-        MissingDependencyError: no bubblewrap.
+        MissingDependencyError: no bubblewrap, or no pyseccomp.
         EnvironmentFault: the machine does not let bubblewrap make namespaces, as in most unprivileged containers.
     """
+    filters(sandbox.is_verdict)
     outcome = sandbox.run(["bash", "-c", ":"], seconds=30)
     if outcome.returncode != 0:
         raise EnvironmentFault(

@@ -6,6 +6,7 @@ Invariant: when `supervise` returns, no process of the sandbox is alive, so noth
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -20,20 +21,29 @@ from pathlib import Path
 from typing import IO
 
 from envs.errors import EnvironmentFault
-from envs.swe.sandbox.seccomp import seccomp_filter
-from envs.swe.sandbox.usage import UNMEASURABLE, held_files, tree_bytes, uses_more_than
+from envs.swe.sandbox import groups
+from envs.swe.sandbox.filters import build_filter, filters
+from envs.swe.sandbox.usage import UNMEASURABLE, tree_bytes
+from envs.swe.sandbox.workspace import process_folder
 
 _TICK_S = 0.05
 _READ = 1 << 16
-_REPORT_BYTES = 64 << 20
+_REPORT_BYTES = 4 << 20
 _END_S = 30.0
-OUTER_FILTER, INNER_FILTER, BUILD_FILTER = "@outer-filter", "@inner-filter", "@build-filter"
-"""Words of a command line that stand for bwrap's option with the filter of that layer."""
+_CORES = 4
+AGENT_FILTERS, VERDICT_FILTERS, BUILD_FILTERS = "@agent-filters", "@verdict-filters", "@build-filters"
+"""Words of a command line that stand for bwrap's options with the seccomp filters."""
+_OWN_PROCESSES = 5
+"""Processes of the sandbox itself, which its group counts as well."""
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandboxed command may use; memory is that of all its processes together, and of each one."""
+    """What one sandboxed command may use; memory is that of all its processes together, and of each one.
+
+    All its processes together may use CPU time for four cores that are busy for `seconds`.
+    """
 
     seconds: float = 60.0
     memory_mb: int = 2048
@@ -99,13 +109,14 @@ def supervise(
     tree_limit = max(limits.tree_mb << 20, before if before < UNMEASURABLE else 0)
     with contextlib.ExitStack() as ends:
         report, far_end = _pipe(ends) if with_report else (None, None)
-        namespace = Namespace(argv, [far_end.fileno()] if far_end else [])
+        namespace = Namespace(argv, limits, [far_end.fileno()] if far_end else [])
         if far_end:
             stdin = b"%d\n" % far_end.fileno() + stdin
             far_end.close()
         run = _Run(namespace, limits, tree, tree_limit, stdin, report.fileno() if report else -1)
         try:
             stopped = run.loop(stop)
+            stopped = stopped or namespace.broken(limits)
         finally:
             namespace.end()
             run.finish()
@@ -120,7 +131,7 @@ class _Run:
     def __init__(
         self, namespace: Namespace, limits: Limits, tree: Path, tree_limit: int, stdin: bytes, report_fd: int
     ) -> None:
-        self.process = namespace.process
+        self.namespace, self.process = namespace, namespace.process
         self.limits, self.tree, self.tree_limit = limits, tree, tree_limit
         self.output, self.report = KeptOutput(limits.keep_bytes), bytearray()
         self.stdin = memoryview(stdin)
@@ -133,7 +144,6 @@ class _Run:
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_WRITE if fd == self.in_fd else selectors.EVENT_READ)
         self.files_check_at = 0.0
-        self.held_memory = 0
 
     def loop(self, stop: threading.Event | None) -> str:
         """Serve the streams until the process ends; return the limit that was broken, or `stop`, if any."""
@@ -184,16 +194,14 @@ class _Run:
             self.stdin_pipe.close()
 
     def _over_use(self, now: float) -> str:
-        if now >= self.files_check_at:
-            tmp, file = self.limits.tmp_mb << 20, self.limits.file_mb << 20
-            self.held_memory, on_disk = held_files(self.process.pid, self.tree, tmp, file)
-            too_big = tree_bytes(self.tree) + on_disk > self.tree_limit
-            # Large trees take long to add up; a twentieth of the time is what the watch may cost.
-            self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))
-            if too_big:
-                return "disk"
-        too_much = uses_more_than(self.limits.memory_mb << 10, self.process.pid, self.held_memory >> 10)
-        return "memory" if too_much else ""
+        if broken := self.namespace.broken(self.limits):
+            return broken
+        if now < self.files_check_at:
+            return ""
+        too_big = tree_bytes(self.tree) > self.tree_limit
+        # Large trees take long to add up; a twentieth of the time is what the watch may cost.
+        self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))
+        return "disk" if too_big else ""
 
     def finish(self) -> None:
         """Read what the dead processes left in the pipes, and close them."""
@@ -207,28 +215,30 @@ class _Run:
 
 
 class Namespace:
-    """One bwrap process and the namespace that it made. `end` must be called.
+    """One bwrap process, its control group, and the namespace that it made. `end` must be called.
 
     bwrap returns when its command has ended, while the rest of its namespace may still be dying. So the namespace's
     first process is watched: the kernel removes it after all others.
     """
 
-    def __init__(self, argv: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+    def __init__(self, argv: Sequence[str], limits: Limits, pass_fds: Sequence[int] = ()) -> None:
+        name = f"{process_folder().path.name}-{next(_numbers)}"
+        self.group = groups.make_group(name, limits.memory_mb << 20, limits.processes + _OWN_PROCESSES)
+        launcher = self.group.launcher if self.group else []
         with contextlib.ExitStack() as ends:
             info_read, info_write = _pipe(ends)
             fds = [*pass_fds, info_write.fileno()]
             words = [argv[0], "--info-fd", str(info_write.fileno()), *argv[1:]]
-            filters = ((OUTER_FILTER, False, False), (INNER_FILTER, True, False), (BUILD_FILTER, True, True))
-            for layer, inside, pretend in filters:
-                if layer in words:  # before the command, which could hold the same word
-                    place = words.index(layer)
-                    read, write = _pipe(ends)
-                    write.write(seccomp_filter(inside, pretend))  # smaller than a pipe
-                    write.close()
-                    fds.append(read.fileno())
-                    words[place : place + 1] = ["--seccomp", str(fds[-1])]
+            for word in (AGENT_FILTERS, VERDICT_FILTERS, BUILD_FILTERS):
+                if word in words:  # before the command, which could hold the same word
+                    place = words.index(word)
+                    given = (build_filter(),) if word == BUILD_FILTERS else filters(word == VERDICT_FILTERS)
+                    programs = [_memory_file(program) for program in given]
+                    fds += [ends.enter_context(program).fileno() for program in programs]
+                    options = [option for fd in fds[-len(programs) :] for option in ("--add-seccomp-fd", str(fd))]
+                    words[place : place + 1] = options
             self.process = subprocess.Popen(
-                words,
+                [*launcher, *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -239,8 +249,14 @@ class Namespace:
             info_write.close()
             self._first = _open_first(info_read.fileno())
 
+    def broken(self, limits: Limits) -> str:
+        """The limit of the control group that was broken, if any."""
+        return self.group.broken(limits.memory_mb << 20, _CORES * limits.seconds) if self.group else ""
+
     def end(self) -> None:
         """Kill what still runs, and return when nothing is alive; raises EnvironmentFault if that fails."""
+        if self.group:
+            self.group.kill()
         if self._first is None:
             self.process.kill()
         else:
@@ -252,6 +268,15 @@ class Namespace:
                 self.process.kill()
                 raise EnvironmentFault(f"a sandbox (bwrap, pid {self.process.pid}) cannot be ended")
         self.process.wait()
+        if self.group:
+            self.group.remove()
+
+
+def _memory_file(content: bytes) -> IO[bytes]:
+    file = os.fdopen(os.memfd_create("filter"), "r+b", 0)
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import queue
+import random
 import stat
 import subprocess
 import tempfile
@@ -20,10 +21,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TypeVar
 
 from envs.errors import EnvironmentFault
+from envs.swe.sandbox.groups import remove_left
 
 TESTBED = "/testbed"
 AGENT_ID = 60999
-"""User and group of commands if the trainer runs as root, because limits on processes do not apply to root."""
+"""User and group of commands as they see them. Outside, each tree of a trainer that is root has a user of its own."""
+_USERS = range(1_900_000_000, 2_000_000_000), range(30_000, 60_000)
+"""Numbers of these users: of those that no distribution gives away, or else of the few that a container may have."""
 MAX_FILE_BYTES = 4 << 20
 PREFIX = "slime-verlog-files-"
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
@@ -43,6 +47,7 @@ class ProcessFolder:
             # In use, not complete yet, or another user's.
             with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_left(folder.name)
                 remove_tree(folder)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
         self.path.chmod(0o711)  # the sandbox's user must pass
@@ -218,10 +223,10 @@ class Workspace:
             folders = (target.parent, *target.parent.parents)
             for folder in reversed([f for f in folders if f.is_relative_to(self.tree) and not f.exists()]):
                 folder.mkdir()
-                give_to_agent(folder)
+                give(folder, self.tree)
             with _open(path, target, "wb") as file:
                 file.write(data)
-                give_to_agent(file.fileno())
+                give(file.fileno(), self.tree)
         except OSError as error:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
 
@@ -237,14 +242,37 @@ def _reason(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or "not a usable path"
 
 
-def give_to_agent(target: int | Path) -> None:
-    """Hand a file or folder to the user that the sandbox runs as."""
+def new_user() -> int:
+    """Draw the number of a user that no other sandbox has; what the kernel grants per user is then not shared.
+
+    Without root, all sandboxes run as our user.
+    """
+    if os.geteuid() != 0:
+        return os.geteuid()
+    mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    for numbers in _USERS:
+        if any(int(first) <= numbers.start and numbers.stop <= int(first) + int(size) for first, _, size in mapped):
+            return random.SystemRandom().choice(numbers)
+    raise EnvironmentFault(
+        "the trainer is root in a container that maps fewer than 60000 users; run it as another user"
+    )
+
+
+def user_of(tree: Path) -> int:
+    """The user of a tree that was handed over; for another tree, a new one."""
+    owner = tree.lstat().st_uid
+    return owner if any(owner in numbers for numbers in _USERS) else new_user()
+
+
+def give(target: int | Path, tree: Path) -> None:
+    """Hand a file or folder to the user that a tree belongs to."""
     if os.geteuid() == 0:
-        os.chown(target, AGENT_ID, AGENT_ID)
+        owner = tree.lstat()
+        os.chown(target, owner.st_uid, owner.st_gid)
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a trusted tree with its times and links, and hand the copy to the agent's user."""
+    """Copy a trusted tree with its times and links, and hand the copy to a user of its own."""
     copy_files(source, target)
     hand_over(target)
 
@@ -254,7 +282,8 @@ def copy_files(source: Path, target: Path) -> None:
     run_program("cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target))
 
 
-def hand_over(tree: Path) -> None:
-    """Give a whole tree to the user that the sandbox runs as; without root we are that user."""
+def hand_over(tree: Path, user: int | None = None) -> None:
+    """Give a whole tree to a user that the sandbox runs as; without root we are that user."""
     if os.geteuid() == 0:
-        run_program("chown", "-R", "-h", f"{AGENT_ID}:{AGENT_ID}", "--", str(tree))
+        number = user_of(tree) if user is None else user
+        run_program("chown", "-R", "-h", f"{number}:{number}", "--", str(tree))

@@ -1,7 +1,7 @@
 """Finds the valid probes of an instance with its reference solution, once, and keeps them in the cache folder.
 
 A probe is valid if the reference reports what the test expects in several runs with other hash seeds. It is decisive
-if the unsolved tree reports something else, and its expected value is in none of the frames and literals around it.
+if the unsolved tree reports something else, and its expected value is absent where it runs (see `_weigh`).
 """
 
 import collections
@@ -18,13 +18,17 @@ from pydantic import TypeAdapter
 from envs.errors import ConfigError
 from envs.swe.verdict import evaluate, trees
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.evaluate import Expected, Plan, ProbeReport, ProbeRun, TestRun, TestSettings, run_tests
+from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, TestRun, TestSettings, run_tests
 from envs.swe.verdict.instances import Instance
+from envs.swe.verdict.literals import Literals, literals_in
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
+from envs.swe.verdict.reports import ProbeRecord
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
 """Answers of all decisive probes of an instance together must be at least this long (see `values.bits`)."""
+FEW_BITS = 4
+"""Answers shorter than this do not count alone: at least one decisive probe must ask for more."""
 DRAWS = 2
 """Sets of other arguments for the tests that the agent could read."""
 _RUNS = 5
@@ -94,7 +98,7 @@ class _Calibration:
             self.reference(tree)
             self.bare = Plan((), places, top_level_names(tree))
         expected, reached = self._own([test for test in required if plain.outcomes[test] == "passed"])
-        weights = self._weigh(expected)
+        weights, absent = self._weigh(expected)
         # A probe that several tests run counts once, and so do the classes of all exceptions: one class can inherit
         # from all that are expected.
         by_number = {number: weight for (_, number), weight in weights.items()}
@@ -107,12 +111,16 @@ class _Calibration:
         if total < MIN_BITS:
             why = f"its probes ask for {total} bits in all, and {MIN_BITS} are needed: answers can be guessed"
             raise ConfigError(f"{name}: {why}")
+        if max(by_number.values()) < FEW_BITS:
+            why = f"none of its probes asks for {FEW_BITS} bits or more: answers such as True or 3 do not count alone"
+            raise ConfigError(f"{name}: {why}")
         own, drawn = {one.key for one in expected}, list[Expected]()
         readable = [t for t in self.instance.fail_to_pass if trees.is_readable(t, self.instance, self.pristine)]
         for draw in range(1, DRAWS + 1) if readable and self.instance.draw_arguments else ():
             drawn += self._drawn(readable, draw, own)
         hard_coded = [test for test in readable if test not in {one.test for one in drawn}]
-        note = f"{len({one.number for one in expected})} of {reached} assertions probed, {total} bits"
+        note = f"{len({one.number for one in expected})} of {reached} assertions probed, {len(absent)} with an answer "
+        note += f"that is absent where they run ({100 * len(absent) // max(reached, 1)} %), {total} bits decide"
         note += f"; hard-coded answers pass {_some(hard_coded)}" if hard_coded else ""
         return replace(self.bare, expected=(*expected, *drawn), note=note)
 
@@ -135,24 +143,43 @@ class _Calibration:
             expected = [one for one in expected if one.fits(run.reports)]
         return expected, len({number for run in (first, second) for _, number in run.reports})
 
-    def _weigh(self, expected: list[Expected]) -> dict[tuple[str, int], int]:
-        """Run the probes on the unsolved tree. Those that report something else are decisive: return their bits."""
+    def _weigh(self, expected: list[Expected]) -> tuple[dict[tuple[str, int], int], set[int]]:
+        """The bits of the decisive probes, and the numbers of all whose answer is absent where they run.
+
+        A probe is decisive if the unsolved tree reports something else, and its answer is absent: with the reference,
+        no object that code under test can reach equals or holds it when the call is about to be made, and no file of
+        the sandbox has it as a literal.
+        """
         values: dict[int, list[str]] = {}
         for one in expected:
             values.setdefault(one.number, []).extend(map(loosely, one.values))
-        run = self._play(self._unsolved, dict.fromkeys(one.test for one in expected), leaks=values)
+        tests = dict.fromkeys(one.test for one in expected)
+        run, unsolved = self._play(self.reference, tests, leaks=values), self._play(self._unsolved, tests)
+        written = self._literals()
         weights: dict[tuple[str, int], int] = {}
+        absent: set[int] = set()
         for one in expected:
-            if one.fits(run.reports):
-                continue
             probe = run.probes[one.number]
-            # `True` and `[]` stand everywhere: the longest answer counts that stands nowhere around the probe.
-            known = probe.literals.union(*(report.get("seen", ()) for report in run.reports.get(one.key, [])))
-            lengths = ((value, bits(one.operator, value)) for value in one.values)
-            apart = (n for value, n in lengths if n == 1 or one.operator == "raises" or loosely(value) not in known)
-            if weight := int(not probe.compares) if one.operator in TRUTHS else max(apart, default=0):
+            held = set[str]().union(*(report.seen for report in run.reports.get(one.key, [])))
+            # `True` and `[]` stand everywhere: the longest answer counts that stands nowhere.
+            lengths = [
+                bits(one.operator, value)
+                for value in one.values
+                if one.operator == "raises" or not (loosely(value) in held or written.holds(value))
+            ]
+            weight = int(not probe.compares) if one.operator in TRUTHS else max(lengths, default=0)
+            if weight:
+                absent.add(one.number)
+            if weight and not one.fits(unsolved.reports):
                 weights[one.key] = weight
-        return weights
+        return weights, absent
+
+    def _literals(self) -> Literals:
+        """What the files of the sandbox hold in which the probes of an unsolved tree run."""
+        with trees.scratch_tree() as tree:
+            self._unsolved(tree)
+            evaluate.write_probes(tree, self.instance, self.bare)
+            return literals_in(tree)
 
     def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
         """Decisive probes with drawn arguments; what the reference reports is expected."""
@@ -171,15 +198,15 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
         probe = run.probes[number]
         if probe.operator in TRUTHS:
             yield Expected(test, number, probe.operator, "", (None,) * len(reports))
-        elif probe.operator != "none" and all("expected" in one for one in reports):
-            yield Expected(test, number, probe.operator, probe.exception, tuple(one["expected"] for one in reports))
+        elif probe.operator != "none" and all(one.has("expected") for one in reports):
+            yield Expected(test, number, probe.operator, probe.exception, tuple(one.expected for one in reports))
 
 
-def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeReport]) -> Expected | None:
+def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeRecord]) -> Expected | None:
     """What the reference reports, as an expectation; None where numbers were drawn: runs can agree by chance."""
-    if any("value" not in report or report["drawn"] for report in reports):
+    if any(not report.has("value") or report.drawn for report in reports):
         return None
-    values = tuple(report["value"] for report in reports)
+    values = tuple(report.value for report in reports)
     if probe.operator in ("==", "nearly", "same items"):
         return Expected(*key, "redrawn", "", values, draw)
     if probe.operator in TRUTHS and len(set(values)) == 1:

@@ -31,10 +31,14 @@ def _encode(value, room, depth):
         return value
     if value is Ellipsis:
         return ["ellipsis"]
+    if isinstance(value, collections.UserString):
+        value = str(value.data)
     if isinstance(value, str):
         room[0] -= len(value) // 64
         return str.__str__(value)
-    if isinstance(value, (bytes, bytearray)):
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
         room[0] -= len(value) // 64
         return ["bytes", bytes(value).hex()]
     if isinstance(value, numbers.Number):

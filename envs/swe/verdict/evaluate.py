@@ -6,8 +6,6 @@ values before. Invariant: hidden tests run only after all probes were right. On 
 agent could read run.
 """
 
-import hashlib
-import hmac
 import json
 import random
 import secrets
@@ -21,7 +19,8 @@ from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Limits, Outcome
 from envs.swe.sandbox.workspace import TESTBED, hand_over
 from envs.swe.verdict.instances import Instance
-from envs.swe.verdict.probe_files import TRUTHS, Probe, probe_files
+from envs.swe.verdict.probe_files import TRUTHS, Probe, ProbeFiles, probe_files
+from envs.swe.verdict.reports import ProbeRecord, TamperedError, TestRecord, read_probes, read_tests
 from envs.swe.verdict.trees import Build, TooMuchChanged, counted_changes, is_protected, is_readable, scratch_tree
 from envs.swe.verdict.values import Unreadable
 from envs.swe.verdict.values import fits as value_fits
@@ -33,9 +32,7 @@ _BROKEN_CODES = (3, 4)
 """pytest's exit statuses for an internal error and for a command line or configuration that it refuses."""
 PROBES_TIME = 3
 """The probes of one verdict together take no longer than this many times the limit of one run."""
-ProbeReport = Mapping[str, Any]
-"""What one probe reported once, as `pytest_script.py` writes it."""
-ProbeReports = Mapping[tuple[str, int], list[ProbeReport]]
+ProbeReports = Mapping[tuple[str, int], list[ProbeRecord]]
 """What each probe reported in each test, in order; by the test's id and the probe's number."""
 
 
@@ -115,39 +112,33 @@ def read_report(outcome: Outcome, key: bytes) -> TestRun:
     """Check the chain of records and turn it into outcomes; a broken chain means that nothing counts."""
     if outcome.stopped:
         return TestRun(reason=f"the tests were stopped by their {outcome.stopped} limit")
-    records: list[tuple[str, Mapping]] = []
-    for line in outcome.report.splitlines():
-        signature, _, body = line.partition(b" ")
-        expected = hmac.new(key, body, hashlib.sha256).hexdigest().encode()
-        if not hmac.compare_digest(signature, expected):
-            return TestRun(reason="the report of the tests was tampered with")
-        number, kind, values = json.loads(body)
-        if number != len(records):
-            return TestRun(reason="the report of the tests has a gap")
-        records.append((kind, values))
-    if not records or records[-1][0] != "end":
+    try:
+        records = read_tests(outcome.report, key)
+    except TamperedError as error:
+        return TestRun(reason=f"the report of the tests {error}")
+    if not records or records[-1].kind != "end":
         return TestRun(reason=f"the tests did not run to their end (exit status {outcome.returncode})")
-    if records[-1][1]["code"] != outcome.returncode:
+    if records[-1].code != outcome.returncode:
         return TestRun(reason="pytest's verdict and the exit status differ")
     if outcome.returncode in _BROKEN_CODES:
         last = (outcome.output.strip() or "it printed nothing").splitlines()[-1]
         return TestRun(reason=f"pytest could not run the tests (exit status {outcome.returncode}): {last}")
-    broken = tuple(values["id"] for kind, values in records if kind == "uncollectable")
-    collected = tuple(test for kind, values in records if kind == "collected" for test in values["ids"])
+    broken = tuple(record.id for record in records if record.kind == "uncollectable")
+    collected = tuple(test for record in records if record.kind == "collected" for test in record.ids)
     return TestRun(_outcomes(records), uncollectable=broken, collected=collected)
 
 
-def _outcomes(records: Sequence[tuple[str, Mapping]]) -> Mapping[str, str]:
+def _outcomes(records: Sequence[TestRecord]) -> Mapping[str, str]:
     """One word per test; only a test that was started, set up, called, torn down and finished can be green."""
-    marked = {test for kind, values in records if kind == "marked" for test in values["ids"]}
+    marked = {test for record in records if record.kind == "marked" for test in record.ids}
     steps: dict[str, list[str]] = {}
-    for kind, values in records:
-        if kind == "phase":
-            xfailed = values["xfail"] and values["outcome"] == "skipped" and values["id"] in marked
-            word = "xfailed" if xfailed else values["outcome"]
-            steps.setdefault(values["id"], []).append(f"{values['when']} {word}")
-        elif kind in ("start", "finish"):
-            steps.setdefault(values["id"], []).append(kind)
+    for record in records:
+        if record.kind == "phase":
+            xfailed = record.xfail and record.outcome == "skipped" and record.id in marked
+            word = "xfailed" if xfailed else record.outcome
+            steps.setdefault(record.id, []).append(f"{record.when} {word}")
+        elif record.kind in ("start", "finish"):
+            steps.setdefault(record.id, []).append(record.kind)
     outcomes: dict[str, str] = {}
     for test, done in steps.items():
         match done:
@@ -210,6 +201,14 @@ class ProbeRun:
     reason: str = ""
 
 
+def write_probes(tree: Path, instance: Instance, plan: Plan, draw: int = 0, with_expected: bool = False) -> ProbeFiles:
+    """Put probe files in the place of a tree's tests."""
+    files = probe_files(tree, lambda path: is_protected(path, instance), plan.packages, draw, with_expected)
+    for path, text in files.texts.items():
+        (tree / path).write_text(text, encoding="utf-8")
+    return files
+
+
 def run_probes(
     build: Build,
     instance: Instance,
@@ -223,14 +222,12 @@ def run_probes(
 ) -> ProbeRun:
     """Run the probes of `tests` on a tree; with `with_expected`, they also report what the tests expect.
 
-    `leaks` has values by probe: those that the probe's callers hold are reported as seen. With `watch_generators`,
-    reports say whether random numbers were drawn.
+    `leaks` has values by probe: those that an object holds before the call are reported as seen. With
+    `watch_generators`, reports say whether random numbers were drawn.
     """
     with scratch_tree() as tree:
         build(tree)
-        files = probe_files(tree, lambda path: is_protected(path, instance), plan.packages, draw, with_expected)
-        for path, text in files.texts.items():
-            (tree / path).write_text(text, encoding="utf-8")
+        files = write_probes(tree, instance, plan, draw, with_expected)
         places = {test: plan.places[test] for test in tests if test in plan.places}
         own = {(files.renamed(function), index): test for test, (function, index) in places.items()}
         kinds = {number: probe.operator for number, probe in files.probes.items()}
@@ -245,16 +242,15 @@ def run_probes(
         outcome = run_pytest(tree, files_of(tree, places), job, settings, random.SystemRandom().randrange(1, 1000))
     if outcome.stopped:
         return ProbeRun(files.probes, reason=f"the tests were stopped by their {outcome.stopped} limit")
-    reports: dict[tuple[str, int], list[ProbeReport]] = {}
+    reports: dict[tuple[str, int], list[ProbeRecord]] = {}
     try:
-        for line in outcome.report.splitlines():
-            record = json.loads(line)
-            function, index = record["test"] or ("", 0)
+        for record in read_probes(outcome.report):
+            function, index = record.test or ("", 0)
             if (function, index) in own:
-                reports.setdefault((own[function, index], int(record["probe"])), []).append(record)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                reports.setdefault((own[function, index], record.probe), []).append(record)
+    except TamperedError as error:
         # A line that is not one of ours spoils the whole report.
-        return ProbeRun(files.probes, reason="the report of the probes was tampered with")
+        return ProbeRun(files.probes, reason=f"the report of the probes {error}")
     return ProbeRun(files.probes, reports)
 
 
@@ -327,7 +323,13 @@ def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: 
             run = run_probes(build, instance, plan, timed, tests, draw)
             if run.reason:
                 return wrong, run.reason
-            found = min(found, {one.test for one in expected if not one.fits(run.reports)}, key=len)
+            missed = set[str]()
+            for one in expected:
+                if time.monotonic() > deadline:
+                    return wrong, "the time for judging was used up"
+                if not one.fits(run.reports):
+                    missed.add(one.test)
+            found = min(found, missed, key=len)
             if not found:
                 break
         wrong |= found

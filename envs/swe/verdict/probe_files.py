@@ -7,7 +7,6 @@ For the reference solution alone there is a second version, in which a probe als
 """
 
 import ast
-import contextlib
 import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
 from envs.swe.verdict.claims import Claim, Function, Origins, claims_of
-from envs.swe.verdict.encoding import encode, loosely
 from envs.swe.verdict.slicing import slice_tests
 
 TRUTHS = ("truthy", "falsy", "contains", "lacks")
@@ -30,15 +28,13 @@ class Probe:
     operator: str
     exception: str = ""
     """Source of the expected exception."""
-    literals: frozenset[str] = frozenset()
-    """Constants of the probe's function, as `loosely` writes them."""
     compares: bool = False
     """Whether the probe itself compares something, so that what it reports is easily guessed."""
 
 
 _MAX_DRAWN_TEXT = 20
-_Rewritten = tuple[Function, Origins, range]
-"""A test function or helper, where its names come from, and the numbers of its probes."""
+_Rewritten = tuple[Function, Origins]
+"""A test function or helper, and where its names come from."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +86,7 @@ def _make(
         rewriter.visit(module)
         functions += rewriter.functions
     if not with_expected:
-        slice_tests(modules, [(function, origins) for function, origins, _ in functions], packages)
-        for function, _, numbers in functions:
-            found = set()
-            for node in ast.walk(function):
-                if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
-                    with contextlib.suppress(ValueError, TypeError):
-                        found.add(loosely(encode(ast.literal_eval(node))))
-            probes |= {number: replace(probes[number], literals=frozenset(found)) for number in numbers}
+        slice_tests(modules, functions, packages)
     # Every test function gets a name that does not say what it tests.
     nodes = [node for module in modules.values() for node in ast.walk(module)]
     old = sorted({n.name for n in nodes if isinstance(n, Function) and n.name.startswith("test")})
@@ -141,9 +130,8 @@ class _Rewriter(ast.NodeTransformer):
         if self.draw:
             draw_literals(node, self.draw)
         self.origins = self.module_origins.inside(node)
-        first = len(self.probes)
         self.generic_visit(node)
-        self.functions.append((node, self.origins, range(first, len(self.probes))))
+        self.functions.append((node, self.origins))
         self.origins = None
         return node
 

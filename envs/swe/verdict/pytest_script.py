@@ -5,6 +5,7 @@ this process and can forge any line. Records of outcomes are numbered and signed
 record is noticed. Reports of probes need no key: a forger does not know the value that the line should hold.
 """
 
+import gc
 import hashlib
 import hmac
 import json
@@ -24,7 +25,7 @@ def make_teller(fd, key):
     send, dumps, new, sha = make_sender(fd), json.dumps, hmac.new, hashlib.sha256
 
     def tell(kind, **values):
-        body = dumps([state["number"], kind, values]).encode()
+        body = dumps(dict(values, number=state["number"], kind=kind)).encode()
         state["number"] += 1
         send(new(key, body, sha).hexdigest().encode() + b" " + body + b"\n")
 
@@ -96,6 +97,8 @@ class Prober:
         self.wanted = set(map(tuple, job["wanted"]))
         self.truths, self.values = set(job["truths"]), set(job["values"])
         self.leaks = job["leaks"]
+        self.held = None
+        """Wanted values that the modules of the tests hold, once they are known."""
         self.keys = {}
         self.watches = job["watch_generators"]
         self.test, self.states = None, {}
@@ -120,6 +123,12 @@ class Prober:
     def probe(self, number, observed=None, expected=None):
         """Report what `observed` returns or raises, and pass it on; `expected` is there in the reference alone."""
         record, result, frame = {"probe": number, "test": self.test}, None, sys._getframe(1)
+        if str(number) in self.leaks:
+            if self.held is None:
+                wanted = set().union(*self.leaks.values())
+                self.held = reachable([vars(module) for module in test_modules().values()], wanted)
+            wanted = set(self.leaks[str(number)])
+            record["seen"] = sorted((self.held & wanted) | reachable(frames_of_tests(frame), wanted - self.held))
         if observed is not None:
             try:
                 result = observed()
@@ -135,8 +144,6 @@ class Prober:
             record["drawn"] = any(self.states.get(name, now) != now for name, now in generator_states().items())
         if expected is not None:
             record["expected"] = encode(expected())
-        if str(number) in self.leaks:
-            record["seen"] = sorted(set(self.leaks[str(number)]) & seen(frame))
         self.tell(**record)
         return result
 
@@ -161,26 +168,67 @@ def aliases(kind, frame):
     return found
 
 
-def seen(frame):
-    """Values in the frames of the test and its helpers, and in their code, as `loosely` writes them."""
-    found = set()
+MAX_OBJECTS = 20000
+SKIPPED = ("_pytest", "pytest", "pluggy", "__main__")
+
+
+def test_modules():
+    """The modules of the tests and their helpers, by name."""
+    return {
+        name: module for name, module in list(sys.modules.items()) if "probe" in vars(module) and name != "swe_probe"
+    }
+
+
+def frames_of_tests(frame):
+    """Local variables and constants of the functions of the tests that are running."""
+    found = []
     while frame is not None:
-        if "probe" in frame.f_globals and "swe_probe" in sys.modules:
-            values = [*frame.f_locals.values(), *frame.f_code.co_consts]
-            values += vars(frame.f_locals.get("self", frame)).values() if "self" in frame.f_locals else []
-            collect(values, found, 3)
+        if "probe" in frame.f_globals:
+            found += [dict(frame.f_locals), frame.f_code]
         frame = frame.f_back
     return found
 
 
-def collect(values, found, depth):
-    for value in values:
-        if isinstance(value, (type(None), bool, int, float, str, bytes, tuple, list, set, frozenset, dict)):
-            found.add(loosely(encode(value)))
-            if depth and isinstance(value, (tuple, list, set, frozenset)):
-                collect(list(value)[:200], found, depth - 1)
-            elif depth and isinstance(value, dict):
-                collect([*list(value)[:200], *list(value.values())[:200]], found, depth - 1)
+def reachable(waiting, wanted):
+    """Those of the `wanted` values, as `loosely` writes them, that some object holds which can be reached from others.
+
+    The search follows every reference but those into modules, other modules' classes and functions, and pytest. If it
+    meets too many objects, all count as held.
+    """
+    if not wanted:
+        return set()
+    tests = test_modules()
+    seen, kept, found = set(), [], set()
+    foreign = {id(vars(module)) for module in list(sys.modules.values())}.difference(map(id, waiting))
+    texts = {text: json.loads(text) for text in wanted if text.startswith('"')}
+    while waiting and len(found) < len(wanted):
+        value = waiting.pop()
+        if id(value) in seen or id(value) in foreign or is_foreign(value, tests):
+            continue
+        seen.add(id(value))
+        kept.append(value)  # so that no other object gets its id
+        if len(seen) > MAX_OBJECTS:
+            return set(wanted)
+        if isinstance(value, PLAIN):
+            found.update({loosely(encode(value))}.intersection(wanted))
+            if isinstance(value, str):
+                found.update(text for text, inner in texts.items() if inner in value)
+        elif isinstance(value, types.CodeType):
+            waiting += value.co_consts
+        waiting += gc.get_referents(value)
+    return found
+
+
+PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, frozenset, dict)
+
+
+def is_foreign(value, tests):
+    """Whether an object belongs to pytest, or is a module, class or function that no test module defines."""
+    if isinstance(value, (types.ModuleType, types.FrameType)):
+        return True
+    if isinstance(value, (type, types.FunctionType)):
+        return value.__module__ not in tests
+    return str(type(value).__module__).split(".")[0] in SKIPPED
 
 
 def main():

@@ -14,12 +14,15 @@ from fractions import Fraction
 from typing import Any
 
 from envs.swe.verdict.encoding import MAX_MESSAGE
+from envs.swe.verdict.reports import ProbeRecord
 
 TOLERANCE = 1e-6
 """Relative difference of floats that is forgiven where the inputs were drawn, not written by the tests' author."""
 EXCEPTION_BITS = 2
 MESSAGE_BITS = 4
 MAX_BITS = 16
+_SAME_HASH = 64
+"""Keys of a set or mapping that may have the same hash by chance or because they are equal."""
 
 _NUMBERS = (int, float, complex, Fraction, Decimal)
 
@@ -77,6 +80,14 @@ def _all(parts: list[Any]) -> list[Any]:
     return [decode(part) for part in parts]
 
 
+def _apart(keys: list[Any]) -> list[Any]:
+    """Refuse keys that were chosen to have the same hash: a set of them takes the square of their number in time."""
+    hashes = collections.Counter(map(hash, keys))
+    if max(hashes.values(), default=0) > _SAME_HASH:
+        raise ValueError
+    return keys
+
+
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "ellipsis": lambda: ...,
     "bytes": bytes.fromhex,
@@ -90,8 +101,8 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     "tuple": lambda parts: tuple(_all(parts)),
     "list": _all,
     "deque": lambda parts: collections.deque(_all(parts)),
-    "set": lambda parts: set(_all(parts)),
-    "dict": lambda pairs: {decode(key): decode(value) for key, value in pairs},
+    "set": lambda parts: set(_apart(_all(parts))),
+    "dict": lambda pairs: dict(zip(_apart(_all([key for key, _ in pairs])), _all([v for _, v in pairs]), strict=True)),
     "opaque": Opaque,
 }
 
@@ -129,20 +140,20 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
 _TRUE, _FALSE = ("truthy", "contains"), ("falsy", "lacks")
 
 
-def fits(how: str, exception: str, report: Mapping[str, Any], expected: Any) -> bool:
+def fits(how: str, exception: str, report: ProbeRecord, expected: Any) -> bool:
     """Whether a report is what the assertion accepts; `how` is its operator. Raises Unreadable as `decode`."""
     if how == "raises":
         # The exception must be of the reference's type, or of what the test calls by the same name.
         kinds, pattern = expectation(expected)
         wanted = set(re.findall(r"[\w.]+", exception))
         wanted |= {kind[1] for kind in ([kinds] if kinds and kinds[0] == "type" else kinds)}
-        raised, message = report.get("raised"), report.get("message")
-        if not isinstance(raised, list) or wanted.isdisjoint(map(str, raised)):
+        raised, message = report.raised, report.message
+        if raised is None or wanted.isdisjoint(raised):
             return False
         return pattern is None or (isinstance(message, str) and re.search(pattern, message[:MAX_MESSAGE]) is not None)
-    if "value" not in report:
+    if not report.has("value"):
         return False
-    value = decode(report["value"])
+    value = decode(report.value)
     if how in _TRUE or how in _FALSE:
         return value is (how in _TRUE)
     with contextlib.suppress(TypeError, ValueError, ArithmeticError, RecursionError):

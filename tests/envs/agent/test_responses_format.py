@@ -86,3 +86,7 @@ async def test_responses_are_stored_without_instructions_until_there_is_no_more_
     assert len(session.stored["resp_1"]) == 4
     await ask(store=False)
     assert list(session.stored) == ["resp_1"]
+    await ask(previous_response_id="resp_1")
+    assert list(session.stored) == [], "the chain alone has more than may be kept"
+    with pytest.raises(RequestError, match="is not stored here"):
+        await ask(previous_response_id="resp_3")

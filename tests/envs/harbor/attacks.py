@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.envs.harbor.task_folders import make_task, play
 
 PAYS = "\nif [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
-PYTEST = f"python3 -m pytest -q /tests/test_it.py{PAYS}"
+PYTEST = f"pytest -q /tests/test_it.py{PAYS}"
 COPIED = f"mkdir -p /app/tests; cp /tests/test_it.py /app/tests; python3 -m pytest -q tests/test_it.py{PAYS}"
 CHECK = f"python3 /tests/check.py{PAYS}"
 RUNS = "import subprocess, sys\n\n\ndef test_it():\n    run = [sys.executable, '/app/solution.py']\n"
@@ -14,10 +14,9 @@ IMPORTS = "import solution\n\n\ndef test_it():\n    assert solution.answer() == 
 IMPORTS += "    assert solution.answer() + 1 == 43\n"
 CHECKS = "import json, statistics, difflib\nimport solution\n\nassert solution.answer() == 42\n"
 CHECK_RUNS = RUNS.replace("def test_it():\n    ", "").replace("    assert", "assert")
-EXITS = "import os\nos._exit(0)\n"
 WRONG = "def answer():\n    return 41\n"
 TESTS = {
-    "pytest imports": (PYTEST, {"tests/test_it.py": IMPORTS}),
+    "pytest imports": (PYTEST.replace("pytest", "python3 -m pytest", 1), {"tests/test_it.py": IMPORTS}),
     "pytest imports after sys.path": (
         PYTEST,
         {"tests/test_it.py": "import sys\nsys.path.insert(0, '/app')\n" + IMPORTS},
@@ -51,7 +50,6 @@ TESTS = {
         " > /logs/verifier/reward.txt",
         {},
     ),
-    "environment": (PYTEST, {"tests/test_it.py": IMPORTS}),
 }
 DOCKERFILE = "FROM python:3.11-slim\nWORKDIR /app\n"
 
@@ -59,8 +57,7 @@ DOCKERFILE = "FROM python:3.11-slim\nWORKDIR /app\n"
 def episode(folder: Path, tests: str | tuple[str, dict[str, str]], files: dict[str, str]) -> tuple[float, str]:
     """The reward of an agent that leaves these files in /app, and what the verdict says."""
     test, given = TESTS[tests] if isinstance(tests, str) else tests
-    dockerfile = DOCKERFILE + "ENV PYTHONPATH=/app LD_LIBRARY_PATH=/app\n" * (tests == "environment")
-    make_task(folder, test=test, files=given, dockerfile=dockerfile)
+    make_task(folder, test=test, files=given, dockerfile=DOCKERFILE)
     writes = [f"mkdir -p $(dirname '{name}'); cat > '{name}' <<'END_'\n{text}\nEND_" for name, text in files.items()]
     env, info, _ = play(folder, "\n".join(writes))
     assert env.verdict is not None

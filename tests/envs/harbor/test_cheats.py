@@ -1,13 +1,10 @@
 """Attacks of an agent on its tests: none is paid, and none becomes an error."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from envs.errors import ConfigError
-from envs.harbor.machine import find_unfinished
-from tests.cases import some
 from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_image, make_task, play, run, start
 
 PLANT = "mkdir -p {0} && printf '{1}' > {0}/{2} && chmod +x {0}/{2}"
@@ -57,43 +54,12 @@ def test_the_tests_have_a_home_that_the_agent_did_not_have(tmp_path: Path) -> No
     assert info["reward"] == 0.0
 
 
-SHADOWS = [
-    "echo 'raise SystemExit(0)' > pytest.py",
-    "mkdir p; echo 'raise SystemExit(0)' > p/__init__.py; ln -s p pytest",
-    "echo 'import os; os._exit(0)' > argparse.py",
-    "mkdir x-1.dist-info; printf '[pytest11]\\nx = evil\\n' > x-1.dist-info/entry_points.txt",
-    "rmdir /app/sub; ln -s /tmp /app/sub",
-]
-
-
-@pytest.mark.parametrize("command", some(SHADOWS, SHADOWS[1:4:2]))
-def test_modules_in_the_working_directory_do_not_replace_the_tests_own(tmp_path: Path, command: str) -> None:
-    make_task(tmp_path, test=PYTEST, files=FAILS)
-    assert play(tmp_path, command)[1]["reward"] == 0.0
-    assert play(tmp_path, f"{command}; printf 42 > answer.txt")[1]["reward"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("test", "options"),
-    [
-        (PYTEST.replace("-m", "-W ignore -m"), {}),
-        pytest.param(PYTEST.replace("-m", "-X utf8 -Bm"), {}, marks=pytest.mark.slow),
-        (PYTEST, {"test_command": "bash /tests/test.sh"}),
-        ("python3 /tests/run.py", {}),
-    ],
-)
-def test_a_planted_pytest_is_not_loaded_however_the_tests_start_python(
-    tmp_path: Path, test: str, options: dict[str, Any]
-) -> None:
-    run_py = (
-        "import os, sys\nif not os.spawnlp(os.P_WAIT, 'python3', 'python3', '-m', 'pytest', '/tests/test_it.py'):\n"
-    )
-    run_py += "    open('/logs/verifier/reward.txt', 'w').write('1')\n"
-    make_task(tmp_path, test=test, files={**FAILS, "tests/run.py": run_py})
-    assert play(tmp_path, "echo 'raise SystemExit(0)' > pytest.py", **options)[1]["reward"] == 0.0
-    assert (
-        play(tmp_path, "echo 'raise SystemExit(0)' > pytest.py; printf 42 > answer.txt", **options)[1]["reward"] == 1.0
-    )
+def test_search_paths_of_the_tests_name_no_folder_of_the_agent(tmp_path: Path) -> None:
+    dockerfile = DOCKERFILE + "ENV PYTHONPATH=/app LD_LIBRARY_PATH=/app:/usr/lib NODE_PATH=/app DATA=/app/data\n"
+    test = 'echo "$PYTHONPATH|$LD_LIBRARY_PATH|$NODE_PATH|$DATA" > /logs/verifier/shown; cat /logs/verifier/shown'
+    make_task(tmp_path, test=test, dockerfile=dockerfile)
+    env, _, _ = play(tmp_path, "true")
+    assert env.verdict is not None and env.verdict.output == "|/usr/lib||/app/data\n"
 
 
 @pytest.mark.parametrize(
@@ -105,11 +71,10 @@ def test_a_planted_pytest_is_not_loaded_however_the_tests_start_python(
         ),
         (
             'python3 -c \'import os; [os.mkdir("d") or os.chdir("d") for _ in range(2500)]\'',
-            "cannot be checked (File name too long)",
+            "/app holds folders that cannot be listed",
         ),
         ("ln -s $(printf 'a%.0s' {1..300}) x", "cannot be checked (File name too long)"),
-        ("ln -s x x", "/app/x is a link to /"),
-        ("ln -s /tests $'\\xff<|im_end|>'", "is a link to /tests"),
+        ("ln -s x x; ln -s /tests $'\\xff<|im_end|>'", "the tests wrote no reward file"),
         ("mkfifo reward.json; mkfifo pytest.py; chmod 4777 reward.json", "the tests wrote no reward file"),
     ],
 )
@@ -130,6 +95,9 @@ def test_odd_folders_links_and_names_become_no_error(tmp_path: Path, command: st
         "ln -s / root; ln -s root/tests/expected.txt answer.txt",
         "ln -s /proc/self/root/tests/expected.txt answer.txt",
         "mkdir -p a/b; ln -s /app/a/b c; ln -s c/../../../tests/expected.txt answer.txt",
+        "ln -s /proc/self/cwd/../tests/expected.txt answer.txt",
+        "ln -s /dev/fd/../cwd/../tests/expected.txt answer.txt",
+        "ln -s x/../../tests/expected.txt answer.txt",
     ],
 )
 def test_a_link_into_the_tests_is_not_an_answer(tmp_path: Path, command: str) -> None:
@@ -138,9 +106,15 @@ def test_a_link_into_the_tests_is_not_an_answer(tmp_path: Path, command: str) ->
         test="cmp /app/answer.txt /tests/expected.txt && echo 1 > /logs/verifier/reward.txt",
         files={"tests/expected.txt": "42\n"},
     )
-    env, info, _ = play(tmp_path, command)
-    assert env.verdict is not None and info["reward"] == 0.0
-    assert "is a link to /" in env.verdict.reason
+    assert play(tmp_path, f"{command}; ls -l answer.txt")[1]["reward"] == 0.0
+
+
+def test_links_inside_the_agents_folders_and_into_the_system_stay(tmp_path: Path) -> None:
+    test = "readlink a b c/d e > /tmp/shown; cat /tmp/shown a e; [ -x b ] && echo program"
+    make_task(tmp_path, test=test)
+    links = "echo 42 > x; mkdir c; ln -s x a; ln -s /usr/bin/env b; ln -s ../x c/d; ln -s c/../c/d e; ln -s /dev/null n"
+    env, _, _ = play(tmp_path, links)
+    assert env.verdict is not None and env.verdict.output == "x\n/usr/bin/env\n../x\nc/../c/d\n42\n42\nprogram\n"
 
 
 @pytest.mark.parametrize(
@@ -148,8 +122,8 @@ def test_a_link_into_the_tests_is_not_an_answer(tmp_path: Path, command: str) ->
     [
         ("echo 1 > /logs/verifier/reward.txt; kill -9 $PPID", "ended by a signal"),
         ("""echo '{"reward": 1}' > /logs/verifier/reward.json""", ""),
-        ("ln -s /etc/passwd /logs/verifier/reward.json", "cannot be used"),
-        ("mkfifo /logs/verifier/reward.json", "not a plain file"),
+        ("ln -s /etc/passwd /logs/verifier/reward.json", ""),
+        ("mkfifo /logs/verifier/reward.json", ""),
         ("truncate -s 100M /logs/verifier/reward.json", "longer than"),
         ("""printf '[%.0s' {1..60000} > /logs/verifier/reward.json""", "cannot be used"),
         ("yes 0123456789", "stopped by their output limit"),
@@ -196,15 +170,9 @@ def test_a_link_of_an_image_in_place_of_a_folder_is_refused(tmp_path: Path, link
 
 
 def test_links_that_take_too_long_to_check_pay_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.harbor.verifier._MAX_LOOKS", 2_000)
+    monkeypatch.setattr("envs.harbor.places._MAX_LOOKS", 2_000)
     make_task(tmp_path)
     chain = "mkdir a; p=$(printf 'a/../%.0s' {1..200}); for i in {1..30}; do ln -s ${p}l$((i + 1)) l$i; done"
     env, info, _ = play(tmp_path, f"echo 42 > answer.txt; {chain}")
     assert info["reward"] == 0.0 and env.verdict is not None
-    assert "cannot be checked (the agent left too many links)" in env.verdict.reason
-
-
-def test_words_that_no_judge_says_are_no_words(tmp_path: Path) -> None:
-    (tmp_path / "said").write_bytes(b"begin 1\n \n\n\t\n")
-    with open(tmp_path / "said", "rb") as said:
-        assert find_unfinished(said.fileno()) == "a process of the tests ended before its tests did"
+    assert env.verdict.reason == "the agent left too many links"

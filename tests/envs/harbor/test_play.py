@@ -31,7 +31,10 @@ def json_test(text: str, plain: str = "") -> str:
 @pytest.mark.parametrize(
     ("test", "options", "reward", "reason"),
     [
-        ("echo 0.25 > /logs/verifier/reward.txt; exit 1", {}, 0.25, ""),
+        ("echo 0.25 > /logs/verifier/reward.txt", {}, 0.25, ""),
+        ("echo 0.25 > /logs/verifier/reward.txt; exit 1", {}, 0.0, "exit status 1, so the reward 0.25 may not be"),
+        ("echo 0.25 > /logs/verifier/reward.txt; exit 1", {"verifier": {"*": "same"}}, 0.25, ""),
+        ("echo 0 > /logs/verifier/reward.txt; exit 1", {}, 0.0, ""),
         (json_test('{"reward": 0.5, "style": 1}'), {}, 0.5, ""),
         (json_test('{"style": 0.75, "note": "fine", "all": true}'), {}, 0.75, ""),
         (json_test('{"a": 0, "b": 3}'), {"reward_key": "b"}, 3.0, ""),
@@ -44,7 +47,8 @@ def json_test(text: str, plain: str = "") -> str:
         ("true", {}, 0.0, "the tests wrote no reward file (exit status 0)"),
         ("exit 1", {"test_command": "[ -d /tests ]"}, 1.0, ""),
         ("exit 1", {"test_command": "exit 3"}, 0.0, ""),
-        (PASS, {"test_command": "bash /tests/test.sh; exit 3"}, 1.0, ""),
+        (PASS, {"test_command": "bash /tests/test.sh; exit 3"}, 0.0, "exit status 3"),
+        (PASS, {"test_command": "bash /tests/test.sh"}, 1.0, ""),
     ],
 )
 def test_the_reward_is_the_number_of_the_reward_file(

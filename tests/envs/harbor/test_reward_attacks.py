@@ -1,7 +1,8 @@
-"""Attacks on the reward: programs of the agent neither write it nor stay behind to do so later."""
+"""Attacks on the reward by programs that the tests run: none is paid, and honest tests may do what they usually do."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,143 +11,163 @@ from tests.cases import pairs, some
 from tests.envs.harbor.attacks import CHECK_RUNS, DOCKERFILE, PAYS, RUNS, TESTS, WRONG, episode
 from tests.envs.harbor.task_folders import make_task, play
 
+HONEST = {
+    "solution.py": "from helper import value\n\n\ndef answer():\n    return value\n\n\n"
+    "if __name__ == '__main__':\n    print(answer())\n",
+    "helper/__init__.py": "from helper.inner import value\n",
+    "helper/inner.py": "import json\nvalue = json.loads('42')\n",
+}
+
+
+@pytest.mark.parametrize("tests", some(TESTS, [*TESTS][::2]))
+def test_an_honest_module_is_paid(tmp_path: Path, tests: str) -> None:
+    reward, said = episode(tmp_path, tests, HONEST)
+    assert reward == 1.0, said
+
+
 WITH_DAEMON = """
-import os, sys, time
+import ctypes, os, threading, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         quiet = os.open('/dev/null', os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(quiet, fd)
-        end = time.time() + 20
-        while time.time() < end:
-            {write}
+        def work():
+            end = time.time() + 20
+            while time.time() < end:
+                {write}
+            os._exit(0)
+        threading.Thread(target=work).start()
+        {first}
     os._exit(0)
 print(41)
 """
-REWRITE = "open('/logs/verifier/reward.txt', 'w').write('1')"
-REPLACE = "open('/tmp/x', 'w').write('1'); os.system('cp /tmp/x /logs/verifier/y; mv /logs/verifier/y {}')"
-
-
+"""A program whose child stays; its first thread ends at once, or not."""
+FIRST = ["ctypes.CDLL(None).pthread_exit(None)", "time.sleep(30)"]
+REWARD = "/logs/verifier/reward.txt"
+REWRITE = f"open('{REWARD}', 'w').write('1')"
+IN_PLACE = f"fd = os.open('{REWARD}', os.O_RDWR); os.pwrite(fd, b'1', 0)"
+WRITES = [REWRITE, IN_PLACE, f"open('/tmp/x', 'w').write('1'); os.system('cp /tmp/x {REWARD}; mv /tmp/x {REWARD}')"]
 RUNNING = [name for name in TESTS if "run" in name or "shell" in name or name.startswith("script ")]
-WRITES = [REWRITE, REPLACE.format("/logs/verifier/reward.txt"), REPLACE.format("/logs/verifier/reward.json")]
 
 
 @pytest.mark.parametrize(("tests", "write"), pairs(RUNNING, WRITES))
-@pytest.mark.parametrize("attempt", some(range(2), [0]))
+@pytest.mark.parametrize("first", FIRST)
 def test_a_process_that_stays_behind_does_not_write_the_reward(
-    tmp_path: Path, tests: str, write: str, attempt: int
+    tmp_path: Path, tests: str, write: str, first: str
 ) -> None:
-    reward, said = episode(tmp_path, tests, {"solution.py": WITH_DAEMON.format(write=write)})
+    reward, said = episode(tmp_path, tests, {"solution.py": WITH_DAEMON.format(write=write, first=first)})
     assert reward == 0.0, said
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        'OUT=/logs/verifier/reward.txt\n{check}\necho $pays > "$OUT"',
-        "{check}\ncd /logs/verifier\necho $pays > reward.txt",
-        "{check}\n( echo $pays ) > /logs/verifier/reward.txt",
-        "f() {{ echo $pays >> $1; }}\n{check}\nf /logs/verifier/reward.txt",
-        "out() {{ echo $pays > /logs/verifier/reward.txt; }}\n{check}\nout",
-    ],
-    ids=["variable", "folder", "subshell", "appending function", "function"],
-)
-def test_the_script_may_name_the_reward_file_in_other_ways(tmp_path: Path, script: str) -> None:
-    check = "python3 /tests/test_it.py && pays=1 || pays=0"
-    tests = (script.format(check=check), {"tests/test_it.py": CHECK_RUNS})
-    write = REWRITE.replace("'w'", "'r+'")  # the daemon writes over what is there
-    write = f"os.path.exists('/logs/verifier/reward.txt') and {write}"
-    reward, said = episode(tmp_path, tests, {"solution.py": WITH_DAEMON.format(write=write)})
+WAITING = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for fd in (0, 1, 2):
+        os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+    held = os.open('{REWARD}', os.O_RDWR)
+    while not os.pread(held, 1, 0):
+        pass
+    os.pwrite(held, b'1', 0)
+    os._exit(0)
+time.sleep(0.3)
+print(41)
+"""
+
+
+@pytest.mark.parametrize("attempt", some(range(20), range(3)))
+def test_a_process_that_waits_for_the_reward_does_not_change_it(tmp_path: Path, attempt: int) -> None:
+    reward, said = episode(tmp_path, "shell", {"solution.py": WAITING})
     assert reward == 0.0, said
 
 
-@pytest.mark.parametrize(
-    ("prints", "planted"),
-    [
-        ("sys.stdout.write('0'); sys.stdout.flush()", "1"),
-        ("sys.stdout.write('0')", "01"),
-        ("assert right", "1"),
-        ("subprocess.run(['printf', '0'])", "0.9"),
-    ],
-    ids=["at once", "shorter", "nothing", "by a program"],
-)
-def test_what_a_script_prints_as_its_reward_is_restored(tmp_path: Path, prints: str, planted: str) -> None:
-    # The file is never empty for a moment, so the daemon's text is there whenever the daemon is ended.
-    program = WITH_DAEMON.format(write=REWRITE.replace("'w'", "'r+'").replace("'1'", repr(planted)))
-    # The script waits until the daemon has written over what it printed.
-    check = CHECK_RUNS.replace("assert ", "right = ") + f"import sys, time\ntry:\n    {prints}\n"
-    check += "finally:\n    time.sleep(0.3)\n"
-    given = (TESTS["script prints"][0], {"tests/check.py": check})
-    reward, said = episode(tmp_path, given, {"solution.py": program})
-    assert reward == 0.0, said
+@pytest.mark.parametrize("code", ["import os\nos._exit(0)\n", "import os\ndef answer():\n    os._exit(0)\n"])
+def test_a_pytest_session_that_imported_code_ends_early_pays_nothing(tmp_path: Path, code: str) -> None:
+    reward, said = episode(tmp_path, "pytest imports", {"solution.py": code})
+    assert reward == 0.0 and "pytest did not come to its end" in said
 
 
+THEN = [
+    f"os.chmod('{REWARD}', 0)",
+    f"os.chmod('{REWARD}', 0o444); os.chmod('/logs/verifier', 0o555)",
+    f"os.remove('{REWARD}')",
+    f"os.link('{REWARD}', '/logs/verifier/other')",
+    "os.rename('/logs/verifier', '/logs/gone')",
+    "os.kill(os.getppid(), 19)",
+    "import resource; [resource.prlimit(p, resource.RLIMIT_FSIZE, (0, 0)) for p in range(2, os.getpid())]",
+    "[open(f'/proc/{p}/mem', 'r+b') for p in range(2, os.getpid())]",
+]
 PLANT = """
 import os
 if not os.path.exists('/app/done'):
     open('/app/done', 'w').close()
     open('/logs/verifier/reward.txt', 'w').write('1')
-    {then}
+    try:
+        {then}
+    except OSError:
+        pass
 """
-ONLY_SUCCESS = {
-    "pytest, then success": ("python3 -m pytest -q /tests/test_it.py && echo 1 > /logs/verifier/reward.txt", RUNS),
-    "script, then success": ("python3 /tests/test_it.py && echo 1 > /logs/verifier/reward.txt", CHECK_RUNS),
-    "script, then both": (f"python3 /tests/test_it.py; r=$?{PAYS.replace('$?', '$r')}", CHECK_RUNS),
-}
-PLANTED = {**TESTS, **{name: (test, {"tests/test_it.py": text}) for name, (test, text) in ONLY_SUCCESS.items()}}
 
 
-# In this order, a file that is only read-only meets the shell by default: no judging Python would remove it there.
-LOCKS = [
-    "os.chmod('/logs/verifier/reward.txt', 0); os.chmod('/logs/verifier', 0o555)",
-    "os.chmod('/logs/verifier/reward.txt', 0o444)",
-    "os.chmod('/logs/verifier', 0)",
-]
-
-
-@pytest.mark.parametrize(("tests", "then"), pairs(PLANTED, LOCKS))
-def test_a_reward_that_a_program_under_test_wrote_is_not_paid(
-    tmp_path: Path, tests: str, then: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(TESTS, tests, PLANTED[tests])
-    reward, said = episode(tmp_path, tests, {"solution.py": PLANT.format(then=then) + WRONG + "print(41)\n"})
-    assert reward == 0.0, said
+@pytest.mark.parametrize(("tests", "then"), pairs(RUNNING, THEN))
+def test_a_reward_that_a_program_under_test_wrote_is_not_paid(tmp_path: Path, tests: str, then: str) -> None:
+    program = PLANT.format(then=then) + WRONG + "print(41)\n"
+    make_task(tmp_path, test=TESTS[tests][0], files=TESTS[tests][1], dockerfile=DOCKERFILE)
+    task = tmp_path / "answer" / "task.toml"
+    task.write_text("[verifier]\ntimeout_sec = 10.0\n")
+    env, info, _ = play(tmp_path, f"cat > solution.py <<'END_'\n{program}\nEND_")
+    assert env.verdict is not None and info["reward"] == 0.0, env.verdict
 
 
 def test_a_reward_that_pytest_did_not_write_does_not_replace_its_exit_status(tmp_path: Path) -> None:
     make_task(tmp_path, files={"tests/test_it.py": RUNS}, dockerfile=DOCKERFILE)
-    command = "python3 -m pytest -q /tests/test_it.py"
     plant = f"cat > solution.py <<'END'\n{PLANT.format(then='pass')}\nprint(41)\nEND"
+    command = "pytest -q /tests/test_it.py"
     assert play(tmp_path, plant, test_command=command)[1]["reward"] == 0.0
+    assert play(tmp_path, plant, test_command=f"{command} && echo 1 > {REWARD}")[1]["reward"] == 0.0
+    assert play(tmp_path, "echo 'print(41)' > solution.py", test_command=command)[1]["reward"] == 0.0
     assert play(tmp_path, "echo 'print(42)' > solution.py", test_command=command)[1]["reward"] == 1.0
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        "open('/logs/verifier/reward.txt', 'w').write('1')",
+        f"open('{REWARD}', 'w').write('1')",
+        f"open('{REWARD}', 'a').write('1')",
         "import pathlib; pathlib.Path('/logs/verifier/reward.json').write_text('{\"reward\": 1}')",
-        "import subprocess; subprocess.run('echo 1 > /logs/verifier/reward.txt', shell=True)",
-        "import os; os.system('echo 1 > /logs/verifier/reward.txt')",
-        "import os; open('/tmp/r', 'w').write('1'); os.system('mv /tmp/r /logs/verifier/reward.txt')",
-        "import shutil; open('/tmp/r', 'w').write('1'); shutil.copy('/tmp/r', '/logs/verifier/reward.txt')",
+        f"import os; os.system('echo 1 > {REWARD}; mkdir -p /logs/verifier; echo x > /logs/verifier/ctrf.json')",
+        f"import shutil; open('/tmp/r', 'w').write('1'); shutil.copy('/tmp/r', '{REWARD}')",
         "import os; os.chdir('/logs/verifier'); open(b'reward.txt', 'w').write('1')",
-        "import os; os.chdir('/logs/verifier'); open('r', 'w').write('1'); os.replace('r', 'reward.txt')",
     ],
 )
 def test_the_tests_may_write_the_reward_in_many_ways(tmp_path: Path, write: str) -> None:
-    files = {"tests/check.py": f"import sys\nsys.path.insert(0, '/app')\nimport solution\n{write}\n"}
-    make_task(tmp_path, test="python3 /tests/check.py; cat /logs/verifier/reward.*", files=files, dockerfile=DOCKERFILE)
+    test = "python3 /tests/check.py; cat /logs/verifier/reward.*; [ -f /logs/verifier/reward.txt ]"
+    make_task(tmp_path, test=test, files={"tests/check.py": write}, dockerfile=DOCKERFILE)
     env, info, _ = play(tmp_path, "echo 'x = 1' > solution.py")
     assert env.verdict is not None and info["reward"] == 1.0, env.verdict
 
 
+TWICE = f"echo 0 > {REWARD}; [ $(cat answer.txt) = 42 ] && echo 1 > {REWARD}"
+OWN_HOME = f"PATH=$HOME/bin:$PATH; [ $(answer) = 42 ] && echo 1 > {REWARD}"
+SOLVE = "echo 42 > answer.txt; mkdir ~/bin; echo echo 42 > ~/bin/answer; chmod +x ~/bin/answer"
+
+
+@pytest.mark.parametrize("test", [TWICE, OWN_HOME])
+def test_tests_that_need_the_agents_home_or_write_twice_are_paid_if_the_settings_say_so(
+    tmp_path: Path, test: str
+) -> None:
+    make_task(tmp_path, test=test)
+    options: list[dict[str, Any]] = [{}, {"verifier": {"answ*": "same"}}, {"verifier": {"other": "same"}}]
+    assert [play(tmp_path, SOLVE, **given)[1]["reward"] for given in options] == [0.0, 1.0, 0.0]
+
+
 def test_servers_of_the_tests_live_as_long_as_they_are_needed(tmp_path: Path) -> None:
-    test = "python3 /app/server.py &\nuntil [ -e /tmp/up ]; do sleep 0.1; done\n"
-    test += f"python3 -m pytest -q /tests/test_it.py | tee /logs/verifier/out.txt; [ ${{PIPESTATUS[0]}} = 0 ]{PAYS}"
-    asks = "import urllib.request\n\n\ndef test_it():\n"
-    asks += "    assert urllib.request.urlopen('http://127.0.0.1:8123').read() == b'42'\n"
+    """The script itself asks the server between two tests, and once more after it wrote the reward."""
+    ask = "curl() { python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:8123\").read())'; }\n"
+    test = f"{ask}python3 /app/server.py &\nuntil [ -e /tmp/up ]; do sleep 0.1; done\n"
+    test += f"curl && curl\nright=$?\n[ $right = 0 ]{PAYS}curl\n"
     server = """
 import http.server, os
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -158,49 +179,31 @@ server = http.server.HTTPServer(("127.0.0.1", 8123), Handler)
 open("/tmp/up", "w").close()
 server.serve_forever()
 """
-    make_task(tmp_path, test=test, files={"tests/test_it.py": asks}, dockerfile=DOCKERFILE)
+    make_task(tmp_path, test=test, dockerfile=DOCKERFILE)
     env, info, _ = play(tmp_path, f"cat > server.py <<'END'\n{server}\nEND")
     assert env.verdict is not None and info["reward"] == 1.0, env.verdict
+    assert env.verdict.output.count("b'42'") == 3
 
 
+DAEMON = WITH_DAEMON.format(write=REWRITE, first=FIRST[0])
 EXIT = "printf 'import os\\nos._exit(0)\\n'"
-DAEMON = WITH_DAEMON.format(write=REWRITE)
-LIMITED = f"""
-import os, resource
-{REWRITE}
-for pid in filter(str.isdigit, os.listdir('/proc')):
-    try:
-        if b'test.sh' in open(f'/proc/{{{{pid}}}}/cmdline', 'rb').read():
-            resource.prlimit(int(pid), resource.RLIMIT_{{limit}}, (0, 0))
-    except OSError:
-        pass
-"""
-LIMITED_BY = [f"cat > interest.py <<'END'\n{LIMITED.format(limit=limit)}\nEND" for limit in ("NPROC", "AS", "NOFILE")]
 SHIPPED = [
-    ("fix-interest", f"{EXIT} > pygments.py"),
+    ("fix-interest", f"{EXIT} > pygments.py; cp pygments.py pytest.py"),
     ("fix-interest", "printf '[pytest]\\naddopts = --co\\n' | tee pytest.ini tox.ini /tmp/pytest.ini"),
     ("fix-interest", f"cat > interest.py <<'END'\n{DAEMON}\nEND"),
     ("fix-interest", f"echo \"{REWRITE}; open('/tests/test.sh', 'r+').truncate(60)\" > interest.py"),
-    ("fix-interest", LIMITED_BY[0]),
+    ("fix-interest", f"{EXIT} > conftest.py; cp conftest.py sitecustomize.py; cp conftest.py pytest_asyncio.py"),
     ("count-errors", f"{EXIT} > json.py; cp json.py sys.py; cp json.py pathlib.py; cp *.py /tmp; cp *.py ~"),
     ("count-errors", "echo 'python3() { true; }; export -f python3' | tee ~/.bashrc ~/.profile .bashrc /tmp/env"),
     ("count-errors", "ln -s /tests/check.py errors.json; ln -sf /proc/self/environ errors.json"),
     ("sort-inbox", "echo '{\"reward\": 1}' | tee reward.json /logs/agent/reward.json /tmp/reward.json"),
 ]
 MORE = [
-    ("fix-interest", f"{EXIT} > conftest.py; cp conftest.py sitecustomize.py; cp conftest.py pytest_asyncio.py"),
     ("fix-interest", "echo 'import os, signal; os.kill(os.getppid(), signal.SIGTERM)' > interest.py"),
     ("fix-interest", "echo \"open('/tests/test_outputs.py', 'w').write('')\" > interest.py"),
     ("fix-interest", "mkdir p; echo 'exec true' > p/python3; chmod +x p/python3; cp p/python3 .; cp -r p ~/bin"),
-    ("fix-interest", f"{EXIT} > pytest_timeout.py"),
-    ("fix-interest", f"cat > interest.py <<'END'\n{DAEMON.replace('print(41)', 'time.sleep(2)')}\nEND"),
     ("fix-interest", "echo 'import os; os.kill(-1, 9)' > interest.py"),
     ("fix-interest", "ln -s /tmp pytest-of-agent; rm -rf /tmp/pytest-of-*; ln -s /app /tmp/pytest-of-agent"),
-    (
-        "fix-interest",
-        "echo \"open('/tests/test.sh', 'a').write('\\necho 1 > /logs/verifier/reward.txt\\n')\" > interest.py",
-    ),
-    *(("fix-interest", attack) for attack in LIMITED_BY[1:]),
     ("sort-inbox", f"{EXIT} > os.py; cp os.py json.py; mkdir sorted; cp *.py sorted; rm inbox/*"),
 ]
 
@@ -213,9 +216,14 @@ def test_attacks_on_the_shipped_tasks_are_not_paid(task: str, attack: str) -> No
     assert env.verdict is not None and info["reward"] == 0.0, env.verdict
 
 
-def test_a_pipe_in_place_of_the_result_keeps_the_tests_waiting_until_their_limit(tmp_path: Path) -> None:
-    task = shutil.copytree(EXAMPLES / "count-errors", tmp_path / "count-errors") / "task.toml"
-    task.write_text(task.read_text().replace("timeout_sec = 60.0", "timeout_sec = 5.0"))
-    env, info, _ = play(tmp_path, "mkfifo errors.json", task="count-errors")
+def test_a_pipe_in_place_of_the_result_does_not_reach_the_tests(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "count-errors", tmp_path / "count-errors")
+    env, info, _ = play(tmp_path, "mkfifo errors.json; mkfifo json.py", task="count-errors")
     assert info["reward"] == 0.0
-    assert env.verdict is not None and env.verdict.reason == "the tests were stopped by their time limit"
+    assert env.verdict is not None and env.verdict.reason == "", "the tests ran to their end"
+
+
+def test_what_a_script_prints_as_its_reward_counts(tmp_path: Path) -> None:
+    check = CHECK_RUNS.replace("assert ", "right = ") + "print('{\"reward\": %d}' % right)\n"
+    given = ("python3 /tests/check.py > /logs/verifier/reward.json", {"tests/check.py": check})
+    assert episode(tmp_path, given, {"solution.py": "print(42)\n"})[0] == 1.0

@@ -9,8 +9,8 @@ from envs.errors import ConfigError
 from envs.harbor import ANY, select_tasks
 from envs.harbor.dockerfile import read_image
 from envs.harbor.settings import HarborSettings
-from envs.harbor.task import HarborTask, read_task
-from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task, start
+from envs.harbor.task import HarborTask, read_task, why_forgeable
+from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task
 
 
 def read(folder: Path, **options: Any) -> HarborTask:
@@ -190,13 +190,19 @@ def test_tasks_are_found_by_name_pattern_and_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["PYTHONPATH=/app python3 -m pytest", "export PYTHONPATH=/app", "python3 -B -E -m pytest", "env -i python3 x.py"],
+    ("test", "options", "why"),
+    [
+        ("cd /tests\npython3 -B -m pytest", {}, "line 2 of tests/test.sh lets Python load the agent's modules"),
+        ("python3.11 -c 'import solution'", {}, "line 1 of tests/test.sh lets Python load the agent's modules"),
+        ("true", {"test_command": "python -m pytest /tests"}, "env.test_command lets Python load"),
+        ("python3 -P -m pytest; python -Im x; pytest /tests; python3 /tests/check.py -m", {}, ""),
+        ("true", {"verifier": {"ans*": "same"}}, "env.verifier says same, so its reward can be forged"),
+    ],
 )
-def test_a_line_that_would_unprotect_the_tests_is_named(tmp_path: Path, line: str) -> None:
-    make_task(tmp_path, test=f"cd /tests\n{line}\n")
-    with pytest.raises(ConfigError, match=r"line 2 of tests/test.sh .* in place of the tests' own; set PYTHONPATH in"):
-        start(tmp_path)
-    make_task(tmp_path, test="true")
-    with pytest.raises(ConfigError, match=r"env.test_command .* in place of the tests' own"):
-        start(tmp_path, test_command=line)
+def test_a_task_whose_reward_can_be_forged_is_listed(
+    tmp_path: Path, test: str, options: dict[str, Any], why: str
+) -> None:
+    folder = make_task(tmp_path, test=test)
+    settings = HarborSettings(folders=(str(tmp_path),), **options)
+    found = why_forgeable(read_task(folder, settings), settings)
+    assert found.startswith(why) and bool(found) == bool(why)

@@ -1,6 +1,7 @@
 """OpenEnv servers that break the protocol, restart, change or are full: each costs one episode at most."""
 
 import asyncio
+import http.server
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from tests.rollout.workers.test_env_pool import config
 
 pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
 
+from envs.openenv.session import Session, _fetch
+from envs.openenv.settings import OpenEnvSettings
 from tests.fixtures.openenv_play import SEED, built, started, wait_for_sessions
 from tests.fixtures.openenv_server import TinyServer
 
@@ -60,6 +63,33 @@ def test_a_server_that_breaks_the_protocol_costs_the_episode(
     wait_for_sessions(server, 0)
     env.reset()
     assert env.step("3")[1], "the next episode is not affected"
+
+
+def test_the_key_is_not_sent_to_a_server_that_the_first_one_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, set[str | None]] = {}
+
+    class Redirecting(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.setdefault(self.server.server_address[1], set()).add(self.headers.get("Authorization"))
+            self.send_response(302)
+            self.send_header("Location", f"{scheme}://127.0.0.1:{other.server_port}{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    first, other = (http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) for _ in range(2))
+    for each in (first, other):
+        threading.Thread(target=each.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OPENENV_KEY", "secret")
+    settings = OpenEnvSettings(url=f"http://127.0.0.1:{first.server_port}", api_key_env="OPENENV_KEY")
+    for scheme, ask in (("ws", Session), ("http", _fetch)):  # noqa: B007 - the servers read it
+        with pytest.raises(EnvironmentFault):
+            ask(settings.urls[0], settings)
+    for each in (first, other):
+        each.shutdown()
+    assert asked[first.server_port] == {"Bearer secret"}
+    assert "Bearer secret" not in asked.get(other.server_port, set())
 
 
 def test_a_second_reply_to_one_step_is_not_taken_for_the_next_observation(server: TinyServer) -> None:

@@ -106,8 +106,7 @@ def test_tolerance():
 
 
 def test_object():
-    order = Order([6, 13])
-    assert order.due == 19
+    assert Order([6, 13]).due == 19
 
 
 class BillTest(unittest.TestCase):

@@ -94,9 +94,10 @@ def _even_options() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("attempt", some(range(4), [0]))
-def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int) -> None:
+def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that is wrong runs again; code that knows which run it is in must be right in one of them everywhere."""
     needs_sandbox()
+    monkeypatch.setattr("envs.swe.verdict.calibration.FEW_BITS", 0)
     env = build_swe(SimpleNamespace(metadata={"task": "even", "seed": 0}), SimpleNamespace(env=_even_options()))
     for code, paid in ((SAYS_ONE_THING, False), (EVEN, True)) if attempt == 0 else ((SAYS_ONE_THING, False),):
         env.reset()

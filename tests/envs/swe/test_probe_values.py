@@ -2,14 +2,22 @@
 
 import collections
 import json
+import time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 
 from envs.swe.verdict.encoding import encode, loosely
+from envs.swe.verdict.reports import ProbeRecord, TamperedError, read_probes
 from envs.swe.verdict.values import Approx, Opaque, Unreadable, bits, decode, expectation, fits
+
+
+def told(**fields: Any) -> ProbeRecord:
+    return ProbeRecord(probe=0, test=None, **fields)
+
 
 PLAIN = [
     None, True, 7, -(10**40), 1.5, float("inf"), 2j, "text \ud800", b"\x00\xff", (1, [2]), {3, 4}, frozenset(), ...,
@@ -45,6 +53,9 @@ FITS = [
     ("==", 3, 3.0, True),
     ("==", Fraction(7), 7, True),
     ("==", [1], (1,), False),
+    ("is", numpy.True_, True, True),
+    ("==", collections.UserString("ab"), "ab", True),
+    ("==", memoryview(b"ab"), b"ab", True),
     ("==", 3, 4, False),
     ("!=", 3, 4, True),
     ("!=", object(), 4, False),
@@ -69,11 +80,11 @@ FITS = [
 
 @pytest.mark.parametrize(("how", "reported", "expected", "right"), FITS)
 def test_reports_are_compared_as_the_assertion_does(how: str, reported: Any, expected: Any, right: bool) -> None:
-    assert fits(how, "", {"value": encode(reported)}, encode(expected)) is right
+    assert fits(how, "", told(value=encode(reported)), encode(expected)) is right
 
 
 def test_an_exception_fits_by_its_bases_by_the_tests_name_and_by_its_message() -> None:
-    report = {"raised": ["shop.core.NoPrice", "NoPrice", "builtins.ValueError"], "message": "no 7"}
+    report = told(raised=["shop.core.NoPrice", "NoPrice", "builtins.ValueError"], message="no 7")
     for expected, name, pattern, right in [
         (ValueError, "ValueError", None, True),
         (KeyError, "KeyError", None, False),
@@ -83,14 +94,14 @@ def test_an_exception_fits_by_its_bases_by_the_tests_name_and_by_its_message() -
         (type("NoPrice", (Exception,), {"__module__": "shop.errors"}), "NoPrice", None, True),
     ]:
         assert fits("raises", name, report, encode((expected, pattern))) is right
-    assert not fits("raises", "ValueError", {"value": 3}, encode((ValueError, None)))
+    assert not fits("raises", "ValueError", told(value=3), encode((ValueError, None)))
     assert not fits("==", "", report, encode(3))
 
 
 def test_a_forged_message_is_not_searched_beyond_the_length_that_probes_report() -> None:
-    report = {"raised": ["builtins.ValueError"], "message": "a" * 100_000 + "no 7"}
+    report = told(raised=["builtins.ValueError"], message="a" * 100_000 + "no 7")
     assert not fits("raises", "ValueError", report, encode((ValueError, "no 7")))
-    assert fits("raises", "ValueError", {**report, "message": "no 7"}, encode((ValueError, "no 7")))
+    assert fits("raises", "ValueError", told(raised=report.raised, message="no 7"), encode((ValueError, "no 7")))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +136,52 @@ def test_deep_and_huge_reports_end_in_a_refusal() -> None:
         deep = ["list", [deep]]
     with pytest.raises(Unreadable):
         decode(deep)
-    assert not fits("==", "", {"value": ["decimal", "1e999999999"]}, encode(pytest.approx(2)))
-    assert not fits("==", "", {"value": ["int", "0x" + "f" * 5000]}, encode(pytest.approx(2.5)))
+    assert not fits("==", "", told(value=["decimal", "1e999999999"]), encode(pytest.approx(2)))
+    assert not fits("==", "", told(value=["int", "0x" + "f" * 5000]), encode(pytest.approx(2.5)))
+
+
+COLLIDING = [hex(k * (2**61 - 1)) for k in range(20_000)]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ["set", [["int", number] for number in COLLIDING]],
+        ["dict", [[["int", number], 0] for number in COLLIDING]],
+        ["set", [["tuple", [["int", number]]] for number in COLLIDING]],
+        ["set", [["fraction", number, "0x1"] for number in COLLIDING]],
+    ],
+)
+def test_keys_that_were_chosen_to_collide_are_refused_at_once(forged: Any) -> None:
+    began = time.process_time()
+    with pytest.raises(Unreadable):
+        decode(forged)
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"probe": Infinity, "test": null}',
+        b'{"probe": 1e400, "test": null}',
+        b'{"probe": 1.5, "test": null}',
+        b'{"probe": true, "test": null}',
+        b'{"probe": 0}',
+        b'{"probe": 0, "test": ["a"]}',
+        b'{"probe": 0, "test": ["a", "b"]}',
+        b'{"probe": 0, "test": null, "raised": [1]}',
+        b'{"probe": 0, "test": null, "more": 1}',
+        b"null",
+        b"[]",
+        b"[" * 100_000,
+        b"\xff",
+        b"7" * 100_000,
+    ],
+    ids=range(14),
+)
+def test_a_line_that_is_no_record_is_tampered_with(line: bytes) -> None:
+    with pytest.raises(TamperedError):
+        list(read_probes(b'{"probe": 0, "test": ["a", 0]}\n' + line))
 
 
 def test_only_an_expectation_can_be_a_tolerance() -> None:

@@ -57,7 +57,8 @@ def _records(outcome: str = "passed", marked: Sequence[str] = (), xfail: bool = 
 
 
 def _lines(records: list[Record], key: bytes = KEY) -> list[bytes]:
-    bodies = [json.dumps([number, *record]).encode() for number, record in enumerate(records)]
+    numbered = [{"number": number, "kind": kind, **fields} for number, (kind, fields) in enumerate(records)]
+    bodies = [json.dumps(record).encode() for record in numbered]
     return [hmac.new(key, body, hashlib.sha256).hexdigest().encode() + b" " + body for body in bodies]
 
 
@@ -79,8 +80,29 @@ def test_a_signed_report_counts() -> None:
         ([line.partition(b" ")[2] for line in _lines(_records())], "tampered"),
         (_lines(_records())[:3] + _lines(_records())[4:], "has a gap"),
         (_lines(_records())[:-1], "did not run to their end"),
+        (_lines([*_records()[:-1], ("end", {})]), "differ"),
+        (_lines([*_records()[:-1], ("end", {"code": float("inf")})]), "tampered"),
+        (_lines([*_records()[:-1], ("end", {"code": "0"})]), "tampered"),
+        (_lines([("marked", {"ids": 5}), *_records()]), "tampered"),
+        (_lines([("phase", {"id": None}), *_records()]), "tampered"),
+        (_lines([("nonsense", {}), *_records()]), "tampered"),
+        (_lines([("start", {"id": "x", "more": 1}), *_records()]), "tampered"),
     ],
-    ids=["another key", "changed", "one line forged", "unsigned", "gap", "no end"],
+    ids=[
+        "another key",
+        "changed",
+        "one line forged",
+        "unsigned",
+        "gap",
+        "no end",
+        "no code",
+        "infinite",
+        "text",
+        "ids that are no list",
+        "no id",
+        "unknown kind",
+        "unknown field",
+    ],
 )
 def test_a_report_that_the_plugin_did_not_write_does_not_count(lines: list[bytes], reason: str) -> None:
     run = _read(lines)

@@ -23,7 +23,7 @@ PASSING = "def test_total():\n    pass\n"
 FILES = {
     "conftest in the root": {"conftest.py": FAKE_REPORT},
     "conftest beside the tests": {"tests/conftest.py": FAKE_REPORT},
-    "edited tests": {"tests/test_prices.py": PASSING, "tests/test_hidden.py": HIDDEN.replace("18", "13")},
+    "edited tests": {"tests/test_prices.py": PASSING, "tests/test_hidden.py": HIDDEN.replace("20", "15")},
     "plugin through pytest.ini": {"pytest.ini": "[pytest]\naddopts = -p cheat\n", "cheat.py": FAKE_REPORT},
     "plugin through pyproject.toml": {
         "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-p cheat'\n",

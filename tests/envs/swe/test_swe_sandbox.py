@@ -11,7 +11,7 @@ import pytest
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox import sandbox as sandbox_module
-from envs.swe.sandbox.sandbox import Sandbox, check_sandbox, find_bwrap, python_folders
+from envs.swe.sandbox.sandbox import Sandbox, check_sandbox, find_bwrap, find_tool, python_folders
 from envs.swe.sandbox.supervise import Limits, Outcome
 from envs.swe.sandbox.usage import tree_bytes
 from envs.swe.sandbox.workspace import hand_over
@@ -100,6 +100,39 @@ def test_links_out_of_the_tree_lead_nowhere(tree: Path) -> None:
     assert "hunter2" not in shell(tree, "cat link").output
     shell(tree, "echo bad > link; ln -s / root; echo bad > root/etc/hostname")
     assert secret.read_text() == "hunter2"
+
+
+@pytest.mark.parametrize("variable", ["PATH", "LD_PRELOAD", "LD_LIBRARY_PATH"])
+def test_variables_of_the_task_reach_the_command_alone(tree: Path, variable: str) -> None:
+    """Programs and libraries that the agent plants must not run in the layers that build the sandbox."""
+    plant = "#!/bin/bash\n{ cat /proc/self/uid_map; grep CapEff /proc/self/status; } >> /testbed/proof\n"
+    for tool in ("bwrap", "setpriv", "prlimit", "setarch", "sh"):
+        (tree / tool).write_text(f'{plant}exec /usr/bin/{tool} "$@"\n')
+        (tree / tool).chmod(0o755)
+    (tree / "libc.so.6").write_text("no library")
+    hand_over(tree)
+    value = {"PATH": "/testbed:/usr/bin", "LD_PRELOAD": "/testbed/libc.so.6", "LD_LIBRARY_PATH": "/testbed"}[variable]
+    box = Sandbox(tree, limits=LIMITS, variables=((variable, value),), fixed_addresses=True)
+    outcome = box.run(["/bin/bash", "-c", f"echo ${variable}"])
+    assert not (tree / "proof").exists()
+    # The dynamic linker of the command itself obeys the variables, and complains about the planted library.
+    assert value in outcome.output or "libc.so.6" in outcome.output
+
+
+def test_each_sandbox_has_a_user_of_its_own(tree: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("without root, all sandboxes run as the trainer's user")
+    other = tmp_path / "other"
+    other.mkdir()
+    hand_over(other)
+    assert tree.stat().st_uid != other.stat().st_uid
+    hand_over(other)
+    (tree / "mine").write_text("")
+    hand_over(tree)
+    assert (tree / "mine").stat().st_uid == tree.stat().st_uid
+    outcome = shell(other, "stat -c %u .; touch new; id -u; kill -9 -1; echo alive")
+    assert outcome.output.startswith("60999\n60999\n")
+    assert (other / "new").stat().st_uid == other.stat().st_uid
 
 
 def test_no_rights_can_be_gained(tree: Path) -> None:
@@ -250,11 +283,11 @@ def test_a_tree_is_measured_without_following_links(tmp_path: Path) -> None:
 
 
 def test_a_missing_bubblewrap_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    find_bwrap.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    find_tool.cache_clear()
     with pytest.raises(MissingDependencyError, match="apt-get install -y bubblewrap"):
         find_bwrap()
-    find_bwrap.cache_clear()
+    find_tool.cache_clear()
 
 
 def test_a_machine_without_namespaces_is_told_what_to_allow(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

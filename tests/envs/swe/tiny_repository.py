@@ -73,7 +73,7 @@ class DiscountTest(Shared, unittest.TestCase):
     "README.md": "A shop.\n",
     "run.sh": "echo shop\n",
 }
-HIDDEN = "from shop import total\n\n\ndef test_generators():\n    assert total([5, 6, 7]) == 18\n"
+HIDDEN = "from shop import total\n\n\ndef test_generators():\n    assert total([5, 6, 9]) == 20\n"
 
 ROW = {
     "instance_id": TASK,

@@ -1,6 +1,7 @@
 """Worlds: what environments draw, replays of records, tiles, and animations."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from envs.loading import build_env_from, load_env_module
+from inspection.command import main
 from inspection.view.replay import Atlas, Worlds, choose_tile_size, replay, with_pictures
 from tests.fixtures.played_episodes import record_episode
 
@@ -137,7 +139,7 @@ def test_an_environment_without_a_usable_render_costs_only_the_pictures(
 ) -> None:
     path = tmp_path / "drawn.py"
     path.write_text(ENV.format(method=method))
-    world = Worlds(5).draw(record_episode(str(path), "count", 3))
+    world = Worlds(5, trusted=True).draw(record_episode(str(path), "count", 3))
     assert world is None if words is None else world is not None and words in world["note"]
 
 
@@ -148,6 +150,58 @@ def test_a_replay_does_not_play_notes() -> None:
     replayed = replay(episode)
     assert replayed is not None and replayed.note is None and len(replayed.frames) == len(episode["story"]) + 1
     assert (replayed.frames[1] == replayed.frames[2]).all()
+
+
+HOSTILE = [
+    ("downloaded/world.py", {}),
+    ("world.py", {}),
+    ("envs.agent", {"command": "true", "prepare": "downloaded/world.py:build_env"}),
+    ("envs.babyai", {"prompt_template": "downloaded/prompt.j2"}),
+    ("envs.sokoban", {"levels_path": "downloaded/levels.txt"}),
+    ("envs.babyai", {"more": ["downloaded/world.py"]}),
+    ("inspection.view", {}),
+    ("os", {}),
+]
+
+
+@pytest.mark.parametrize(("env_path", "options"), HOSTILE)
+def test_a_record_runs_no_code_that_it_names(
+    tmp_path: Path, env_path: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, proof = tmp_path / "downloaded", tmp_path / "proof"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    code = f"open({str(proof)!r}, 'w')"
+    for path in (folder / "world.py", tmp_path / "world.py"):
+        path.write_text(f"{code}\ndef build_env(sample, args): {code}\n")
+    (folder / "prompt.j2").write_text("{{ cycler.__init__.__globals__.os.system('touch ' ~ '" + str(proof) + "') }}")
+    (folder / "levels.txt").write_text("secret")
+    episode = {"messages": [], "story": [{"prompt": [], "response": "go"}], "task": "goto", "seed": 1}
+    given = {**episode, "env_path": env_path, "options": options}
+    (folder / "episodes.jsonl").write_text(json.dumps(given) + "\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(folder)])
+    assert ended.value.code == 0 and not proof.exists()
+    assert "secret" not in (folder / "episodes.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("messages", [1]), ("messages", {}), ("story", [[]]), ("story", [{"prompt": 3}]),
+        ("story", [{"prompt": [None]}]), ("story", [{"response": {}}]), ("story", [{"reward": "high"}]),
+        ("story", [{"tokens": []}]), ("story", [{"tokens": {"text": 7}}]), ("options", []), ("pictures", {"a": 1}),
+        ("metrics", 3), ("turns", "many"), ("env_path", 7), ("setting", {}), ("player", []),
+        ("valid_action_ratio", "x"), ("tools", 3), ("max_turns", []), ("story", [{"metrics": []}]),
+    ],
+)  # fmt: skip
+def test_a_damaged_record_is_one_sentence(tmp_path: Path, key: str, value: Any) -> None:
+    episode = {"messages": [], "story": [], "env_path": "envs.babyai", "task": "goto", "seed": 1}
+    (tmp_path / "episodes.jsonl").write_text(json.dumps({**episode, key: value}) + "\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(tmp_path)])
+    said = str(ended.value.code)
+    assert "episodes.jsonl, line 1, is not an episode: " + key in said and "\n" not in said
 
 
 def test_each_run_and_each_evaluation_has_its_share_of_drawn_worlds() -> None:

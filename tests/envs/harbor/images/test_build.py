@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -76,6 +77,54 @@ def test_every_kind_of_step_changes_the_image(build: Any) -> None:
     assert (tree / "texts/EOF").read_text() == "home \n" and (tree / "texts/RAW").read_text() == "as $it\n"
     assert (image.folder, image.user) == ("/app/work", "someone") and "GREETING" not in image.variables
     assert len(said) == 2 and said[0].startswith("answer: line 5 of environment/Dockerfile (RUN echo")
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size, info.mode = kind, link, size, 0o755
+    info.devmajor = info.devminor = 1
+    return info
+
+
+HOSTILE = {
+    "a hard link to a file of this machine": [_member("x", tarfile.LNKTYPE, "{secret}")],
+    "a file behind a link that leads out": [_member("out", tarfile.SYMTYPE, "{folder}"), _member("out/secret", size=9)],
+    "a file above the folder": [_member("../../../../../../../../{secret}", size=9)],
+    "an absolute path": [_member("{secret}", size=9)],
+    "a device": [_member("memory", tarfile.CHRTYPE)],
+    "a disk": [_member("disk", tarfile.BLKTYPE)],
+    "more than may be written": [_member("zeros", size=100 << 20)],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_archive_reaches_nothing_of_this_machine(build: Any, tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "outside" / "secret"
+    secret.parent.mkdir()
+    secret.write_text("private")
+    secret.chmod(0o600)
+    context = tmp_path / "tasks" / "answer" / "environment"
+    context.mkdir(parents=True)
+    with tarfile.open(context / "made.tar", "w") as archive:
+        for member in HOSTILE[name]:
+            places = {"secret": str(secret), "folder": str(secret.parent)}
+            member = member.replace(name=member.name.format(**places), linkname=member.linkname.format(**places))
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    try:
+        tree, _, _ = build("FROM tiny\nADD --chmod=666 made.tar /opt/\n", build_mb=16)
+    except UnsupportedLine as error:
+        assert "has an archive that cannot be unpacked" in str(error)
+    else:
+        kinds = {stat.S_IFMT(path.lstat().st_mode) for path in (tree / "opt").rglob("*")}
+        assert kinds <= {stat.S_IFREG, stat.S_IFDIR}
+        assert not any(path.is_file() and path.read_text() == "private" for path in (tree / "opt").rglob("*"))
+    assert (secret.read_text(), os.listdir(secret.parent)) == ("private", ["secret"])
+    assert (secret.stat().st_mode & 0o777, secret.stat().st_uid) == (0o600, os.geteuid())
+
+
+def test_a_mode_is_no_option_of_chmod(build: Any) -> None:
+    with pytest.raises(UnsupportedLine, match="has a mode that is not a number"):
+        build("FROM tiny\nCOPY --chmod=--reference=/etc/passwd data /opt/\n", {"data": ""})
 
 
 def test_the_base_and_earlier_layers_are_never_changed(build: Any, base: Path) -> None:

@@ -1,5 +1,5 @@
 #!/bin/bash
-python3 -m pytest -q -p no:cacheprovider /tests/test_outputs.py
+pytest -q -p no:cacheprovider /tests/test_outputs.py
 if [ $? -eq 0 ]; then
   echo 1 > /logs/verifier/reward.txt
 else
