@@ -290,18 +290,27 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     """Return the text that names the action, and its [start, end) characters in the response.
 
     As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
-    after the last `Action`, else the whole response.
+    after the last `Action`, else the whole response. Thoughts are no part of it, whether they end or not.
     """
-    start = 0
+    begin, end = outside_thoughts(response_text)
+    start = begin
     for marker in ("ACTION:", "action:", "Action"):
-        position = response_text.rfind(marker)
+        position = response_text.rfind(marker, begin, end)
         if position >= 0:
             start = position + len(marker)
             break
-    tail = response_text[start:]
+    tail = response_text[start:end]
     candidate = tail.strip() if start else tail
     offset = start + (len(tail) - len(tail.lstrip()) if start else 0)
     return candidate, (offset, offset + len(candidate))
+
+
+def outside_thoughts(response_text: str) -> tuple[int, int]:
+    """Return the [start, end) characters after the last `</think>` and before a `<think>` that never ends."""
+    closed = response_text.rfind("</think>")
+    begin = closed + len("</think>") if closed >= 0 else 0
+    opened = response_text.find("<think>", begin)
+    return begin, opened if opened >= 0 else len(response_text)
 
 
 def parse_template(text: str) -> Any:

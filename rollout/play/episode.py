@@ -63,6 +63,8 @@ class Episode:
         """Token ids of every response so far: tuples, which the garbage collector stops tracking, unlike lists."""
         self.stepped: list[bool] = []
         """Whether the environment got each of them."""
+        self._stop_ids: set[int] = set()
+        """The tokens that ended responses."""
         check_history(self.reply, runtime.settings.history)
         self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
         self.prompt: Prompt = self._build_prompt(None)
@@ -92,7 +94,7 @@ class Episode:
             self.encoder = self.runtime.encoder_for(self.reply.tools)
         if generation is None or self.runtime.settings.history == "window":
             return self.encoder.prompt(new)
-        return self.encoder.append(self.prompt, generation.token_ids, new)
+        return self.encoder.append(self.prompt, generation.token_ids, new, generation.stop_id)
 
     async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
         """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.
@@ -117,7 +119,7 @@ class Episode:
     async def _request(self, params: Mapping[str, Any]) -> Generation:
         """Send the prompt to the engine once; the generation may be aborted."""
         runtime, began_s = self.runtime, time.time()
-        params = self._seeded(params)
+        params = self._with_stops(self._seeded(params))
         if self.writes_notes:
             most = self.conversation.notes_tokens or 0
             params = {**params, "max_new_tokens": min(most, params.get("max_new_tokens", most))}
@@ -132,6 +134,13 @@ class Episode:
         if runtime.traced:
             self._spans.append(Span(ENGINE, began_s, time.time(), generation.meta_info))
         return generation
+
+    def _with_stops(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Stop at every token that ends a turn: an engine may know fewer than the template writes."""
+        stops = self.encoder.end_of_turn_ids
+        if given := params.get("stop_token_ids"):
+            stops = tuple(dict.fromkeys((*given, *stops)))
+        return {**params, "stop_token_ids": list(stops)}
 
     def _seeded(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Under deterministic inference, add a seed per turn, or every turn would draw the same numbers."""
@@ -152,7 +161,9 @@ class Episode:
         generation = self.encoder.without_placeholders(generation)
         if not generation.trained:
             self.runtime.counters["answers_with_placeholder"] += 1
-        text = self.encoder.answer_text(generation.token_ids)
+        text = self.encoder.answer_text(generation.token_ids, generation.stop_id)
+        if (ended := self.encoder.end_of(generation.token_ids, generation.stop_id)) is not None:
+            self._stop_ids.add(ended)
         write = self._write_notes if self.writes_notes else self._step_environment
         turn = await write(generation, text, engine_s)
         self.answers.append(tuple(generation.token_ids))
@@ -170,7 +181,9 @@ class Episode:
         assert info is not None
         span = info.get("action_span")
         span = span and (max(span[0] - len(opened), 0), span[1] - len(opened))
-        self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
+        ended = self.encoder.end_of(generation.token_ids, generation.stop_id)
+        told = self.encoder.past_answer(text, cut=ended is None)
+        self.conversation.answered(shown, told, info["valid_action"], info["executed_action"])
         return Turn(
             episode_id=self.spec.episode_id,
             index=self.index,
@@ -307,7 +320,8 @@ class Episode:
         messages = self.conversation.messages
         last = self.answers[-1] if messages[-1]["role"] == "assistant" else ()  # no prompt shows the last response
         try:
-            await asyncio.to_thread(self.encoder.check, messages, [*self.prompt.token_ids, *last])
+            ids = [*self.prompt.token_ids, *last]
+            await asyncio.to_thread(self.encoder.check, messages, ids, self._stop_ids)
         except EncodingError as error:
             self._count("sanity_check_failed", error)
 

@@ -185,8 +185,8 @@ def load_processor(path: str) -> Any | None:
 
     Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
     """
-    whole = _read_json(path, "processor_config.json") or {}
-    settings = _read_json(path, "preprocessor_config.json") or whole.get("image_processor")
+    whole = read_json(path, "processor_config.json") or {}
+    settings = read_json(path, "preprocessor_config.json") or whole.get("image_processor")
     if settings is None:
         return None
     from transformers.models.auto.processing_auto import AutoProcessor
@@ -203,7 +203,7 @@ def load_processor(path: str) -> Any | None:
     if name not in QWEN_PROCESSORS:
         raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {failure}") from failure
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
-    old_template = (_read_json(path, "chat_template.json") or {}).get("chat_template")
+    old_template = (read_json(path, "chat_template.json") or {}).get("chat_template")
     return build_qwen_processor(name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template)
 
 
@@ -220,7 +220,8 @@ def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], te
     )
 
 
-def _read_json(path: str, name: str) -> Any:
+def read_json(path: str, name: str) -> Any:
+    """What a JSON file of the checkpoint holds; None without it. Raises EncodingError if it is damaged."""
     text = _read(path, name)
     try:
         return None if text is None else json.loads(text)
