@@ -32,6 +32,7 @@ from rollout.play.memory import Conversation, build_memory
 from rollout.play.runtime import encoders_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
+from rollout.tokens.rehearsal import rehearse
 from rollout.turn import EnvReply
 from slime_verlog import command
 
@@ -161,7 +162,9 @@ def check(args: Any) -> list[str]:
         check_flags(args, load_settings(args))
         return []
     source = EpisodeSource(args)  # checks the flags
-    return try_each_task(source.settings, first_prompt_check(source.settings, RolloutFlags.read(args)))
+    flags = RolloutFlags.read(args)
+    notes = try_each_task(source.settings, first_prompt_check(source.settings, flags))
+    return [*notes, *rehearse(encoders_of(flags.hf_checkpoint, source.settings)(), source.settings.history)]
 
 
 def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable[[EpisodeSpec, EnvReply], None] | None:

@@ -45,6 +45,8 @@ class CallForm:
     value: str = ""
     """Between an argument's name and its value."""
     value_end: str = ""
+    section: tuple[str, str] = ("", "")
+    """Around all calls of a response."""
 
     @property
     def shape(self) -> str:
@@ -54,14 +56,15 @@ class CallForm:
 
     @cached_property
     def starts(self) -> re.Pattern[str]:
-        """The opener."""
-        return re.compile(_loose(self.opener))
+        """What begins a call, with what begins all calls if it is there."""
+        section = _loose(self.section[0])
+        return re.compile((rf"(?:{section}\s*)?" if section else "") + _loose(self.opener))
 
     @cached_property
     def head(self) -> re.Pattern[str]:
         """Everything before the arguments."""
         end = _loose(self.after_name) or r"(?=\s|<|\Z)"
-        return re.compile(rf"{_loose(self.opener)}\s*{_NAME}\s*{re.sub(r'[0-9]+', r'[0-9]+', end)}")
+        return re.compile(rf"{self.starts.pattern}\s*{_NAME}\s*{re.sub(r'[0-9]+', r'[0-9]+', end)}")
 
     @cached_property
     def ends(self) -> re.Pattern[str]:
@@ -91,6 +94,7 @@ def know_form(form: CallForm) -> None:
     if form not in _known:
         _known.insert(0, form)
         _openers.cache_clear()
+        _section_ends.cache_clear()
 
 
 def _loose(text: str) -> str:
@@ -101,6 +105,12 @@ def _loose(text: str) -> str:
 @lru_cache
 def _openers() -> re.Pattern[str]:
     return re.compile("|".join([*(form.starts.pattern for form in _known), OPEN]))
+
+
+@lru_cache
+def _section_ends() -> re.Pattern[str]:
+    ends = [_loose(form.section[1]) for form in _known if form.section[1]]
+    return re.compile(rf"\s*(?:{'|'.join(ends)})" if ends else r"(?!)")
 
 
 def _no_constant(name: str) -> Any:
@@ -174,7 +184,8 @@ def find_calls(text: str, limit: int = 8) -> Calls:
         else:
             end = following.start() if following is not None else len(text)
         opener = following
-    return _collected(found, (first, end), cut=opener is not None)
+    closed = _section_ends().match(text, end)
+    return _collected(found, (first, closed.end() if closed else end), cut=opener is not None)
 
 
 def _unreadable(text: str, start: int) -> Calls:
@@ -245,7 +256,7 @@ def _json_arguments(text: str, head: re.Match[str], form: CallForm) -> tuple[Cal
 
 def _identity(head: re.Match[str], form: CallForm) -> str:
     """The text between the markers around a call's name, if it is more than the name."""
-    before, after = re.split(r"[>\]]", form.opener)[-1], head.group()[head.end("name") - head.start() :]
+    before, after = re.split(r"[>\]｜]", form.opener)[-1], head.group()[head.end("name") - head.start() :]
     found = f"{before}{head['name']}{re.split(r'[<[]', after)[0]}".strip()
     return found if found != head["name"] else ""
 

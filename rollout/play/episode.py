@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOT_COUNTED = (0, 1)
+"""What engines report that do not count the tokens of prompts; no prompt is that short."""
 ABORT_PAUSE_S = 0.2
 """Pause before a turn that was aborted more than once is sent again."""
 
@@ -131,9 +133,19 @@ class Episode:
         headers = {"X-SMG-Routing-Key": self.spec.routing_key} if hashed else None
         extra = {"return_routed_experts": True} if runtime.flags.use_rollout_routing_replay else None
         generation = await runtime.engine.generate(self.prompt, params, headers=headers, extra=extra)
+        self._compare_prompt(generation)
         if runtime.traced:
             self._spans.append(Span(ENGINE, began_s, time.time(), generation.meta_info))
         return generation
+
+    def _compare_prompt(self, generation: Generation) -> None:
+        """Count an answer to a prompt of another length than the one that is trained."""
+        used, sent = generation.meta_info.get("prompt_tokens"), len(self.prompt.token_ids)
+        if not isinstance(used, int) or used in (sent, *NOT_COUNTED):
+            return
+        name = "image_prompt_tokens_differ" if self.prompt.image_data else "prompt_tokens_differ"
+        words = f"the engine used {used} prompt tokens, but {sent} are trained; it cut the prompt or encoded it again"
+        self._count(name, words)
 
     def _with_stops(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Stop at every token that ends a turn: an engine may know fewer than the template writes."""
@@ -175,14 +187,15 @@ class Episode:
 
     async def _step_environment(self, generation: Generation, text: str, engine_s: float) -> Turn:
         shown, sent_s = self.reply.observation, time.time()
-        opened = self.encoder.open_reasoning(text)
-        reply = await self.session.step(opened + text)
+        reading = self.encoder.read(generation.token_ids, generation.stop_id)
+        reply = await self.session.step(reading.text)
         info = reply.info
         assert info is not None
-        span = info.get("action_span")
-        span = span and (max(span[0] - len(opened), 0), span[1] - len(opened))
+        span = reading.own_span(info.get("action_span"))
         ended = self.encoder.end_of(generation.token_ids, generation.stop_id)
         told = self.encoder.past_answer(text, cut=ended is None)
+        if self.encoder.profile.channels and self.runtime.settings.history == "window":
+            told = reading.text
         self.conversation.answered(shown, told, info["valid_action"], info["executed_action"])
         return Turn(
             episode_id=self.spec.episode_id,
@@ -208,7 +221,7 @@ class Episode:
 
     async def _write_notes(self, generation: Generation, text: str, engine_s: float) -> Turn:
         """Give the response to the conversation alone; the turn's state is that of the environment's last turn."""
-        text = after_reasoning(self.encoder.open_reasoning(text) + text)
+        text = after_reasoning(self.encoder.read(generation.token_ids, generation.stop_id).text)
         self.conversation.noted(text)
         info = self.reply.info
         assert info is not None, "notes are written after a step"

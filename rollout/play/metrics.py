@@ -34,7 +34,7 @@ FAULTS = (
     *RETRIES,
     *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
     *("episodes_failed", "episodes_lost_at_resume", "player_died", "sanity_check_failed", "answers_with_placeholder"),
-    "notes_not_asked",
+    *("notes_not_asked", "prompt_tokens_differ", "image_prompt_tokens_differ"),
 )
 
 

@@ -5,9 +5,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from envs.text_game import outside_thoughts
+from envs.tools.calls import Calls, find_calls
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import END, LEFT, RIGHT, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
 from rollout.tokens.profile import REASONING_KEYS, Profile
+
+MAX_CALLS = 64
+"""Calls of an earlier response that are shown as calls."""
 
 
 class AcceptedMessages:
@@ -67,7 +72,25 @@ class AcceptedMessages:
         if len(plain) > 2 or content is None:
             text = self._answer_text(json.dumps(plain, ensure_ascii=False))
             return plain if text is None else {"role": "assistant", "content": text}
-        return {**plain, "content": self._complete(content)} if isinstance(content, str) else plain
+        if not isinstance(content, str):
+            return plain
+        return self._structured(content) or {**plain, "content": self._complete(content)}
+
+    def _structured(self, content: str) -> Message | None:
+        """A response whose calls only the template may write, with these apart; None without such calls."""
+        profile = self._profile
+        if profile.channels:
+            begin, end = outside_thoughts(content)
+            content = content[begin:end]
+        found = find_calls(content, MAX_CALLS) if profile.calls_are_control else Calls()
+        if not found.valid or found.span is None or (profile.channels and len(found.calls) > 1):
+            return {"role": "assistant", "content": content} if profile.channels else None
+        calls = [
+            {"type": "function", "id": f"c{number:08d}", "function": {"name": c.name, "arguments": dict(c.arguments)}}
+            for number, c in enumerate(found.calls)
+        ]
+        text = content[: found.span[0]] + content[found.span[1] :]
+        return {"role": "assistant", "content": self._complete(text).strip(), "tool_calls": calls}
 
     def _complete(self, content: str) -> str:
         """The text of a response with the beginning of its thought, if the header of its prompt had it."""

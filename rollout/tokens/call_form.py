@@ -17,9 +17,9 @@ PART_OF_TAG = re.compile(r"<[^<>]*\Z")
 
 
 def learn_call_form(template: ChatTemplate, answer_start: str, stops: Sequence[str]) -> tuple[CallForm | None, bool]:
-    """Return the form of the template's calls, and whether calls that it writes are read back.
+    """Return the form of the template's calls, and whether all calls that it writes are read back.
 
-    The form is None if a call is one JSON object, which is always read, and if the template shows no calls.
+    The form is None if a call is one JSON object, which is always read, and if the template writes no calls.
 
     Args:
         answer_start: the end of every header of a response.
@@ -28,7 +28,7 @@ def learn_call_form(template: ChatTemplate, answer_start: str, stops: Sequence[s
     examples: list[Sequence[MarkedCall]] = [[FIRST], [FIRST, SECOND], [EMPTY]]
     one, two, empty = (_written(template, calls, answer_start, stops) for calls in examples)
     if one is None:
-        return None, False
+        return None, True
     form = _form(one, two)
     if form is not None:
         know_form(form)
@@ -67,12 +67,9 @@ def _form(one: str, two: str | None) -> CallForm | None:
         return _form_of_pairs(before, rest, two)
     if before.rstrip().endswith('"'):
         return None
-    after_name, closer = rest[: place[0]], rest[place[1] :]
-    opener = before
-    if two is not None:
-        between = two[two.index(rest[: place[1]]) + place[1] : two.index(SECOND[0])]
-        opener, closer = common_end(before, between), _whole_tags(closer, between)
-    return CallForm(opener.strip(), after_name, closer)
+    between = None if two is None else two[two.index(rest[: place[1]]) + place[1] : two.index(SECOND[0])]
+    opener, closer, section = _apart(before, rest[place[1] :], between)
+    return CallForm(opener, rest[: place[0]], closer, section=section)
 
 
 def _form_of_pairs(before: str, rest: str, two: str | None) -> CallForm | None:
@@ -88,12 +85,19 @@ def _form_of_pairs(before: str, rest: str, two: str | None) -> CallForm | None:
     to_key, value, between_pairs, _ = gaps
     key = common_end(to_key, between_pairs)
     value_end = between_pairs.removesuffix(key)
-    opener = before
-    if two is not None:
-        last = two.index(marks[-1]) + len(marks[-1])
-        between = two[last : two.index(SECOND[0])]
-        opener, rest = common_end(before, between), _whole_tags(rest, between)
-    return CallForm(opener.strip(), to_key.removesuffix(key), rest.removeprefix(value_end), key, value, value_end)
+    between = None if two is None else two[two.index(marks[-1]) + len(marks[-1]) : two.index(SECOND[0])]
+    opener, closer, section = _apart(before, rest, between)
+    closer = closer.removeprefix(value_end)
+    return CallForm(opener, to_key.removesuffix(key), closer, key, value, value_end, section)
+
+
+def _apart(before: str, after: str, between: str | None) -> tuple[str, str, tuple[str, str]]:
+    """What opens and closes a call, and what stands around all calls; `between` is the text between two calls."""
+    if between is None:
+        return before.strip(), after, ("", "")
+    opener, closer = common_end(before, between), _whole_tags(after, between)
+    section = before.removesuffix(opener).strip(), after.removeprefix(closer).strip()
+    return opener.strip(), closer, section
 
 
 def _json_place(text: str, arguments: Mapping[str, Any]) -> tuple[int, int] | None:

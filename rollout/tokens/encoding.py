@@ -29,6 +29,7 @@ from rollout.tokens.image_files import MAX_PIXELS
 from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot, SanityCheck, compare
 from rollout.tokens.profile import Profile, learn_profile
+from rollout.tokens.reading import Reading, channel_reading, plain_reading
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt
 
@@ -274,6 +275,11 @@ class DeltaEncoder:
     def open_reasoning(self, text: str) -> str:
         """Return the `<think>` with which the generation header began a response that does not repeat it, or ""."""
         return THOUGHT_START if self.profile.opens_thought and not text.lstrip().startswith(THOUGHT_START) else ""
+
+    def read(self, response_ids: Sequence[int], stop_id: int | None = None) -> Reading:
+        """The response as environments read it, with thoughts between `<think>` tags."""
+        text = self.answer_text(response_ids, stop_id)
+        return channel_reading(text) if self.profile.channels else plain_reading(text, self.open_reasoning(text))
 
     def past_answer(self, text: str, cut: bool) -> str:
         """A response as later prompts show it: with the thought that its header began, and the end of a cut one."""

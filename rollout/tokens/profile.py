@@ -25,6 +25,7 @@ from rollout.tokens.chat_template import (
     ChatTemplate,
     common_start,
 )
+from rollout.tokens.reading import CHANNEL
 
 REASON, CONTENT = "because", "therefore"
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -47,6 +48,8 @@ class Profile:
     """What the generation header adds to `answer_start`: an opened thought, an empty one, or nothing."""
     earlier_leads: tuple[str, ...]
     """What the template writes there before earlier responses, the longest first."""
+    channels: bool
+    """Responses are messages on channels, between control tokens (gpt-oss)."""
     recent_differs: bool
     """Responses after the last user message have another header than earlier ones."""
     thought_close: str
@@ -66,6 +69,8 @@ class Profile:
     """How the template writes calls; None if they are JSON objects with a name, or if it shows none."""
     reads_calls: bool
     """Calls that the template writes are read back."""
+    calls_are_control: bool
+    """The fixed texts around calls are control tokens, so only the template may write them."""
     names_in_ids: bool
     """The template shows the ids of calls in place of their names."""
     needs_user: bool
@@ -106,6 +111,7 @@ def learn_profile(
     reminded = [SYSTEM, USER, ASSISTANT, SYSTEM, USER]
     stop_ids = _stop_ids(tokenizer, template, text, found[0], generation_config)
     call_form, reads_calls = learn_call_form(template, start, [text.decode([token]) for token in stop_ids])
+    channels = any(CHANNEL in lead for lead in leads)
     return Profile(
         stop_ids=stop_ids,
         end_of_turn=found[0],
@@ -113,6 +119,7 @@ def learn_profile(
         answer_start=start,
         lead=leads[0],
         earlier_leads=tuple(sorted(set(leads[1:]), key=len, reverse=True)),
+        channels=channels,
         recent_differs=leads[2] != leads[1],
         thought_close=_thought_close(template),
         drops_thoughts=_drops_thoughts(template),
@@ -123,6 +130,7 @@ def learn_profile(
         moves_system=not template.shows(reminded, in_order=True),
         call_form=call_form,
         reads_calls=reads_calls,
+        calls_are_control=channels or (call_form is not None and text.pattern.search(call_form.shape) is not None),
         names_in_ids=reads_calls and _hides_names(template),
         needs_user=not template.shows([SYSTEM]),
     )
