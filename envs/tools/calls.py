@@ -98,8 +98,8 @@ def know_form(form: CallForm) -> None:
 
 
 def _loose(text: str) -> str:
-    """A pattern of the text in which white space is optional."""
-    return r"\s*".join(map(re.escape, text.split()))
+    """A pattern of the text in which white space is optional, also between tags."""
+    return r"\s*".join(map(re.escape, text.replace("><", "> <").split()))
 
 
 @lru_cache
@@ -152,6 +152,8 @@ class Calls:
     """Characters [start, end) from the first to the last call; None if the response has none."""
     cut: bool = False
     """There were more calls than `limit`."""
+    foreign: bool = False
+    """The text has a piece of a call, in a form that is not read."""
 
     @property
     def valid(self) -> bool:
@@ -195,7 +197,7 @@ def _unreadable(text: str, start: int) -> Calls:
         return Calls()
     form = _known[0].shape if _known[0] is not MARKUP else f"{OPEN}{_FORM}{CLOSE}"
     what = f"{short(marked.group().strip()[:40])} belongs to a call that cannot be read; a call has the form {form}"
-    return Calls(errors=(what,), span=(start + marked.start(), len(text)))
+    return Calls(errors=(what,), span=(start + marked.start(), len(text)), foreign=True)
 
 
 def reasoning_end(text: str) -> int | None:
@@ -227,10 +229,16 @@ def _inside_call(text: str, position: int) -> bool:
 
 def _block(text: str, start: int) -> tuple[Call | str, int, str]:
     """Return the call at an opener, where its text ends (`start` if that is unknown), and what closes it."""
+    failed: tuple[Call | str, int, str] | None = None
     for form in _known:
         if head := form.head.match(text, start):
-            read = _markup if form.key else _json_arguments
-            return *read(text, head, form), form.closer.strip().rpartition("\n")[2]
+            block, end = (_markup if form.key else _json_arguments)(text, head, form)
+            found = block, end, form.closer.strip().rpartition("\n")[2]
+            if isinstance(block, Call):
+                return found
+            failed = failed or found
+    if failed is not None:
+        return failed
     if not text.startswith(OPEN, start):
         form = next(form for form in _known if form.starts.match(text, start))
         return f"a call has the form {form.shape}", start, form.closer.strip()

@@ -69,6 +69,8 @@ class AcceptedMessages:
             return {**plain, "content": ""} if content is None else plain
         if plain["role"] != "assistant":
             return plain
+        if plain.get("tool_calls") and self._profile.needs_calls:
+            return {**plain, "content": content or ""}
         if len(plain) > 2 or content is None:
             text = self._answer_text(json.dumps(plain, ensure_ascii=False))
             return plain if text is None else {"role": "assistant", "content": text}

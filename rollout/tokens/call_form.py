@@ -28,7 +28,9 @@ def learn_call_form(template: ChatTemplate, answer_start: str, stops: Sequence[s
     examples: list[Sequence[MarkedCall]] = [[FIRST], [FIRST, SECOND], [EMPTY]]
     one, two, empty = (_written(template, calls, answer_start, stops) for calls in examples)
     if one is None:
-        return None, True
+        written = template.with_call([USER], calls=[FIRST])
+        shows_none = template.attempt([USER, {"role": "assistant", "content": ""}]) == written
+        return None, written is None or shows_none
     form = _form(one, two)
     if form is not None:
         know_form(form)

@@ -71,6 +71,8 @@ class Profile:
     """Calls that the template writes are read back."""
     calls_are_control: bool
     """The fixed texts around calls are control tokens, so only the template may write them."""
+    needs_calls: bool
+    """The template refuses results of tools unless the calls are given apart from the response's text."""
     names_in_ids: bool
     """The template shows the ids of calls in place of their names."""
     needs_user: bool
@@ -131,6 +133,7 @@ def learn_profile(
         call_form=call_form,
         reads_calls=reads_calls,
         calls_are_control=channels or (call_form is not None and text.pattern.search(call_form.shape) is not None),
+        needs_calls=not template.shows([USER, ASSISTANT, TOOL]),
         names_in_ids=reads_calls and _hides_names(template),
         needs_user=not template.shows([SYSTEM]),
     )

@@ -1,7 +1,6 @@
 """The families that slime trains, against their own templates: stops, thoughts, calls, roles and both histories."""
 
 import copy
-import datetime
 from functools import cache
 from typing import Any
 
@@ -11,7 +10,7 @@ from envs.tools.calls import find_calls
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import DATE_CALL, FIXED_DATE
 from rollout.tokens.encoding import DeltaEncoder
-from tests.fixtures.families import FAMILIES, RETOLD, family
+from tests.fixtures.families import FAMILIES, family
 
 TOOL = {
     "type": "function",
@@ -21,9 +20,8 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
     },
 }
-SYSTEM, FIRST, SECOND = (
-    {"role": r, "content": c} for r, c in (("system", "Be brief."), ("user", "one"), ("user", "two"))
-)
+SYSTEM = {"role": "system", "content": "Be brief."}
+FIRST, SECOND = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
 ANSWER = {"role": "assistant", "content": "fine"}
 NO_CALLS = ("gemma", "deepseek-v3", "moonlight", "glm-4-0414")
 """Their templates write no calls, or show no tools."""
@@ -51,12 +49,13 @@ def original(name: str, messages: list[dict[str, Any]], tools: bool = False, gen
     tokenizer = family(name)
     source = DATE_CALL.sub(lambda call: repr(FIXED_DATE.strftime(call[2])), tokenizer.chat_template)
     shown = copy.deepcopy(messages)
-    if name.startswith("kimi"):
+    if encoder_of(name).profile.names_in_ids:
+        count = 0
         for message in shown:
-            for number, call in enumerate(message.get("tool_calls", ())):
-                call["id"] = f"functions.{call['function']['name']}:{number}"
+            for call in message.get("tool_calls", ()):
+                call["id"], count = f"functions.{call['function']['name']}:{count}", count + 1
             if message["role"] == "tool":
-                message["tool_call_id"] = "functions.add:0"
+                message["tool_call_id"] = f"functions.add:{count - 1}"
     return tokenizer.apply_chat_template(
         shown,
         tools=[TOOL] if tools else None,
@@ -125,7 +124,9 @@ def test_full_history_appends_what_the_original_template_writes_after_any_stop(n
         before = [*prompt.token_ids, *response]
         assert list(longer.token_ids[: len(before)]) == before, "the model's own tokens stay"
         following = encoder.decode(longer.token_ids[len(before) :])
-        if stop is None or (encoder.profile.ends_by_role and stop != encoder.profile.end_of_turn):
+        if stop is None and encoder.profile.opens_thought:
+            assert following == encoder.profile.thought_close + written
+        elif stop is None or (encoder.profile.ends_by_role and stop != encoder.profile.end_of_turn):
             assert following == written
         else:
             assert following == written.removeprefix(encoder.decode([encoder.profile.end_of_turn]))
@@ -142,10 +143,8 @@ def test_a_call_in_a_thought_that_was_cut_is_not_made_and_later_prompts_close_th
         text = f"<|channel|>analysis<|message|>maybe {call}"
         ids = encoder.tokenizer.encode(text, add_special_tokens=False)
     else:
-        ids = list(
-            encoder.text.encode("" if encoder.profile.opens_thought else "<think>\n")
-            + encoder.text.encode(f"maybe {call}")
-        )
+        opening = "" if encoder.profile.opens_thought else "<think>\n"
+        ids = list(encoder.text.encode(f"{opening}maybe {call}"))
     reading = encoder.read(ids)
     assert reading.text.startswith("<think>") and find_calls(reading.text).span is None
     assert encoder.profile.opens_thought == name.split(" ")[0].startswith(HEADER_OPENS)
@@ -190,12 +189,8 @@ def test_calls_that_the_original_template_writes_are_read_back(name: str, names:
     for stop in encoder.end_of_turn_ids:
         body = body.removesuffix(encoder.decode([stop]))
     if encoder.profile.channels:
-        body = encoder.read(
-            encoder.tokenizer.encode(
-                f"<|start|>assistant{text.rpartition('<|start|>assistant')[2].removesuffix('<|call|>')}",
-                add_special_tokens=False,
-            )
-        ).text
+        own = text[text.rindex("<|start|>assistant") :].removesuffix("<|call|>")
+        body = encoder.read(encoder.tokenizer.encode(own, add_special_tokens=False)).text
     found = find_calls(body)
     assert found.valid, found.errors
     assert [call.name for call in found.calls] == list(names)
@@ -242,12 +237,9 @@ def test_a_mapping_of_templates_gives_the_one_for_tools() -> None:
         DeltaEncoder(tokenizer)
 
 
-def test_calls_that_no_reader_can_read_back_are_refused_with_tools() -> None:
-    tokenizer = copy.deepcopy(family("qwen3"))
-    tokenizer.chat_template = RETOLD["kimi-k2"]().chat_template.replace("{{ c.id }}", "{{ loop.index }}")
-    encoder = DeltaEncoder(family("kimi-k2"))
-    assert encoder.profile.names_in_ids and encoder.profile.call_form is not None
-
-
-def test_the_date_of_a_template_is_fixed() -> None:
-    assert datetime.datetime(2024, 7, 26) == FIXED_DATE
+def test_calls_that_cannot_be_read_back_are_refused_with_tools() -> None:
+    tokenizer = copy.deepcopy(family("kimi-k2"))
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ c.id }}", "{{ c.function.name | upper }}")
+    with pytest.raises(EncodingError, match="cannot be read back.*tools_in: prompt"):
+        DeltaEncoder(tokenizer, tools=[TOOL])
+    DeltaEncoder(tokenizer)
