@@ -95,6 +95,7 @@ def know_form(form: CallForm) -> None:
         _known.insert(0, form)
         _openers.cache_clear()
         _section_ends.cache_clear()
+        _marks.cache_clear()
 
 
 def _loose(text: str) -> str:
@@ -105,6 +106,14 @@ def _loose(text: str) -> str:
 @lru_cache
 def _openers() -> re.Pattern[str]:
     return re.compile("|".join([*(form.starts.pattern for form in _known), OPEN]))
+
+
+@lru_cache
+def _marks() -> re.Pattern[str]:
+    """Text that only calls contain: of foreign forms, and the tags of known ones."""
+    fixed = "".join(f"{form.opener}{form.closer}{''.join(form.section)}" for form in _known)
+    tags = sorted(set(re.findall(r"<[^<>\s]+>", fixed)))
+    return re.compile("|".join([_FOREIGN.pattern, *map(re.escape, tags)]))
 
 
 @lru_cache
@@ -192,7 +201,7 @@ def find_calls(text: str, limit: int = 8) -> Calls:
 
 def _unreadable(text: str, start: int) -> Calls:
     """An error for text that only calls contain; no calls if there is none."""
-    marked = _FOREIGN.search(text[start:])
+    marked = _marks().search(text[start:])
     if marked is None:
         return Calls()
     form = _known[0].shape if _known[0] is not MARKUP else f"{OPEN}{_FORM}{CLOSE}"

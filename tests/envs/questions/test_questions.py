@@ -90,6 +90,11 @@ def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
     assert PICTURE_PLACE not in env.reset()["text"]["short_term_context"]
 
 
+def test_a_mark_in_a_question_without_pictures_is_text() -> None:
+    question = row(question="What does <image> mean in HTML?")
+    assert question.text == "What does <image> mean in HTML?" and not question.images
+
+
 @pytest.mark.parametrize("count", [1, 7])
 def test_each_round_of_seeds_asks_every_row_once(count: int) -> None:
     rows = tuple({"question": f"Question {k}?"} for k in range(count))
