@@ -83,7 +83,9 @@ async def test_a_cut_thought_runs_nothing_a_call_runs_and_the_answer_is_right(
     samples = result if isinstance(result, list) else [result]
     assert len(prompts) == 3 and counters == {}
     assert samples[-1].reward == pytest.approx(0.9), "the cut thought is fined"
-    assert "neither a call nor an answer" in prompts[1] and "5" in prompts[2][len(prompts[1]) :]
+    assert "neither a call nor an answer" in prompts[1]
+    result_shown = prompts[2][len(prompts[1]) :] if history == "full" else prompts[2].partition("add: ")[2]
+    assert "5" in result_shown
     stops = engine.requests[0]["sampling_params"]["stop_token_ids"]
     assert {tokenizer.convert_tokens_to_ids(end) for _, end in ANSWERS[name] if end != "length"} <= set(stops)
     if history == "full":
