@@ -16,6 +16,8 @@ MAX_PIXELS = 4096 * 4096
 MAX_BYTES = 64 << 20
 MAX_RATIO = 200
 """Of the longer side to the shorter one; Qwen's processors refuse more."""
+ORIENTATION = 0x0112
+"""EXIF's tag of how a camera was held; 1 is upright."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow knows many more, among them PostScript, which it would run."""
 
@@ -57,6 +59,7 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"its mode {image.mode} has more than 8 bits per color, which would be cut to 0..255")
             image.load()
+            image = _upright(image)
             return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
         # Pillow names the object that holds the bytes, with an address that differs in every run.
@@ -64,6 +67,13 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
         named = isinstance(value, str | Path) and not str(value).startswith("data:")
         given = (named and str(value)[:200]) or type(value).__name__
         raise ImageError(f"a picture given as {given} cannot be read: {reason}") from error
+
+
+def _upright(image: Any) -> Any:
+    """Turn an image as its camera says (EXIF), which viewers do and models cannot."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
 
 
 def _open(value: Any, pillow: Any) -> Any:

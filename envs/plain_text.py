@@ -85,7 +85,7 @@ class PlainText:
         if not text:
             return ()
         if self._backend is None:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+            return self._encode_in_python(text)
         found = self._words.encode(text) if self._words is not None and len(text) <= MAX_CACHED_CHARS else None
         if found is not None:
             return tuple(found)
@@ -95,6 +95,16 @@ class PlainText:
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
         return tuple(self._renamed.get(i, i) for i in ids) if self._renamed else tuple(ids)
+
+    def _encode_in_python(self, text: str) -> tuple[int, ...]:
+        """Encode with a tokenizer written in Python, which may read control strings as control tokens all the same."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        if self.control_ids.isdisjoint(ids):
+            return tuple(ids)
+        cuts = [match.start() + 1 for match in self.pattern.finditer(text)]
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        encode = lambda piece: self._tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
+        return tuple(token for piece in pieces for token in encode(piece))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, including control tokens."""

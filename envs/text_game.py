@@ -39,7 +39,6 @@ _MARKERS = tuple(
     for marker in (r"ACTION[*\s]*:", r"(?i:action)[*\s]*:", r"\bAction\b\s*(?:[-–—=]\s)?")
 )
 """What stands before the action, from the surest form on."""
-_THINK, _THINK_END = "<think>", "</think>"
 _templates: dict[tuple[Path, int], Any] = {}
 """Parsed templates by path and time of the last change."""
 
@@ -299,19 +298,24 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     """Return the text that names the action, and its [start, end) characters in the response.
 
     As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
-    after the last word `Action`, else the whole response. Reasoning between `<think>` tags names no action.
+    after the last word `Action`, else the whole response. Thoughts are no part of it, whether they end or not.
     """
-    begin = response_text.rfind(_THINK_END)
-    begin = 0 if begin < 0 else begin + len(_THINK_END)
-    if response_text.find(_THINK, begin) >= 0 and not response_text[begin : response_text.find(_THINK, begin)].strip():
-        return "", (len(response_text), len(response_text))  # it was cut while it reasoned
-    marks = (list(marker.finditer(response_text, begin)) for marker in _MARKERS)
+    begin, end = outside_thoughts(response_text)
+    marks = (list(marker.finditer(response_text, begin, end)) for marker in _MARKERS)
     last = next((found[-1] for found in marks if found), None)
     start = begin if last is None else last.end()
-    tail = response_text[start:]
+    tail = response_text[start:end]
     candidate = tail.strip() if start else tail
     offset = start + (len(tail) - len(tail.lstrip()) if start else 0)
     return candidate, (offset, offset + len(candidate))
+
+
+def outside_thoughts(response_text: str) -> tuple[int, int]:
+    """Return the [start, end) characters after the last `</think>` and before a `<think>` that never ends."""
+    closed = response_text.rfind("</think>")
+    begin = closed + len("</think>") if closed >= 0 else 0
+    opened = response_text.find("<think>", begin)
+    return begin, opened if opened >= 0 else len(response_text)
 
 
 def parse_template(text: str) -> Any:

@@ -44,9 +44,10 @@ class Target:
             raise ConfigError(f"{error} ({hint})") from error
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that choose a target."""
-    parser.add_argument("target", metavar="ENV_OR_YAML", help="YAML, or an environment: module name or .py file")
+def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Declare the options that choose a target, which may be left out if it is `optional`."""
+    words = "YAML, or an environment: module name or .py file"
+    parser.add_argument("target", metavar="ENV_OR_YAML", nargs="?" if optional else None, help=words)
     parser.add_argument("--task", help="one task; default: all tasks of the YAML, or the environment's DEFAULT_TASK")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; repeatable")
 

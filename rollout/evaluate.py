@@ -133,7 +133,7 @@ async def _play(
     def record(episode: Episode, turn: Turn) -> None:
         turns.append(turn)
         ids = turn.generation.token_ids
-        answer = episode.encoder.answer_text(ids)  # as the environment read it
+        answer = episode.encoder.answer_text(ids, turn.generation.stop_id)  # as the environment read it
         info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": str(turn.generation.finish_reason)}
         tokens = prompt_and_answer = None
         if detailed:

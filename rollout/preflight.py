@@ -32,6 +32,7 @@ from rollout.play.memory import Conversation, build_memory
 from rollout.play.runtime import encoders_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
+from rollout.tokens.rehearsal import rehearse
 from rollout.turn import EnvReply
 from slime_verlog import command
 
@@ -165,7 +166,8 @@ def check(args: Any) -> list[str]:
             check_sight(args, "--multimodal-keys names pictures")
         return []
     source = EpisodeSource(args)  # checks the flags
-    check_prompt = first_prompt_check(source.settings, RolloutFlags.read(args))
+    flags = RolloutFlags.read(args)
+    check_prompt = first_prompt_check(source.settings, flags)
 
     def look(episode: EpisodeSpec, reply: EnvReply) -> None:
         if reply.shows_images:
@@ -173,7 +175,8 @@ def check(args: Any) -> list[str]:
         if check_prompt is not None:
             check_prompt(episode, reply)
 
-    return try_each_task(source.settings, look)
+    notes = try_each_task(source.settings, look)
+    return [*notes, *rehearse(encoders_of(flags.hf_checkpoint, source.settings)(), source.settings.history)]
 
 
 def check_sight(args: Any, reason: str) -> None:

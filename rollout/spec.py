@@ -1,11 +1,16 @@
 """Records that describe an episode and its environment; worker processes import them without torch."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.base import BaseInteractionEnv
+
+if TYPE_CHECKING:
+    from envs.tools.calls import CallForm  # with pydantic and more, which few workers need
 
 CHARS_PER_TOKEN = 4
 """Of English text, about; whether something fits is estimated with it where no tokenizer is loaded."""
@@ -34,11 +39,17 @@ class EnvSpec:
     max_turns: int | None = None
     limits: ObservationLimits | None = None
     """Size limits of observations, set by the pool; None: unlimited."""
+    call_form: CallForm | None = None
+    """How the policy's template writes calls, set by the pool."""
 
     def build(self) -> BaseInteractionEnv:
         """Call the environment module's `build_env`."""
         from envs.loading import call_build_env
 
+        if self.call_form is not None:
+            from envs.tools.calls import know_form
+
+            know_form(self.call_form)
         sample = SimpleNamespace(
             metadata=dict(self.metadata), label=self.label, prompt=self.prompt, multimodal_inputs=self.multimodal_inputs
         )

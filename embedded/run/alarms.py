@@ -29,6 +29,8 @@ _SMALLER_UPDATES = (
 _TRAIN_CRITIC = "train the critic longer alone (--set-flag num_critic_only_steps=N), or set value_pretraining.batches"
 _SMALLER_REWARDS = "divide the rewards in the environment, so that returns stay between about -1 and 10"
 _EXPLAINED = "the share of the returns' variance that the critic explains"
+_OTHER_PROMPT = "the number of answers to a prompt of another length than was sent"
+_SAME_PROMPT = "leave out --sglang-allow-auto-truncate, and serve the tokenizer of the checkpoint that is trained"
 LIMITS = (
     Limit("turn/valid_action_ratio", "the share of valid answers", 1.0, "", _READ_INVALID, lowest=0.8),
     Limit("turn/length_stop_ratio", "the share of answers cut by their length limit", 0.02, "", _RAISE_LENGTH),
@@ -36,6 +38,7 @@ LIMITS = (
     Limit("actor/ppo_kl", "the KL of one update", 0.1, "", _SMALLER_UPDATES, -math.inf),
     Limit("critic/explained_variance", _EXPLAINED, math.inf, "", _TRAIN_CRITIC, lowest=0.001),
     Limit("critic/return_rms", "the scale (root mean square) of the returns", 10.0, "", _SMALLER_REWARDS),
+    Limit("rollout/faults/prompt_tokens_differ", _OTHER_PROMPT, 0.0, "", _SAME_PROMPT, -math.inf),
     Limit("summary/empty", "the share of empty notes", 0.5, "", "read them (slime-verlog view); old notes stay"),
     Limit("summary/cut", "the share of notes cut by their limit", 0.5, "", "raise memory.max_tokens"),
 )

@@ -185,9 +185,10 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
     between and after the images, one more than images; there are none if all images come first.
 
     A None in `texts` is the place of an image. Without any, the `<image>` marks inside the texts are; without those,
-    the images come first. Raises ConfigError if there are more or fewer places than images.
+    the images come first. Without images, `<image>` is text. Raises ConfigError if there are more or fewer places
+    than images.
     """
-    if None not in texts:
+    if None not in texts and count:
         divided = re.split(f"({PLACEHOLDER})", "".join(text or "" for text in texts))
         texts = [None if part == PLACEHOLDER else part for part in divided]
     places = texts.count(None)

@@ -122,7 +122,7 @@ class Response(tool_calls.Calls):
 def parse_response(text: str, max_calls: int = 4, tools: Mapping[str, ShellTool] = TOOLS) -> Response:
     """Read the calls of `tools` out of a response. Never raises; what cannot be read is an error in words."""
     found = find_calls(text, max_calls)
-    if found.span is None:
+    if found.span is None or found.foreign:
         return _parse_plain(text, tools)
     checked = [_check_call(tools, call) for call in found.calls]
     errors = (*found.errors, *(c for c in checked if isinstance(c, str)))

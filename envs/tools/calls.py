@@ -1,8 +1,8 @@
 """Finds tool calls in a model's response; a call that cannot be read becomes an error message for the model.
 
-Three forms are accepted: JSON between `<tool_call>` tags (Hermes, Qwen), `<function=...>` markup between the same tags
-(Qwen3-Coder, Qwen3.5), and a response that is only JSON (Llama, Mistral). Broken JSON is not repaired, because a policy
-that is rewarded for it learns to write it.
+JSON objects are read between `<tool_call>` tags (Hermes, which our own prompts teach) and as the whole response. Other
+forms are learnt from a checkpoint's chat template and made known with `know_form`. Broken calls are not repaired,
+because a policy that is rewarded for them learns to write them.
 """
 
 import json
@@ -10,20 +10,116 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _REASONING_START, _REASONING_END = "<think>", "</think>"
 _MARKERS = ("<|python_tag|>", "[TOOL_CALLS]")
 _FENCES = ("```json", "```tool_call", "```")
-_FUNCTION = re.compile(r"\s*<function=([^<>\s]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^<>\s]+)>")
 _SEPARATOR = re.compile(r"[\s;,]*")
 _CLOSED = re.compile(rf"\s*(?:{CLOSE}|{OPEN}|\Z)")
 """What must follow a call: a tag, or the end of the text."""
-_FUNCTION_END, _PARAMETER_END = "</function>", "</parameter>"
 _FORM = '{"name": ..., "arguments": {...}}'
 _UNCLOSED = f"after the call comes something other than {CLOSE}"
+_FOREIGN = re.compile(
+    r"</?(?:\w+:)?tool_call>|<function=|<invoke name=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|<｜tool▁call"
+    r"|<arg_key>|\bto=functions\.|\A\s*\[\w+\([^\n]*\)\]\s*\Z"
+    r'|\{\s*"name"\s*:\s*"[^"\n]*"\s*,\s*"(?:arguments|parameters)"\s*:'
+)
+"""Text that only calls contain, in whichever form."""
+_NAME = r"(?P<name>[^\s<>{}\[\]\"'|]+?)"
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """Fixed texts around a call's name and arguments. White space in them is optional."""
+
+    opener: str
+    """Before the name."""
+    after_name: str
+    """Between the name and the arguments, or what closes the call. Numbers in it may be others."""
+    closer: str
+    key: str = ""
+    """Before an argument's name; empty if the arguments are one JSON object."""
+    value: str = ""
+    """Between an argument's name and its value."""
+    value_end: str = ""
+    section: tuple[str, str] = ("", "")
+    """Around all calls of a response."""
+
+    @property
+    def shape(self) -> str:
+        """The form, for error messages."""
+        inside = f"{self.key}argument{self.value}value{self.value_end}" if self.key else "{...}"
+        return re.sub(r"\s+", "", f"{self.opener}name{self.after_name}{inside}{self.closer}")
+
+    @cached_property
+    def starts(self) -> re.Pattern[str]:
+        """What begins a call, with what begins all calls if it is there."""
+        section = _loose(self.section[0])
+        return re.compile((rf"(?:{section}\s*)?" if section else "") + _loose(self.opener))
+
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        """Everything before the arguments."""
+        end = _loose(self.after_name) or r"(?=\s|<|\Z)"
+        return re.compile(rf"{self.starts.pattern}\s*{_NAME}\s*{re.sub(r'[0-9]+', r'[0-9]+', end)}")
+
+    @cached_property
+    def ends(self) -> re.Pattern[str]:
+        """The first tag that closes the call."""
+        first = re.match(r"\s*(<[^<>]*>|\S+)", self.closer)
+        return re.compile(rf"\s*{re.escape(first[1])}" if first else r"\s*(?=<|\Z)")
+
+    @cached_property
+    def pair(self) -> re.Pattern[str]:
+        """An argument's name and what precedes its value."""
+        return re.compile(rf"\s*{_loose(self.key)}\s*(?P<key>[^<>\n]+?)\s*{_loose(self.value)}")
+
+    @cached_property
+    def pair_end(self) -> re.Pattern[str]:
+        """What closes a value: the fixed text where another argument or the end of the call follows."""
+        following = rf"\s*{_loose(self.key)}|{self.ends.pattern}"
+        return re.compile(rf"{_loose(self.value_end)}(?={following})")
+
+
+MARKUP = CallForm("<tool_call>\n<function=", ">", "</function>\n</tool_call>", "<parameter=", ">\n", "\n</parameter>")
+"""Read without a template too, because servers return it as text."""
+_known: list[CallForm] = [MARKUP]
+
+
+def know_form(form: CallForm) -> None:
+    """Let `find_calls` read this form too, in this process."""
+    if form not in _known:
+        _known.insert(0, form)
+        _openers.cache_clear()
+        _section_ends.cache_clear()
+        _marks.cache_clear()
+
+
+def _loose(text: str) -> str:
+    """A pattern of the text in which white space is optional, also between tags."""
+    return r"\s*".join(map(re.escape, text.replace("><", "> <").split()))
+
+
+@lru_cache
+def _openers() -> re.Pattern[str]:
+    return re.compile("|".join([*(form.starts.pattern for form in _known), OPEN]))
+
+
+@lru_cache
+def _marks() -> re.Pattern[str]:
+    """Text that only calls contain: of foreign forms, and the tags of known ones."""
+    fixed = "".join(f"{form.opener}{form.closer}{''.join(form.section)}" for form in _known)
+    tags = sorted(set(re.findall(r"<[^<>\s]+>", fixed)))
+    return re.compile("|".join([_FOREIGN.pattern, *map(re.escape, tags)]))
+
+
+@lru_cache
+def _section_ends() -> re.Pattern[str]:
+    ends = [_loose(form.section[1]) for form in _known if form.section[1]]
+    return re.compile(rf"\s*(?:{'|'.join(ends)})" if ends else r"(?!)")
 
 
 def _no_constant(name: str) -> Any:
@@ -51,6 +147,8 @@ class Call:
     arguments: Mapping[str, Any]
     as_text: bool = False
     """The call was markup, so all its values are still strings."""
+    identity: str = ""
+    """The call's own id, if its form holds one beside the name."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +161,8 @@ class Calls:
     """Characters [start, end) from the first to the last call; None if the response has none."""
     cut: bool = False
     """There were more calls than `limit`."""
+    foreign: bool = False
+    """The text has a piece of a call, in a form that is not read."""
 
     @property
     def valid(self) -> bool:
@@ -75,25 +175,38 @@ def find_calls(text: str, limit: int = 8) -> Calls:
     start = reasoning_end(text)
     if start is None:
         return Calls()
-    position = first = end = text.find(OPEN, start)
-    if first < 0:
-        return _bare(text, start, limit)
+    opener = _openers().search(text, start)
+    if opener is None:
+        bare = _bare(text, start, limit)
+        return _unreadable(text, start) if bare.span is None else bare
     if _unwrapped(text[start:].strip()).startswith(("{", "[")):
         bare = _bare(text, start, limit)
         if bare.valid:
             return bare
+    first = end = opener.start()
     found: list[Call | str] = []
-    while position >= 0 and len(found) < limit:
-        block, read = _block(text, position + len(OPEN))
+    while opener is not None and len(found) < limit:
+        block, read, closer = _block(text, opener.start())
         found.append(block)
-        close, following = text.find(CLOSE, read), text.find(OPEN, read)
+        close, following = text.find(closer, read), _openers().search(text, max(read, opener.end()))
         # The end tag may be missing before the next call or the end of the text.
-        if close >= 0 and not 0 <= following < close:
-            end = close + len(CLOSE)
+        if close >= 0 and not (following is not None and following.start() < close):
+            end = close + len(closer)
         else:
-            end = following if following >= 0 else len(text)
-        position = following
-    return _collected(found, (first, end), cut=position >= 0)
+            end = following.start() if following is not None else len(text)
+        opener = following
+    closed = _section_ends().match(text, end)
+    return _collected(found, (first, closed.end() if closed else end), cut=opener is not None)
+
+
+def _unreadable(text: str, start: int) -> Calls:
+    """An error for text that only calls contain; no calls if there is none."""
+    marked = _marks().search(text[start:])
+    if marked is None:
+        return Calls()
+    form = _known[0].shape if _known[0] is not MARKUP else f"{OPEN}{_FORM}{CLOSE}"
+    what = f"{short(marked.group().strip()[:40])} belongs to a call that cannot be read; a call has the form {form}"
+    return Calls(errors=(what,), span=(start + marked.start(), len(text)), foreign=True)
 
 
 def reasoning_end(text: str) -> int | None:
@@ -104,50 +217,91 @@ def reasoning_end(text: str) -> int | None:
         end, reasons = rest.find(_REASONING_END), rest.lstrip().startswith(_REASONING_START)
         if end < 0:
             return None if reasons else position
-        if not reasons and _inside_json(rest, end):
+        if not reasons and _inside_call(rest, end):
             return position
         position += end + len(_REASONING_END)
 
 
-def _inside_json(text: str, position: int) -> bool:
-    """Return whether `position` is inside the JSON of a call or of a bare response, so inside one of its strings."""
-    end, is_bare = 0, text.lstrip().startswith(("{", "["))
-    while is_bare or (end := text.find(OPEN, end, position)) >= 0:
-        _, end, error = decode(text, end if is_bare else end + len(OPEN))
-        if error or end > position:
-            return not error
-        is_bare = False
+def _inside_call(text: str, position: int) -> bool:
+    """Return whether `position` is inside a call or a bare response of JSON, so inside one of its strings."""
+    if text.lstrip().startswith(("{", "[")):
+        _, end, error = decode(text)
+        return not error and end > position
+    opener = _openers().search(text, 0, position)
+    while opener is not None:
+        block, end, _ = _block(text, opener.start())
+        if isinstance(block, str) or end > position:
+            return not isinstance(block, str)
+        opener = _openers().search(text, max(end, opener.end()), position)
     return False
 
 
-def _block(text: str, start: int) -> tuple[Call | str, int]:
-    """Return the call after a tag, and where its text ends; `start` if that is unknown."""
-    if head := _FUNCTION.match(text, start):
-        return _markup(text, head, start)
+def _block(text: str, start: int) -> tuple[Call | str, int, str]:
+    """Return the call at an opener, where its text ends (`start` if that is unknown), and what closes it."""
+    failed: tuple[Call | str, int, str] | None = None
+    for form in _known:
+        if head := form.head.match(text, start):
+            block, end = (_markup if form.key else _json_arguments)(text, head, form)
+            found = block, end, form.closer.strip().rpartition("\n")[2]
+            if isinstance(block, Call):
+                return found
+            failed = failed or found
+    if failed is not None:
+        return failed
+    if not text.startswith(OPEN, start):
+        form = next(form for form in _known if form.starts.match(text, start))
+        return f"a call has the form {form.shape}", start, form.closer.strip()
+    start += len(OPEN)
     value, end, error = decode(text, start)
     if error:
-        return error, start
-    return read_call(value) if _CLOSED.match(text, end) else _UNCLOSED, end
+        return error, start, CLOSE
+    return read_call(value) if _CLOSED.match(text, end) else _UNCLOSED, end, CLOSE
 
 
-def _markup(text: str, head: re.Match[str], start: int) -> tuple[Call | str, int]:
-    """Return the call in `<function=name><parameter=key>value</parameter></function>`, and where its text ends."""
-    end = text.find(_FUNCTION_END, head.end())
-    if end < 0:
-        return f"the call of {short(head[1])} has no {_FUNCTION_END}", start
-    *pieces, rest = text[head.end() : end].split(_PARAMETER_END)
-    name, arguments, end = short(head[1]), dict[str, Any](), end + len(_FUNCTION_END)
-    for piece in pieces:
-        parameter = _PARAMETER.match(piece)
-        if parameter is None:
-            return f"the call of {name} holds something other than <parameter=name>value{_PARAMETER_END}", end
-        if parameter[1] in arguments:
-            return f"the call of {name} gives the argument {short(parameter[1])} twice", end
-        arguments[parameter[1]] = piece[parameter.end() :].removeprefix("\n").removesuffix("\n")
-    if rest.strip():
-        return f"the call of {name} holds something after its last {_PARAMETER_END}", end
-    call = _checked(Call(head[1], arguments, as_text=True))
-    return call if isinstance(call, str) or _CLOSED.match(text, end) else _UNCLOSED, end
+def _json_arguments(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str, int]:
+    """Return the call whose arguments are a JSON object after its name, and where its text ends."""
+    arguments, end, error = decode(text, head.end())
+    name = short(head["name"])
+    if error:
+        return error, head.start()
+    if not isinstance(arguments, dict):
+        return f"the arguments of {name} must be a JSON object, got {short(arguments)}", end
+    if not (form.ends.match(text, end) or _openers().match(text, end) or not text[end:].strip()):
+        return f"after the call of {name} comes something other than {form.closer.strip()}", end
+    return _checked(Call(head["name"], arguments, identity=_identity(head, form))), end
+
+
+def _identity(head: re.Match[str], form: CallForm) -> str:
+    """The text between the markers around a call's name, if it is more than the name."""
+    before, after = re.split(r"[>\]｜]", form.opener)[-1], head.group()[head.end("name") - head.start() :]
+    found = f"{before}{head['name']}{re.split(r'[<[]', after)[0]}".strip()
+    return found if found != head["name"] else ""
+
+
+def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str, int]:
+    """Return the call whose arguments stand one by one between fixed texts, and where its text ends."""
+    name, arguments, at = short(head["name"]), dict[str, str](), head.end()
+    while pair := form.pair.match(text, at):
+        end = form.pair_end.search(text, pair.end())
+        if end is None:
+            break
+        if pair["key"] in arguments:
+            return f"the call of {name} gives the argument {short(pair['key'])} twice", end.end()
+        value = text[pair.end() : end.start()]
+        if form.value.endswith("\n"):
+            value = value.removeprefix("\n").removesuffix("\n")
+        arguments[pair["key"]], at = value, end.end()
+    closed = form.ends.match(text, at)
+    if closed is None:
+        closer = form.closer.split()[0]
+        if text.find(closer, at) < 0:
+            return f"the call of {name} has no {closer}", head.start()
+        shape = f"{form.key}argument{form.value}value{form.value_end}".replace("\n", "")
+        return f"the call of {name} holds something other than {shape}, or something after its last one", at
+    call = _checked(Call(head["name"], arguments, as_text=True))
+    rest = form.closer.split()[1:]
+    followed = not rest or _CLOSED.match(text, closed.end())
+    return call if isinstance(call, str) or followed else _UNCLOSED, closed.end()
 
 
 def _bare(text: str, start: int, limit: int) -> Calls:
@@ -217,7 +371,9 @@ def read_call(value: Any) -> Call | str:
     value = _unpacked(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return f"a call has the form {_FORM}, got {short(value)}"
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None or arguments == "":
+        arguments = {}
     if isinstance(arguments, str):
         # In OpenAI's form, the arguments are a string of JSON.
         arguments, error = decode_whole(arguments)

@@ -76,7 +76,7 @@ class ToolSession:
             arguments = spec.check.convert(call.arguments) if call.as_text else dict(call.arguments)
             wrong = spec.check(arguments)
             errors += [] if wrong is None else [wrong]
-            calls.append(Call(call.name, arguments))
+            calls.append(replace(call, arguments=arguments))
         return calls, errors
 
     def run(self, call: Call, deadline: float) -> ToolResult:
@@ -138,8 +138,8 @@ class ToolSession:
 class _Outcome:
     """What one response did."""
 
-    results: tuple[tuple[str, ToolResult], ...] = ()
-    """Names of tools and their results, in order."""
+    results: tuple[tuple[Call, ToolResult], ...] = ()
+    """Calls and their results, in order."""
     feedback: str = ""
     reward: float = 0.0
     valid: bool = True
@@ -242,7 +242,7 @@ class ToolEnv(BaseInteractionEnv):
         info["action"] = response_text[slice(*outcome.span)] if outcome.span is not None else None
         self._messages = self._as_messages(outcome)
         shown = "\n\n".join(
-            [*(f"{name}: {result.text}" for name, result in outcome.results), *filter(None, [outcome.feedback])]
+            [*(f"{call.name}: {result.text}" for call, result in outcome.results), *filter(None, [outcome.feedback])]
         )
         observation = self._observe(shown, [image for _, result in outcome.results for image in result.images])
         return observation, not self._running, info
@@ -258,7 +258,7 @@ class ToolEnv(BaseInteractionEnv):
         calls, errors = self._session.check(found)
         if errors:
             return self._invalid("No tool was run: " + "; ".join(errors) + ".")
-        results = tuple((call.name, self._session.run(call, deadline)) for call in calls)
+        results = tuple((call, self._session.run(call, deadline)) for call in calls)
         reward = sum(result.reward for _, result in results)
         reward -= self.settings.tool_error_penalty * sum(result.failed for _, result in results)
         bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
@@ -313,8 +313,8 @@ class ToolEnv(BaseInteractionEnv):
         self._earned += earned + sum(result.reward for _, result in outcome.results)
         progression = self._score if self._grade is not None else self._earned
         self._totals["tool_calls"] += len(outcome.results)
-        for name, result in outcome.results:
-            self._totals.update({f"{name}/{key}": number for key, number in result.metrics.items()})
+        for call, result in outcome.results:
+            self._totals.update({f"{call.name}/{key}": number for key, number in result.metrics.items()})
         return {
             "reward": float(outcome.reward + earned),
             "terminated": outcome.ended,
@@ -340,12 +340,12 @@ class ToolEnv(BaseInteractionEnv):
         """Return one message per result, as chat templates expect, then the environment's feedback."""
         messages = []
         in_template = self.settings.tools_in == "template"
-        for number, (name, result) in enumerate(outcome.results):
-            text = result.text if in_template else f"Result of {name}:\n{result.text}"
+        for number, (call, result) in enumerate(outcome.results):
+            text = result.text if in_template else f"Result of {call.name}:\n{result.text}"
             message = _message("tool" if in_template else "user", text, result.images)
             if in_template:
-                # Mistral's template needs an id of nine characters; other templates ignore it.
-                message["tool_call_id"] = f"call{self._steps % 1000:03d}{number % 100:02d}"
+                # Mistral's template needs an id of nine characters; most other templates ignore it.
+                message["tool_call_id"] = call.identity or f"call{self._steps % 1000:03d}{number % 100:02d}"
             messages.append(message)
         if outcome.feedback or not messages:
             messages.append(_message("user", outcome.feedback, ()))

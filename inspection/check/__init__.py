@@ -2,6 +2,7 @@
 
     slime-verlog check custom_configs/babyai.yaml
     slime-verlog check my_game.py --task island --set env.size=5
+    slime-verlog check --model /models/Qwen3-4B
 
 Builds every task. Plays one episode with the environment's expert, if it has one, and one with random answers. Checks
 types, keys, endings, replays, times and sizes. Prints the first prompt as the model sees it, then one row per check.
@@ -17,12 +18,26 @@ from inspection import target
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    target.add_arguments(parser)
+    target.add_arguments(parser, optional=True)
+    parser.add_argument("--model", metavar="FOLDER", help="print what is known of a checkpoint")
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--max-turns", type=int, default=200, metavar="N", help="per episode; default: %(default)s")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="shows the prompt as rendered and counts its tokens")
     parser.add_argument("--no-prompt", action="store_true", help="do not print the first prompt")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _check_model(options: argparse.Namespace) -> int:
+    """Print the profile of a checkpoint without an environment; raises ConfigError without a checkpoint."""
+    from slime_verlog import ConfigError
+
+    if not options.model:
+        raise ConfigError("nothing to check: name a YAML or an environment, or give --model FOLDER")
+    from inspection.check.model import print_model
+    from rollout.bridge.settings import RolloutSettings
+
+    print_model(options.model, RolloutSettings(rollout_interaction_env_path="none"))
+    return 0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +54,13 @@ def run(options: argparse.Namespace) -> int:
     from inspection.check.session import ALL_ROWS, TaskReport, as_json, check_task, print_prompt, rows_of, sum_of
 
     target.check_numbers(options, {"seed": 0, "max_turns": 1})
+    if options.target is None:
+        return _check_model(options)
     chosen = target.read_target(options.target, options.task, options.set)
+    if options.model:
+        from inspection.check.model import print_model
+
+        print_model(options.model, chosen.settings)
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     encoders = None
     if options.tokenizer:

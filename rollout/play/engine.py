@@ -9,7 +9,7 @@ import re
 import reprlib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -310,18 +310,23 @@ def parse_generation(answer: Any, version_names: Mapping[str, str] = NO_NAMES) -
     reason = FinishReason(reason)
     token_ids, log_probs = _tokens(meta, reason)
     text = answer.get("text")
-    if not isinstance(text, str):
-        raise EngineError(f"answer has no text, got {reprlib.repr(text)}")
     versions, ends = _versions(meta, version_names)
     return Generation(
         token_ids=TokenPrefix(token_ids),
         log_probs=array("f", log_probs),
-        text=text,
+        text=text if isinstance(text, str) else "",
         finish_reason=reason,
+        stop_id=_stop_id(finish, token_ids) if reason is FinishReason.STOP else None,
         weight_versions=versions,
         version_ends=ends,
         meta_info={k: v for k, v in meta.items() if k not in PER_TOKEN_KEYS},
     )
+
+
+def _stop_id(finish: Any, token_ids: Sequence[int]) -> int | None:
+    """The last token, unless `matched` says that a text ended the response; the response holds its stop token."""
+    matched = finish.get("matched") if isinstance(finish, dict) else None
+    return token_ids[-1] if matched is None or matched == token_ids[-1] else None
 
 
 def _versions(meta: Mapping[str, Any], rename: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:

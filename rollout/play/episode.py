@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOT_COUNTED = (0, 1)
+"""What engines report that do not count the tokens of prompts; no prompt is that short."""
 ABORT_PAUSE_S = 0.2
 """Pause before a turn that was aborted more than once is sent again."""
 
@@ -63,6 +65,8 @@ class Episode:
         """Token ids of every response so far: tuples, which the garbage collector stops tracking, unlike lists."""
         self.stepped: list[bool] = []
         """Whether the environment got each of them."""
+        self._stop_ids: set[int] = set()
+        """The tokens that ended responses."""
         check_history(self.reply, runtime.settings.history)
         self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
         self.prompt: Prompt = self._build_prompt(None)
@@ -92,7 +96,7 @@ class Episode:
             self.encoder = self.runtime.encoder_for(self.reply.tools)
         if generation is None or self.runtime.settings.history == "window":
             return self.encoder.prompt(new)
-        return self.encoder.append(self.prompt, generation.token_ids, new)
+        return self.encoder.append(self.prompt, generation.token_ids, new, generation.stop_id)
 
     async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
         """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.
@@ -118,7 +122,7 @@ class Episode:
     async def _request(self, params: Mapping[str, Any]) -> Generation:
         """Send the prompt to the engine once; the generation may be aborted."""
         runtime, began_s = self.runtime, time.time()
-        params = self._seeded(params)
+        params = self._with_stops(self._seeded(params))
         if self.writes_notes:
             most = self.conversation.notes_tokens or 0
             params = {**params, "max_new_tokens": min(most, params.get("max_new_tokens", most))}
@@ -130,9 +134,26 @@ class Episode:
         headers = {"X-SMG-Routing-Key": self.spec.routing_key} if hashed else None
         extra = {"return_routed_experts": True} if runtime.flags.use_rollout_routing_replay else None
         generation = await runtime.engine.generate(self.prompt, params, headers=headers, extra=extra)
+        self._compare_prompt(generation)
         if runtime.traced:
             self._spans.append(Span(ENGINE, began_s, time.time(), generation.meta_info))
         return generation
+
+    def _compare_prompt(self, generation: Generation) -> None:
+        """Count an answer to a prompt of another length than the one that is trained."""
+        used, sent = generation.meta_info.get("prompt_tokens"), len(self.prompt.token_ids)
+        if not isinstance(used, int) or used in (sent, *NOT_COUNTED):
+            return
+        name = "image_prompt_tokens_differ" if self.prompt.image_data else "prompt_tokens_differ"
+        words = f"the engine used {used} prompt tokens, but {sent} are trained; it cut the prompt or encoded it again"
+        self._count(name, words)
+
+    def _with_stops(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Stop at every token that ends a turn: an engine may know fewer than the template writes."""
+        stops = self.encoder.end_of_turn_ids
+        if given := params.get("stop_token_ids"):
+            stops = tuple(dict.fromkeys((*given, *stops)))
+        return {**params, "stop_token_ids": list(stops)}
 
     def _seeded(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Under deterministic inference, add a seed per turn, or every turn would draw the same numbers."""
@@ -153,7 +174,9 @@ class Episode:
         generation = self.encoder.without_placeholders(generation)
         if not generation.trained:
             self.runtime.counters["answers_with_placeholder"] += 1
-        text = self.encoder.answer_text(generation.token_ids)
+        text = self.encoder.answer_text(generation.token_ids, generation.stop_id)
+        if (ended := self.encoder.end_of(generation.token_ids, generation.stop_id)) is not None:
+            self._stop_ids.add(ended)
         write = self._write_notes if self.writes_notes else self._step_environment
         turn = await write(generation, text, engine_s)
         self.answers.append(tuple(generation.token_ids))
@@ -165,13 +188,16 @@ class Episode:
 
     async def _step_environment(self, generation: Generation, text: str, engine_s: float) -> Turn:
         shown, sent_s = self.reply.observation, time.time()
-        opened = self.encoder.open_reasoning(text)
-        reply = await self.session.step(opened + text)
+        reading = self.encoder.read(generation.token_ids, generation.stop_id)
+        reply = await self.session.step(reading.text)
         info = reply.info
         assert info is not None
-        span = info.get("action_span")
-        span = span and (max(span[0] - len(opened), 0), span[1] - len(opened))
-        self.conversation.answered(shown, text, info["valid_action"], info["executed_action"])
+        span = reading.own_span(info.get("action_span"))
+        ended = self.encoder.end_of(generation.token_ids, generation.stop_id)
+        told = self.encoder.past_answer(text, cut=ended is None)
+        if self.encoder.profile.channels and self.runtime.settings.history == "window":
+            told = reading.text
+        self.conversation.answered(shown, told, info["valid_action"], info["executed_action"])
         return Turn(
             episode_id=self.spec.episode_id,
             index=self.index,
@@ -196,7 +222,7 @@ class Episode:
 
     async def _write_notes(self, generation: Generation, text: str, engine_s: float) -> Turn:
         """Give the response to the conversation alone; the turn's state is that of the environment's last turn."""
-        text = after_reasoning(self.encoder.open_reasoning(text) + text)
+        text = after_reasoning(self.encoder.read(generation.token_ids, generation.stop_id).text)
         self.conversation.noted(text)
         info = self.reply.info
         assert info is not None, "notes are written after a step"
@@ -308,7 +334,8 @@ class Episode:
         messages = self.conversation.messages
         last = self.answers[-1] if messages[-1]["role"] == "assistant" else ()  # no prompt shows the last response
         try:
-            await asyncio.to_thread(self.encoder.check, messages, [*self.prompt.token_ids, *last])
+            ids = [*self.prompt.token_ids, *last]
+            await asyncio.to_thread(self.encoder.check, messages, ids, self._stop_ids)
         except EncodingError as error:
             self._count("sanity_check_failed", error)
 

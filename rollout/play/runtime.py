@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from envs.plain_text import PlainText
 from rollout.bridge.checks import installs_advantages, process_count
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import FRAMEWORK, Sample
@@ -28,7 +29,10 @@ from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.memory import Memory, build_memory
 from rollout.play.metrics import count_retries
 from rollout.spec import EpisodeSpec, Replay
-from rollout.tokens.encoding import DeltaEncoder
+from rollout.tokens.chat_template import ChatTemplate
+from rollout.tokens.encoding import DeltaEncoder, choose_template
+from rollout.tokens.profile import Profile, learn_profile
+from rollout.tokens.rehearsal import rehearse
 from rollout.turn import Turn
 from rollout.workers.pool import EnvPool
 from rollout.workers.utilization import ProcessUsage
@@ -199,6 +203,8 @@ def build_runtime(args: Any) -> Runtime:
     small = FRAMEWORK == "slime" and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
+    for sentence in rehearse(encoder, settings.history):
+        logger.warning("%s: %s", flags.hf_checkpoint, sentence)
     connections = max(MIN_CONNECTIONS, settings.n_env)
     # The first push of slime's delta mode sends nothing, so the engine still has its own name for its weights.
     names = {"default": "0"} if flags.update_weight_mode == "delta" else {}
@@ -212,7 +218,7 @@ def build_runtime(args: Any) -> Runtime:
         make_encoder=make_encoder,
         engine=engine,
         engine_loads=EngineLoads(url, engine.get),
-        pool=EnvPool(settings),
+        pool=EnvPool(settings, encoder.profile.call_form),
         memory=build_memory(settings.memory),
         traced=is_traced(args),
     )
@@ -239,6 +245,7 @@ def encoders_of(
         DeltaEncoder,
         tokenizer,
         processor,
+        profile=profile_of(checkpoint, tokenizer, processor, settings),
         chat_template_kwargs=dict(settings.chat_template_kwargs),
         sanity_check=settings.tokenization_sanity_check,
         use_inference_chat_template=settings.use_inference_chat_template,
@@ -246,6 +253,16 @@ def encoders_of(
         max_image_pixels=settings.max_image_pixels,
         small_images=small_images,
     )
+
+
+def profile_of(checkpoint: str, tokenizer: Any, processor: Any, settings: RolloutSettings) -> Profile:
+    """Probe the checkpoint's chat template and read its stop ids; raises EncodingError if it cannot be used."""
+    from rollout.tokens.images import read_json
+
+    source = choose_template(tokenizer, processor, tools=False)
+    text = PlainText(tokenizer, source)
+    template = ChatTemplate(tokenizer, source, None, settings.chat_template_kwargs, text.pattern)
+    return learn_profile(tokenizer, template, text, read_json(checkpoint, "generation_config.json") or {})
 
 
 def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:

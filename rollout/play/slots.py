@@ -85,7 +85,9 @@ async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) ->
         for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
             if episode.writes_notes is to_environment:
                 raise ReplayError("the memory asks for notes at other turns than when the episode was played")
-            await episode.step(Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP))
+            stop_id = token_ids[-1] if token_ids else None
+            replayed = Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP, stop_id=stop_id)
+            await episode.step(replayed)
         if episode.digests != list(replay.digests) or episode.stop is not None:
             raise ReplayError("the replayed episode differs from the original")
         episode.session.replayed = False

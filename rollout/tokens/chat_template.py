@@ -1,4 +1,4 @@
-"""What a chat template writes around and between messages, learnt once by rendering short conversations."""
+"""One chat template with its tools: renders conversations, and learns once what it writes around and between them."""
 
 import datetime
 import json
@@ -15,6 +15,8 @@ Message = dict[str, Any]
 
 START, GENERATION, END = "start", "generation", "end"
 """Neighbours that are not messages: the conversation's start, the generation header, the conversation's end."""
+RECENT = "recent"
+"""A response after the last user message, whose header may differ from that of earlier ones."""
 
 LEFT, RIGHT = "\U0010fff1", "\U0010fff2"
 """Private-use characters that stand for the contents of the left and the right message."""
@@ -29,10 +31,10 @@ ASSISTANT = {"role": "assistant", "content": "a"}
 TOOL = {"role": "tool", "content": "t"}
 
 PADDED = ("\n  a b\t\n", " ", "l1\n\n l2 ", 'say "x\\y" <b> é')
-REASON = "because"
-THOUGHTS = (f"<think>\n{REASON}\n</think>\n\nso", f"<think>{REASON}</think>so")
 THOUGHT_START, THOUGHT_END = "<think>", "</think>"
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""How thoughts are written in what environments read, whatever the model's own tokens are."""
+CALL_IDS = ("functions.{name}:{number}", "12345{number:04d}")
+"""Ids of calls: Kimi's, which hold the name, and nine letters and digits, which Mistral demands."""
 
 
 class ChatTemplate:
@@ -48,26 +50,20 @@ class ChatTemplate:
     ) -> None:
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs)
-        self._control = control
+        self.control = control
         self.source = DATE_CALL.sub(lambda call: repr(FIXED_DATE.strftime(call[2])), template)
         self.tools = list(tools) if tools else None
+        self.names_in_ids = False
+        """Calls show their ids in place of their names, so ids must hold the names (Kimi's `functions.name:0`)."""
         self.between = lru_cache(1024)(self._between)
         self.content_rule = lru_cache(64)(self._content_rule)
         self.lists_are_verbatim = lru_cache(64)(self._lists_are_verbatim)
-        self._answer_text = lru_cache(1024)(self._rendered_answer)
-        self.refuses_system = not self.shows([SYSTEM, USER])
-        self.alternates = not self.shows([USER, USER])
-        text = self._try([USER, {**ASSISTANT, "content": THOUGHTS[0]}, USER])
-        self.drops_reasoning = text is not None and REASON not in text
-        header, text = self.between("user", "", "assistant", False), self._try([USER, {**ASSISTANT, "content": RIGHT}])
-        self.reasoning_lead = text.split(RIGHT)[0].rpartition(header)[2] if text and header and header in text else ""
-        """Text that the template writes before the last response, but not earlier ones (Qwen3's empty think block)."""
 
     def render(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str:
         """Return the template's text of a conversation; raises EncodingError, which names the roles."""
         try:
             return self._tokenizer.apply_chat_template(
-                list(messages),
+                _with_named_ids(messages) if self.names_in_ids else list(messages),
                 tools=self.tools if tools else None,
                 chat_template=self.source,
                 tokenize=False,
@@ -81,16 +77,18 @@ class ChatTemplate:
                 "another chat template in the checkpoint's tokenizer_config.json"
             ) from error
 
-    def _try(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str | None:
+    def attempt(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str | None:
+        """Render a conversation; None if the template refuses it."""
         try:
             return self.render(messages, generation=generation, tools=tools)
         except EncodingError:
             return None
 
-    def shows(self, messages: Sequence[Message]) -> bool:
+    def shows(self, messages: Sequence[Message], *, in_order: bool = False) -> bool:
         """Whether the template accepts this conversation and shows the text of every message."""
-        text = self._try([{**m, "content": f"<{i}>"} for i, m in enumerate(messages)])
-        return text is not None and all(f"<{i}>" in text for i in range(len(messages)))
+        text = self.attempt([{**m, "content": f"<{i}>"} for i, m in enumerate(messages)]) or ""
+        places = [text.find(f"<{i}>") for i in range(len(messages))]
+        return min(places) >= 0 and (not in_order or places == sorted(places))
 
     def check_tools(self, appended: bool) -> None:
         """Raise EncodingError unless the template shows tools and results, with `appended` also after model text."""
@@ -99,65 +97,33 @@ class ChatTemplate:
                 "the chat template ignores tools, so the model would never see them; describe them in the system "
                 "prompt, or set a chat template with tools"
             )
-        call = {"type": "function", "function": {"name": "f", "arguments": {}}, "id": "123456789"}
-        result = {**TOOL, "content": LEFT, "tool_call_id": "123456789", "name": "f"}
-        text = self.render([USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result])
-        if LEFT not in text:
+        result = {**TOOL, "content": LEFT, "name": "f"}
+        if LEFT not in (self.with_call([USER], calls=[("f", {})], after=[result]) or ""):
             raise EncodingError("the chat template does not show tool results; set a chat template with tools")
-        if appended and not self.shows([USER, ASSISTANT, result, ASSISTANT, USER]):
+        if appended and not self.shows([USER, ASSISTANT, {**TOOL, "name": "f"}, ASSISTANT, USER]):
             raise EncodingError(
                 "the chat template takes tool results only after structured tool calls, but history: full appends them "
                 "to the model's own text; describe the tools in the prompt (tools_in: prompt), use history: window, "
                 "or set another chat template"
             )
 
-    # Messages in the form that the template accepts.
-
-    def accepted(self, messages: Sequence[Message], *, as_text: bool = True) -> list[Message]:
-        """Return the messages in a form that the template accepts, without keys that it would not show.
-
-        If the template rejects system messages, their text opens the first user message. If roles must alternate,
-        consecutive user messages are joined. With `as_text`, a response's calls and reasoning become part of its text,
-        as the model would write them. Raises EncodingError without messages.
-        """
-        if not messages:
-            raise EncodingError("a prompt needs at least one message")
-        shaped = [self._plain(message, as_text) for message in messages]
-        if self.refuses_system and shaped[0]["role"] == "system":
-            system, *rest = shaped
-            shaped = [*_merged([{"role": "user", "content": system["content"]}, *rest[:1]]), *rest[1:]]
-        return _merged(shaped) if self.alternates else shaped
-
-    def _plain(self, message: Message, as_text: bool) -> Message:
-        """The message without empty keys and without keys that the template does not mention."""
-        mentioned = lambda k: any(name in self.source for name in (REASONING_KEYS if k in REASONING_KEYS else (k,)))
-        keys = {k for k, v in message.items() if v is not None and (k in ("role", "content") or mentioned(k))}
-        content = message.get("content")
-        if isinstance(content, list) and all(part.get("type") == "text" for part in content):
-            content = "".join(part["text"] for part in content)
-        plain = {k: content if k == "content" else v for k, v in message.items() if k in keys}
-        if not as_text:
-            return {**plain, "content": ""} if content is None else plain
-        if plain["role"] == "assistant" and (len(plain) > 2 or content is None):
-            text = self._answer_text(json.dumps(plain, ensure_ascii=False))
-            return plain if text is None else {"role": "assistant", "content": text}
-        return plain
-
-    def _rendered_answer(self, message: str) -> str | None:
-        """The text of a response with calls or reasoning, as the template writes it; None if it cannot be isolated."""
-        given = json.loads(message)
-        reasons = any(given.get(k) for k in REASONING_KEYS) or THOUGHT_END in str(given.get("content"))
-        # Templates drop the reasoning of an earlier response; some strip the text of the last response.
-        right = END if reasons else "user"
-        before, after = self.between("user", "", "assistant", False), self.between("assistant", "", right, False)
-        text = self._try([{**USER, "content": LEFT}, given, *_marked(right, RIGHT)], tools=False)
-        if text is None or before is None or after is None:
-            return None
-        text = text[text.index(LEFT) + 1 :].split(RIGHT)[0]
-        if not (text.startswith(before) and text.endswith(after)):
-            return None
-        text = text.removeprefix(before).removesuffix(after)
-        return None if self._control.search(text) else text
+    def with_call(
+        self,
+        messages: Sequence[Message],
+        calls: Sequence[tuple[str, Mapping[str, Any]]],
+        after: Sequence[Message] = (),
+        content: str = "",
+    ) -> str | None:
+        """Render a response with structured calls after `messages`, with ids that the template accepts; else None."""
+        for form in CALL_IDS:
+            ids = [form.format(name=name, number=number) for number, (name, _) in enumerate(calls)]
+            functions = [{"name": name, "arguments": dict(arguments)} for name, arguments in calls]
+            made = [{"type": "function", "id": i, "function": f} for i, f in zip(ids, functions, strict=True)]
+            results = [{**m, "tool_call_id": ids[0]} if m["role"] == "tool" else m for m in after]
+            answer = {"role": "assistant", "content": content, "tool_calls": made}
+            if (text := self.attempt([*messages, answer, *results])) is not None:
+                return text
+        return None
 
     # Learnt from short conversations.
 
@@ -165,7 +131,7 @@ class ChatTemplate:
         """Return the text between the contents of `left` and `right`; None if it cannot be learnt."""
         middle = json.loads(inner) if inner else []
         messages = [*before(left, seen_tool), *_marked(left, LEFT), *middle, *_marked(right, RIGHT), *after(right)]
-        text = self._try(messages, generation=right == GENERATION, tools=left in (START, "system"))
+        text = self.attempt(messages, generation=right == GENERATION, tools=left in (START, "system"))
         if text is None:
             return None
         begin = 0 if left == START else _once(text, LEFT) + 1
@@ -173,14 +139,15 @@ class ChatTemplate:
         return text[begin:end] if (left == START or begin) and begin <= end else None
 
     def _shown(self, role: str, content: Any) -> str | None:
-        return self._try([*before(role, False), {"role": role, "content": content}, *after(role)])
+        return self.attempt([*before(role, False), {"role": role, "content": content}, *after(role)])
 
     def _content_rule(self, role: str) -> str | None:
         """What the template does to a text in this role: `verbatim`, `strip`, or None for anything else."""
         around = self._shown(role, LEFT)
         rules = {"verbatim": lambda text: text, "strip": str.strip}
-        probes = (*PADDED, *THOUGHTS) if role == "assistant" and not self.drops_reasoning else PADDED
-        for content in probes:
+        for content in PADDED:
+            if role == "assistant" and not content.strip():
+                continue  # a template may write nothing at all around it
             shown = self._shown(role, content)
             if around is None or shown is None:
                 return None
@@ -203,10 +170,25 @@ class ChatTemplate:
             raise EncodingError(f"{differ}; leave out what numbers them in chat_template_kwargs (add_vision_id)")
         return first or None
 
-    def generation_lead(self) -> str:
-        """What the generation header adds to the header of an earlier response, such as an empty think block."""
-        header, earlier = self.between("user", "", GENERATION, False), self.between("user", "", "assistant", False)
-        return (header or "").removeprefix(earlier) if earlier and header and header.startswith(earlier) else ""
+
+def _with_named_ids(messages: Sequence[Message]) -> list[Message]:
+    """Number all calls and put their names into their ids, and into those of their results."""
+    named: dict[str, str] = {}
+    out: list[Message] = []
+    count = 0
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                identity = CALL_IDS[0].format(name=call["function"]["name"], number=count)
+                named[str(call.get("id"))] = identity
+                calls.append({**call, "id": identity})
+                count += 1
+            message = {**message, "tool_calls": calls}
+        elif message.get("tool_call_id") in named:
+            message = {**message, "tool_call_id": named[message["tool_call_id"]]}
+        out.append(message)
+    return out
 
 
 def before(role: str, seen_tool: bool) -> list[Message]:
@@ -217,31 +199,21 @@ def before(role: str, seen_tool: bool) -> list[Message]:
 
 def after(role: str) -> list[Message]:
     """What must follow a message of this role."""
-    return [USER] if role in ("assistant", "system") else []
+    return {"assistant": [USER], "system": [USER], RECENT: [TOOL]}.get(role, [])
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    """Join consecutive user messages, with a blank line between them."""
-    out: list[Message] = []
-    for message in messages:
-        if out and message["role"] == out[-1]["role"] == "user":
-            first, second = out[-1]["content"], message["content"]
-            if isinstance(first, str) and isinstance(second, str):
-                content = f"{first}\n\n{second}"
-            else:
-                content = [*_as_parts(first), {"type": "text", "text": "\n\n"}, *_as_parts(second)]
-            out[-1] = {**out[-1], **message, "content": content}
-        else:
-            out.append(message)
-    return out
-
-
-def _as_parts(content: Any) -> list[Any]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+def common_start(texts: Sequence[str]) -> str:
+    """The longest text with which all begin."""
+    shortest = min(texts, key=len)
+    for at, letter in enumerate(shortest):
+        if any(text[at] != letter for text in texts):
+            return shortest[:at]
+    return shortest
 
 
 def _marked(kind: str, mark: str) -> list[Message]:
-    return [] if kind in (START, GENERATION, END) else [{"role": kind, "content": mark}]
+    role = "assistant" if kind == RECENT else kind
+    return [] if kind in (START, GENERATION, END) else [{"role": role, "content": mark}]
 
 
 def _once(text: str, mark: str) -> int:

@@ -6,22 +6,54 @@ Only the template writes control tokens.
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from envs.base import text_of
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
-from rollout.tokens.chat_template import GENERATION, START, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
+from rollout.tokens.accepted import AcceptedMessages
+from rollout.tokens.chat_template import (
+    GENERATION,
+    RECENT,
+    START,
+    THOUGHT_END,
+    THOUGHT_START,
+    USER,
+    ChatTemplate,
+    Message,
+)
 from rollout.tokens.image_files import MAX_PIXELS
 from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
 from rollout.tokens.one_shot import OneShot, SanityCheck, compare
+from rollout.tokens.profile import Profile, learn_profile
+from rollout.tokens.reading import Reading, channel_reading, plain_reading
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt
 
+THINKING, EMPTY = "thinking", "empty"
+"""Kinds of responses whose headers differ: one that is shown with its own thought, and one without text."""
+
 Neighbours = frozenset[tuple[str, int, str, bool]]
 """For each pair of neighbours: left role, what stands between them, right role, whether a tool was seen before."""
+
+
+def choose_template(tokenizer: Any, processor: Any, tools: bool) -> str:
+    """Return the checkpoint's chat template, of several the one for tools; raises EncodingError without one."""
+    source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
+    if isinstance(source, Mapping):
+        named = source.get("tool_use" if tools else "default") or source.get("default")
+        if named is None:
+            raise EncodingError(
+                f"the checkpoint has chat templates named {', '.join(map(str, source))} but none named default; set "
+                "chat_template in its tokenizer_config.json to one of them"
+            )
+        return named
+    if not source:
+        raise EncodingError("the tokenizer has no chat template; use an instruct checkpoint or set chat_template")
+    return source
 
 
 class DeltaEncoder:
@@ -42,38 +74,43 @@ class DeltaEncoder:
         history: Literal["window", "full"] | None = None,
         max_image_pixels: int = MAX_PIXELS,
         small_images: bool = False,
+        generation_config: Mapping[str, Any] | None = None,
+        profile: Profile | None = None,
     ) -> None:
-        source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
-        if not source:
-            raise EncodingError("the tokenizer has no chat template; use an instruct checkpoint or set chat_template")
+        """`profile` is the checkpoint's, if it is known already; otherwise it is learnt."""
+        source = choose_template(tokenizer, processor, bool(tools))
         self.tokenizer = tokenizer
         self.text = PlainText(tokenizer, source)
-        self.template = ChatTemplate(tokenizer, source, tools, chat_template_kwargs or {}, self.text.pattern)
+        kwargs = chat_template_kwargs or {}
+        self.template = ChatTemplate(tokenizer, source, tools, kwargs, self.text.pattern)
+        self.profile = profile or learn_profile(tokenizer, self.template, self.text, generation_config or {})
+        self.template.names_in_ids = self.profile.names_in_ids
+        self._accepts = AcceptedMessages(self.template, self.profile)
         takes_images = getattr(processor, "image_processor", None) is not None
         placeholder = self.template.image_text() if takes_images else None
         self.images = (
             ImageEncoder(processor, self.text, placeholder, max_image_pixels, small_images) if placeholder else None
         )
-        self.one_shot = OneShot(self.template, self.text, self.images, keep_reasoning=not use_inference_chat_template)
-        self._composer = Composer(self.template, self.text, self.one_shot)
+        keeps = not use_inference_chat_template
+        self.one_shot = OneShot(self.template, self.profile, self.text, self.images, keep_thoughts=keeps)
+        self._composer = Composer(self.template, self.profile, self.text, self.one_shot)
         self.sanity_check: SanityCheck = sanity_check
         self.use_inference_chat_template = use_inference_chat_template
-        after_answer = self._composer.between("assistant", "user")
-        if after_answer is None or after_answer.ids is None:
-            raise EncodingError(
-                "no control token of the tokenizer ends an answer in this chat template, so messages cannot be "
-                "separated; use a checkpoint whose tokenizer has the template's markers as special tokens"
-            )
-        eos = getattr(tokenizer, "eos_token_id", None)
-        self.end_of_turn_ids = tuple(dict.fromkeys(i for i in (after_answer.ids[0], eos) if i is not None))
-        """The token that ends a response in the template, then the end-of-sequence token if it differs."""
+        self.end_of_turn_ids = self.profile.stop_ids
+        """The tokens that end a response, the template's own first."""
         self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
-        lead = self.template.generation_lead()
-        self._opens_reasoning = lead.rfind(THOUGHT_START) > lead.rfind(THOUGHT_END)
         if history == "full":
             self._continuation([USER], seen_tool=False)
         if tools:
             self.template.check_tools(appended=history == "full")
+            self._check_calls()
+
+    def _check_calls(self) -> None:
+        if not self.profile.reads_calls:
+            raise EncodingError(
+                "the chat template shows tools, but a call that it writes cannot be read back, so no call of the model "
+                "could be run; describe the tools in the prompt (tools_in: prompt), or set another chat template"
+            )
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """Encode a new conversation; raises EncodingError if the template rejects it or an image is unusable."""
@@ -89,8 +126,13 @@ class DeltaEncoder:
             seen_tool=any(message["role"] == "tool" for message in messages),
         )
 
-    def append(self, prompt: Prompt, response_ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+    def append(
+        self, prompt: Prompt, response_ids: Sequence[int], messages: Sequence[Message], stop_id: int | None = None
+    ) -> Prompt:
         """Continue a conversation after the model's own tokens, with the end-of-turn token if the response lacks it.
+
+        Args:
+            stop_id: the token that ended the response, if it is known and the profile may not know it.
 
         Raises EncodingError if the template or the mode does not allow it, or if the response holds an image's
         placeholder.
@@ -101,9 +143,11 @@ class DeltaEncoder:
                     f"the answer holds the placeholder {self.decode([token])} (token {token}) without a picture; "
                     "forbid it with a logit_bias of -100, or call without_placeholders on the answer first"
                 )
-        messages = self._accepted(messages)
+        messages = self._accepted(messages, appended=True)
         parts = self._continuation(messages, prompt.seen_tool)
-        ended = bool(response_ids) and response_ids[-1] == self.end_of_turn_ids[0]
+        ended = self.end_of(response_ids, stop_id)
+        if ended is None and (close := self._close_of(self.decode(response_ids))):
+            parts = [close, *parts]
         between = self._joined(expanded(parts), ended)
         ids = token_prefix(prompt.token_ids).extended(response_ids, between)
         seen_tool = prompt.seen_tool or any(m["role"] == "tool" for m in messages)
@@ -121,14 +165,27 @@ class DeltaEncoder:
             seen_tool=seen_tool,
         )
 
-    def _joined(self, parts: Sequence[TemplateText | str], ended: bool) -> list[int]:
-        ids = self.text.join(parts)
-        at = next((i for i, token in enumerate(ids) if token in self.text.control_ids), None)
-        return ids[at + 1 :] if ended and at is not None and ids[at] == self.end_of_turn_ids[0] else ids
+    def end_of(self, response_ids: Sequence[int], stop_id: int | None) -> int | None:
+        """The token that ended the response, of the profile's or the control token `stop_id`; None if it was cut."""
+        last = response_ids[-1] if response_ids else None
+        named = last is not None and last == stop_id and last in self.text.control_ids
+        return last if named or last in self.end_of_turn_ids else None
 
-    def _accepted(self, messages: Sequence[Message]) -> list[Message]:
+    def _joined(self, parts: Sequence[TemplateText | str], ended: int | None) -> list[int]:
+        """The ids of the parts, without the end of the turn if the response has one already."""
+        ids = self.text.join(parts)
+        if ended is None:
+            return ids
+        at = next((i for i, token in enumerate(ids) if token in self.text.control_ids), None)
+        if at is None:
+            return ids
+        profile = self.profile
+        is_end = ids[at] == ended or (ids[at] == profile.end_of_turn and not profile.ends_by_role)
+        return ids[at + 1 :] if is_end else ids
+
+    def _accepted(self, messages: Sequence[Message], *, appended: bool = False) -> list[Message]:
         """Return the messages in the form that the template accepts."""
-        accepted = self.template.accepted(messages, as_text=not self.use_inference_chat_template)
+        accepted = self._accepts(messages, as_text=not self.use_inference_chat_template, appended=appended)
         if self.images is None:
             if any(isinstance(message["content"], list) for message in accepted):
                 no_processor = "a message has a picture, but the checkpoint has no image processor"
@@ -139,7 +196,7 @@ class DeltaEncoder:
 
     def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:
         """Parts from the end of a response's text to the start of the next response."""
-        if self.use_inference_chat_template and self.template.drops_reasoning:
+        if self.use_inference_chat_template and self.profile.drops_thoughts:
             raise EncodingError(
                 "the chat template drops earlier reasoning, so use_inference_chat_template cannot append to what the "
                 "model saw; use it with history: window, or leave it false"
@@ -147,25 +204,40 @@ class DeltaEncoder:
         rendered = lambda: self.one_shot.continuation(messages, seen_tool)
         return self._composer.compose("assistant", messages, rendered, seen_tool)
 
-    def check(self, messages: Sequence[Message], token_ids: Sequence[int]) -> None:
+    def check(self, messages: Sequence[Message], token_ids: Sequence[int], stop_ids: Collection[int] = ()) -> None:
         """Compare a conversation's tokens with its one-shot encoding, as strictly as `sanity_check` says.
 
-        The model may split its own text into other tokens. Raises EncodingError with the first differing token.
+        The model may split its own text into other tokens, and end it with any of the profile's or these `stop_ids`.
+        Raises EncodingError with the first differing token.
         """
         if self.sanity_check == "disable":
             return
         ids = list(token_ids)
-        if messages[-1]["role"] == "assistant" and ids[-1:] != [self.end_of_turn_ids[0]]:
-            ids.append(self.end_of_turn_ids[0])
+        if messages[-1]["role"] == "assistant" and ids[-1:] != [self.profile.end_of_turn]:
+            ids.append(self.profile.end_of_turn)
         headers = (self._composer.between(left, GENERATION) for left in ("user", "tool", "system"))
         shown = [header for header in headers if header is not None]
-        compare(ids, self._references(messages), self.text, shown, self.sanity_check)
+        ends = frozenset((*self.end_of_turn_ids, *stop_ids))
+        references = (self._with_one_end(reference, ends) for reference in self._references(messages))
+        compare(self._with_one_end(ids, ends), references, self.text, shown, self.sanity_check)
+
+    def _with_one_end(self, ids: Sequence[int], ends: Collection[int]) -> list[int]:
+        """The ids with the template's end of each turn, whichever tokens ended it."""
+        out = list[int]()
+        for token in ids:
+            if out and token in ends and out[-1] in ends:
+                out[-1] = token
+            else:
+                out.append(token)
+        if self.profile.ends_by_role:
+            return out
+        return [self.profile.end_of_turn if token in ends else token for token in out]
 
     def _references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
         accepted = self._accepted(messages)
         yield from self.one_shot.references(accepted)
         if self.images is not None:  # an appended response keeps the control tokens that the model wrote
-            shaped = self.template.accepted(messages, as_text=not self.use_inference_chat_template)
+            shaped = self._accepts(messages, as_text=not self.use_inference_chat_template)
             kept = [s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)]
             if kept != accepted:
                 yield from self.one_shot.references(kept)
@@ -193,17 +265,32 @@ class DeltaEncoder:
         """The text of tokens, including control tokens."""
         return self.text.decode(ids)
 
-    def answer_text(self, response_ids: Sequence[int]) -> str:
-        """The response's text without end-of-turn tokens."""
+    def answer_text(self, response_ids: Sequence[int], stop_id: int | None = None) -> str:
+        """The response's text without the tokens that ended it."""
         ids = list(response_ids)
-        while ids and ids[-1] in self.end_of_turn_ids:
+        while self.end_of(ids, stop_id) is not None:
             ids.pop()
         return self.decode(ids)
 
     def open_reasoning(self, text: str) -> str:
-        """Return the `<think>` with which the template began a response that does not end its reasoning, or ""."""
-        is_open = self._opens_reasoning and THOUGHT_START not in text and THOUGHT_END not in text
-        return THOUGHT_START if is_open else ""
+        """Return the `<think>` with which the generation header began a response that does not repeat it, or ""."""
+        return THOUGHT_START if self.profile.opens_thought and not text.lstrip().startswith(THOUGHT_START) else ""
+
+    def read(self, response_ids: Sequence[int], stop_id: int | None = None) -> Reading:
+        """The response as environments read it, with thoughts between `<think>` tags."""
+        text = self.answer_text(response_ids, stop_id)
+        return channel_reading(text) if self.profile.channels else plain_reading(text, self.open_reasoning(text))
+
+    def past_answer(self, text: str, cut: bool) -> str:
+        """A response as later prompts show it: with the thought that its header began, and the end of a cut one."""
+        lead = self.profile.lead if self.open_reasoning(text) else ""
+        return lead + text + (self._close_of(text) if cut else "")
+
+    def _close_of(self, text: str) -> str:
+        """What ends the thought of a response that was cut inside it."""
+        thought = self.open_reasoning(text) + text.lstrip()
+        is_open = thought.startswith(THOUGHT_START) and THOUGHT_END not in thought
+        return self.profile.thought_close if is_open else ""
 
     def token_span(self, response_ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return the tokens [start, end) that hold the characters [start, end) of the response's text, if any do."""
@@ -222,8 +309,9 @@ class Composer:
     that combination is always rendered.
     """
 
-    def __init__(self, template: ChatTemplate, text: PlainText, one_shot: OneShot) -> None:
+    def __init__(self, template: ChatTemplate, profile: Profile, text: PlainText, one_shot: OneShot) -> None:
         self._template = template
+        self._profile = profile
         self._text = text
         self._one_shot = one_shot
         self.between = lru_cache(1024)(self._between)
@@ -243,8 +331,12 @@ class Composer:
         return parts if self._trusted[neighbours] else rendered()
 
     def _between(self, left: str, right: str, seen_tool: bool = False, inner: str = "") -> TemplateText | None:
-        learnable = not self._text.pattern.search(inner)
-        text = self._template.between(left, inner, right, seen_tool) if learnable else None
+        if self._text.pattern.search(inner):
+            return None
+        shown = "assistant" if right in (THINKING, EMPTY) else right
+        text = self._template.between(left, inner, shown, seen_tool)
+        if text is not None and right == THINKING:
+            text = self._profile.without_lead(text)
         return None if text is None else self._text.template_text(text)
 
     def _parts(self, left: str, messages: Sequence[Message], seen_tool: bool) -> tuple[list[Part], Neighbours] | None:
@@ -253,12 +345,15 @@ class Composer:
         neighbours: set[tuple[str, int, str, bool]] = set()
         inner: list[Message] = []
         runs = 0
+        recent = len(messages)  # the first response after the last user message
+        if self._profile.recent_differs:
+            recent = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1) + 1
         for index, message in enumerate([*messages, None]):
             content = None if message is None else self._content(message, index)
             if message is not None and content is None:
                 inner.append(message)
                 continue
-            right = GENERATION if message is None else message["role"]
+            right = GENERATION if message is None else self._kind(message, index >= recent)
             seen = seen_tool and right == "tool"
             try:
                 written = self.between(left, right, seen, json.dumps(inner, ensure_ascii=False) if inner else "")
@@ -270,8 +365,18 @@ class Composer:
             neighbours.add((left, min(runs, 2) if inner else 0, right, seen))
             parts += [written, *(content or ())]
             seen_tool |= right == "tool"
-            left, inner = right, []
+            left, inner = "assistant" if right in (THINKING, RECENT, EMPTY) else right, []
         return parts, frozenset(neighbours)
+
+    def _kind(self, message: Message, is_recent: bool) -> str:
+        """The message's role, or what sets a response's header apart from that of other responses."""
+        if message["role"] != "assistant":
+            return message["role"]
+        if self._one_shot.keeps_thought(message):
+            return THINKING
+        if not text_of(message).strip():
+            return EMPTY
+        return RECENT if is_recent else "assistant"
 
     def _content(self, message: Message, index: int) -> list[Part] | None:
         """The message's text and images as the template shows them; None if it has more than those."""
@@ -279,6 +384,8 @@ class Composer:
         if len(message) != 2 or (role == "system" and index):
             return None
         if isinstance(content, str):
+            if role == "assistant" and self._one_shot.keeps_thought(message):
+                return [content]
             rule = self._template.content_rule(role)
             return None if rule is None else [content.strip() if rule == "strip" else content]
         if not isinstance(content, list) or not self._template.lists_are_verbatim(role):

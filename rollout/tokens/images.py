@@ -188,7 +188,7 @@ def load_processor(path: str) -> Any | None:
     settings = image_settings(path)
     if settings is None:
         return None
-    whole = _read_json(path, "processor_config.json") or {}
+    whole = read_json(path, "processor_config.json") or {}
     from transformers.models.auto.processing_auto import AutoProcessor
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
@@ -203,14 +203,14 @@ def load_processor(path: str) -> Any | None:
     if name not in QWEN_PROCESSORS:
         raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {failure}") from failure
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
-    old_template = (_read_json(path, "chat_template.json") or {}).get("chat_template")
+    old_template = (read_json(path, "chat_template.json") or {}).get("chat_template")
     return build_qwen_processor(name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template)
 
 
 def image_settings(path: str) -> dict[str, Any] | None:
     """Read the settings of a checkpoint's image processor; None if the checkpoint takes no images."""
-    whole = _read_json(path, "processor_config.json") or {}
-    return _read_json(path, "preprocessor_config.json") or whole.get("image_processor")
+    whole = read_json(path, "processor_config.json") or {}
+    return read_json(path, "preprocessor_config.json") or whole.get("image_processor")
 
 
 def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
@@ -226,7 +226,8 @@ def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], te
     )
 
 
-def _read_json(path: str, name: str) -> Any:
+def read_json(path: str, name: str) -> Any:
+    """What a JSON file of the checkpoint holds; None without it. Raises EncodingError if it is damaged."""
     text = _read(path, name)
     try:
         return None if text is None else json.loads(text)

@@ -6,8 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
-from rollout.tokens.chat_template import ASSISTANT, LEFT, USER, ChatTemplate, Message, before
+from rollout.tokens.chat_template import ASSISTANT, LEFT, THOUGHT_END, USER, ChatTemplate, Message, before
 from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded
+from rollout.tokens.profile import Profile
 
 ANSWERS = 0xF0000
 """The first of the private-use characters that replace responses while a template is rendered."""
@@ -19,29 +20,42 @@ CONTEXT = 8
 
 
 class OneShot:
-    """Renders conversations. With `keep_reasoning`, earlier responses keep reasoning that the template drops."""
+    """Renders whole conversations. With `keep_thoughts`, earlier responses keep thoughts that the template drops."""
 
     def __init__(
-        self, template: ChatTemplate, text: PlainText, images: ImageEncoder | None, *, keep_reasoning: bool
+        self,
+        template: ChatTemplate,
+        profile: Profile,
+        text: PlainText,
+        images: ImageEncoder | None,
+        *,
+        keep_thoughts: bool,
     ) -> None:
         self._template = template
+        self._profile = profile
         self._text = text
         self._images = images
-        self._keep_reasoning = keep_reasoning and template.drops_reasoning
+        self._keep_thoughts = keep_thoughts and (profile.drops_thoughts or profile.leads_think)
+
+    def keeps_thought(self, message: Message) -> bool:
+        """Whether a response is shown with its own thought in place of what the template makes of it."""
+        return self._keep_thoughts and _is_plain_answer(message) and THOUGHT_END in message["content"]
 
     def parts(self, messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False) -> list[Part]:
         """Render the conversation and the generation header; with `as_generated`, responses as the model wrote them."""
         shown, plain = self._escaped(messages)
         bodies: dict[str, str] = {}
-        if self._keep_reasoning or as_generated:  # stand-ins for responses, which the template cannot shorten
-            for i, message in enumerate(shown):
-                if message["role"] == "assistant" and isinstance(message.get("content"), str) and len(message) == 2:
-                    bodies[mark := chr(ANSWERS + i)] = (messages if as_generated else shown)[i]["content"]
-                    shown[i] = {**message, "content": mark}
+        for i, message in enumerate(shown):  # stand-ins for responses, which the template cannot shorten
+            if _is_plain_answer(message) and (as_generated or self.keeps_thought(message)):
+                bodies[mark := chr(ANSWERS + i)] = (messages if as_generated else shown)[i]["content"]
+                shown[i] = {**message, "content": mark}
         text = self._template.render(shown, generation=True, tools=tools)
-        lead = self._template.generation_lead() if as_generated else ""
         for mark, body in bodies.items():
-            text = text.replace(self._template.reasoning_lead + mark, mark).replace(mark, lead + body)
+            header, _, rest = text.partition(mark)
+            start = self._profile.without_lead(header)
+            if as_generated and start.endswith(self._profile.answer_start):
+                body = self._profile.lead + body.removeprefix(self._profile.lead)
+            text = start + body + rest
         return self._split(text, plain, messages)
 
     def continuation(self, messages: Sequence[Message], seen_tool: bool) -> list[Part]:
@@ -112,6 +126,10 @@ class OneShot:
 
         shown = [{k: v if k == "role" else escape(v) for k, v in m.items()} for m in messages]
         return shown, {ord(mark): string for string, mark in marks.items()}
+
+
+def _is_plain_answer(message: Message) -> bool:
+    return message["role"] == "assistant" and isinstance(message.get("content"), str) and len(message) == 2
 
 
 class Run(NamedTuple):

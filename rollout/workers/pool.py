@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
@@ -21,6 +21,9 @@ from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec, ObservationLimits
 from rollout.turn import EnvReply
 from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
 from rollout.workers.utilization import Utilization
+
+if TYPE_CHECKING:
+    from envs.tools.calls import CallForm
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """Errors inside an environment that are counted apart from `raised`, by class name."""
@@ -105,8 +108,10 @@ class EnvPool:
     `faults` counts faults and replays by kind, `utilization` counts waiting and running commands.
     """
 
-    def __init__(self, settings: RolloutSettings) -> None:
+    def __init__(self, settings: RolloutSettings, call_form: CallForm | None = None) -> None:
+        """`call_form`: how the policy's chat template writes calls, if it has a form of its own."""
         self.settings = settings
+        self._call_form = call_form
         self.faults: Counter[str] = Counter()
         self.utilization = Utilization()
         workers = settings.env_workers or max(1, min(settings.n_env, os.cpu_count() or 1))
@@ -117,7 +122,7 @@ class EnvPool:
 
     async def open(self, spec: EnvSpec) -> EnvSession:
         """Build and reset an environment; raises EnvironmentFault after `max_env_retries_per_turn` failed restarts."""
-        spec = replace(spec, limits=self._limits)
+        spec = replace(spec, limits=self._limits, call_form=self._call_form)
         session = EnvSession(self, min(self.workers, key=lambda w: w.sessions), next(self._keys), spec)
         try:
             await session.ensure()

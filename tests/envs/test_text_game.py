@@ -176,3 +176,18 @@ def test_game_text_is_never_read_as_template(tmp_path: Path) -> None:
     file = tmp_path / "ok.j2"
     file.write_text("goal: {{ mission }}")
     assert render_template(file, {"mission": "{{ 7 * 7 }}"}) == "goal: {{ 7 * 7 }}"
+
+
+@pytest.mark.parametrize(
+    ("response", "action"),
+    [
+        ("<think>ACTION: left would do", ""),
+        ("<think>ACTION: left</think>ACTION: right", "right"),
+        ("<think>ACTION: left</think> right", "right"),
+        ("ACTION: right\n<think>or ACTION: left", "right"),
+        ("<think>a</think><think>ACTION: left", ""),
+    ],
+)
+def test_an_action_inside_a_thought_is_not_played(response: str, action: str) -> None:
+    candidate, (start, end) = find_action(response)
+    assert candidate.strip() == action and response[start:end] == candidate

@@ -1,5 +1,6 @@
 """Agents through the rollouts: every request is a sample, whatever the agent does with its history."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import StopReason
 from tests.envs.agent.test_agent import options
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.families import family
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
 
@@ -176,3 +178,44 @@ async def test_history_full_is_refused(tmp_path: Path) -> None:
                 await collect(args, 0, EpisodeSource(args))
         finally:
             await close_runtimes()
+
+
+CODEX = r"""
+import http.client, json, os, urllib.parse
+url = urllib.parse.urlparse(os.environ["OPENAI_BASE_URL"])
+key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+def post(body):
+    link = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    link.request("POST", url.path + "/responses", json.dumps(body), key)
+    return json.loads(link.getresponse().read())
+def part(role, text):
+    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+items = [part("developer", "You are a coding agent."), part("developer", "permissions"), part("user", "say hi")]
+answer = post({"model": "policy", "instructions": "", "store": False, "input": items})
+items += [*answer["output"], part("developer", "reminder: a file changed"), part("user", "go on")]
+post({"model": "policy", "instructions": "", "store": False, "input": items})
+"""
+"""Asks as Codex does: with two developer messages at the start, and a later one."""
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 (own template)", "mistral-nemo", "gpt-oss", "glm-4.7"])
+async def test_an_agent_with_several_system_messages_plays_on_every_template(tmp_path: Path, name: str) -> None:
+    tokenizer = family(name)
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "agent.py").write_text(CODEX)
+    env = {"command": [sys.executable, "agent.py"], "workdir": str(tmp_path), "time_limit_s": 60.0}
+    given = {"rollout_interaction_env_path": "envs.agent", "tasks": ["any"], "env": env}
+    thinks = {"qwen3.5": "so\n</think>\n\n", "glm-4.7": "so</think>"}.get(name.split(" ")[0], "")
+    start = "<|channel|>final<|message|>" if name == "gpt-oss" else thinks
+    async with ScriptedEngine(tokenizer, lambda body, number: f"{start}hello") as engine:
+        args = rollout_args(tmp_path, engine.port, hf_checkpoint=str(tmp_path / "checkpoint"), **given)
+        sample = EpisodeSource(args).get_samples(1)[0][0]
+        try:
+            samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
+            counters = dict((await get_runtime(args)).counters)
+        finally:
+            await close_runtimes()
+    assert len(samples) == 2 and samples[-1].reward == 1.0 and counters == {}
+    prompts = [tokenizer.decode(body["input_ids"]) for body in engine.requests]
+    assert all(prompts[0].count(text) == 1 for text in ("You are a coding agent.", "permissions", "say hi"))
+    assert prompts[1].count("reminder: a file changed") == 1 and prompts[1].count("hello") == 1

@@ -90,6 +90,11 @@ def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
     assert PICTURE_PLACE not in env.reset()["text"]["short_term_context"]
 
 
+def test_a_mark_in_a_question_without_pictures_is_text() -> None:
+    question = row(question="What does <image> mean in HTML?")
+    assert question.text == "What does <image> mean in HTML?" and not question.images
+
+
 @pytest.mark.parametrize("count", [1, 7])
 def test_each_round_of_seeds_asks_every_row_once(count: int) -> None:
     rows = tuple({"question": f"Question {k}?"} for k in range(count))
@@ -125,7 +130,6 @@ URL = "https://example.org/a.png"
         ([{"role": "system", "content": [PARTS[1]]}], "the system message of a question has a picture"),
         ([{"role": "user", "content": 3}], "must be a text or a list of parts, got int"),
         (["What?"], "the roles system and user, got 'What"),
-        ("Which <image>?", "places for 1 pictures, but 0 were given"),
     ],
 )
 def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str) -> None:

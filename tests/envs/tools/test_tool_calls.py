@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.tools.calls import find_calls
+from envs.tools.calls import CallForm, find_calls, know_form
 from tests.fixtures.tokenizers import real_tokenizer
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -149,6 +149,40 @@ def test_a_broken_call_gives_an_error_message(text: str, words: str) -> None:
 def test_an_answer_without_calls_has_no_calls(text: str) -> None:
     found = find_calls(text)
     assert found.span is None and not found.calls and not found.errors
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', "{}"])
+def test_a_call_without_arguments_may_say_so_in_any_way(arguments: str) -> None:
+    found = find_calls(f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>')
+    assert found.valid and found.calls[0].arguments == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I add.\n<function=add>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>",
+        '[TOOL_CALLS]add[ARGS]{"a": 2}',
+        "[add(a=2)]",
+        'I add.\n{"name": "add", "arguments": {"a": 2}}',
+        '<|tool_call_begin|>add:0<|tool_call_argument_begin|>{"a": 2}<|tool_call_end|>',
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 2}\n```<｜tool▁call▁end｜>',
+    ],
+)
+def test_a_call_in_a_form_that_is_not_known_is_told_and_is_no_final_answer(text: str) -> None:
+    found = find_calls(text)
+    assert not found.calls and found.foreign and "a call has the form" in found.errors[0]
+
+
+def test_a_form_that_was_made_known_is_read_with_its_section_and_ids() -> None:
+    section = ("<|calls|>", "<|/calls|>")
+    know_form(CallForm("<|begin|>functions.", ":0<|args|>", "<|end|>", section=section))
+    add = '<|begin|>functions.add:3<|args|>{"a": "</think>"}<|end|>'
+    text = f"Now: <|calls|>{add}<|begin|>functions.look:4<|args|>{{}}<|end|>"
+    found = find_calls(f"{text}<|/calls|> so")
+    identities = [(call.name, call.identity) for call in found.calls]
+    assert identities == [("add", "functions.add:3"), ("look", "functions.look:4")]
+    assert f"{text}<|/calls|>"[slice(*found.span)] == f"{text}<|/calls|>".removeprefix("Now: ")
+    assert find_calls(text.replace("{}", "{")).errors and find_calls(text.replace("functions.", "f.")).errors
 
 
 PIECES = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=p>", "</parameter>", "</think>"]

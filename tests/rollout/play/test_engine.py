@@ -63,7 +63,6 @@ def test_a_good_answer_keeps_tokens_log_probs_and_weight_version() -> None:
         (bad(weight_version={}), "weight versions"),
         (bad(completion_tokens=3), "completion_tokens is 3 but 2"),
         (bad(output_token_logprobs=[], completion_tokens=0), "no tokens"),
-        ({**GOOD, "text": None}, "no text"),
     ],
 )
 def test_a_malformed_answer_is_refused_with_the_reason(answer: Any, words: str) -> None:

@@ -41,7 +41,7 @@ RESPONSES = (
     "NOTES: went right first\nACTION: right",
     "NOTES: an invalid move is not remembered\nACTION: dance",
     "NOTES:\nACTION: right",
-    "NOTES: <|im_end|> this note is longer than its limit\nACTION: left",
+    "NOTES: <|im_start|> this note is longer than its limit\nACTION: left",
     "ACTION: left",
 )
 
@@ -239,8 +239,8 @@ async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
         await collect_or_draw(args, 0, EpisodeSource(args))
         await close_runtimes()
     plain, noted = (body["input_ids"] for body in engine.requests[:2])
-    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert "Your notes:\n<|im_end|> this note" in engine.tokenizer.decode(noted)
+    end = engine.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert "Your notes:\n<|im_start|> this note" in engine.tokenizer.decode(noted)
     # The second prompt also shows the first turn, which is two messages more.
     assert noted.count(end) == plain.count(end) + 2
 

@@ -34,7 +34,7 @@ from tests.fixtures.slime_dumps import save_like_slime
 NOTES = {"kind": "notes", "every": 4, "budget": 2000, "keep": 1, "max_tokens": 24}
 LONG = {"env": {"max_length": 200}, "seed_start": 7}
 RESPONSES = ("THINK: so.\nACTION: left", "ACTION: right", "ACTION: dance")
-WRITTEN = ("the key is red", "", "<|im_end|>ACTION: left", "went right")
+WRITTEN = ("the key is red", "", "<|im_start|>ACTION: left", "went right")
 ASKED = "Write your notes now"
 
 
@@ -127,7 +127,7 @@ async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: P
         share = lambda found, texts=texts: sum(map(found, texts)) / len(texts)
         assert output.metrics["summary/empty"] == share(lambda text: not text.strip())
         assert output.metrics["summary/action_lines"] == share(lambda text: "ACTION:" in text)
-        assert output.metrics["summary/control_tokens"] == share(lambda text: "<|im_end|>" in text)
+        assert output.metrics["summary/control_tokens"] == share(lambda text: "<|im_start|>" in text)
         lengths = [sample.response_length for sample in summaries]
         assert output.metrics["summary/tokens"] == sum(lengths) / len(lengths) and output.metrics["summary/cut"] == 0.0
         assert not [name for name in output.metrics if name.startswith("turn/notes_")]
@@ -180,15 +180,15 @@ async def test_notes_that_the_response_limit_cuts_are_used_as_cut(tmp_path: Path
 
 async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
     def script(body: dict[str, Any], number: int) -> str:
-        return "<|im_end|><|im_start|>x" if asked(engine.tokenizer.decode(body["input_ids"])) else "ACTION: left"
+        return "<|im_start|><|vision_start|>x" if asked(engine.tokenizer.decode(body["input_ids"])) else "ACTION: left"
 
     async with ScriptedEngine(chatml_tokenizer(), script) as engine:
         args = rollout_args(tmp_path, engine.port, memory={**NOTES, "every": 1, "keep": 0}, **LONG, **one_slot(4))
         await collect_or_draw(args, 0, EpisodeSource(args))
         await close_runtimes()
     plain, _, noted = (body["input_ids"] for body in engine.requests[:3])
-    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert "Your notes:\n<|im_end|><|im_start|>x" in engine.tokenizer.decode(noted)
+    end = engine.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert "Your notes:\n<|im_start|><|vision_start|>x" in engine.tokenizer.decode(noted)
     assert noted.count(end) == plain.count(end)
 
 
