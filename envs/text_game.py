@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self, SupportsFloat
 from pydantic import model_validator
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
+from envs.calls import outside_thoughts
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, place_of_method
 from envs.loading import finish
 from slime_verlog import Field, Settings
@@ -308,14 +309,6 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     candidate = tail.strip() if start else tail
     offset = start + (len(tail) - len(tail.lstrip()) if start else 0)
     return candidate, (offset, offset + len(candidate))
-
-
-def outside_thoughts(response_text: str) -> tuple[int, int]:
-    """Return the [start, end) characters after the last `</think>` and before a `<think>` that never ends."""
-    closed = response_text.rfind("</think>")
-    begin = closed + len("</think>") if closed >= 0 else 0
-    opened = response_text.find("<think>", begin)
-    return begin, opened if opened >= 0 else len(response_text)
 
 
 def parse_template(text: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from envs.base import BaseInteractionEnv
 
 if TYPE_CHECKING:
-    from envs.tools.calls import CallForm  # with pydantic and more, which few workers need
+    from envs.calls import CallForm  # with pydantic and more, which few workers need
 
 CHARS_PER_TOKEN = 4
 """Of English text, about; whether something fits is estimated with it where no tokenizer is loaded."""
@@ -47,7 +47,7 @@ class EnvSpec:
         from envs.loading import call_build_env
 
         if self.call_form is not None:
-            from envs.tools.calls import know_form
+            from envs.calls import know_form
 
             know_form(self.call_form)
         sample = SimpleNamespace(

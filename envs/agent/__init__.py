@@ -24,11 +24,11 @@ from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
 from envs.base import BaseInteractionEnv, Observation, StepInfo
+from envs.calls import short
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.workspace import hand_over, remove_tree
-from envs.tools.calls import short
 from envs.tools.execution import ToolTimeout, run_bounded
 
 SETTINGS = AgentSettings

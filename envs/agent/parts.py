@@ -5,7 +5,7 @@ from typing import Any
 
 import pydantic_core
 
-from envs.tools.calls import short
+from envs.calls import short
 
 Message = dict[str, Any]
 

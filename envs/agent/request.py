@@ -15,9 +15,9 @@ import pydantic_core
 from envs.agent import parts
 from envs.agent.parts import Message, RequestError
 from envs.base import text_of
+from envs.calls import Call, find_calls, reasoning_end
 from envs.errors import MissingDependencyError, ToolError
 from envs.images import ImageError, open_image
-from envs.tools.calls import Call, find_calls, reasoning_end
 from envs.tools.results import encodable
 from envs.tools.schema import convert_texts
 

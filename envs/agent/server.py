@@ -22,9 +22,9 @@ from envs.agent import anthropic_format, openai_format, responses_format
 from envs.agent.parts import RequestError
 from envs.agent.request import Request, read_request
 from envs.agent.session import Session, Waiting
+from envs.calls import short
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.workspace import per_process, process_folder
-from envs.tools.calls import short
 
 MAX_UNKNOWN = 128
 """Connections that have not sent a key yet."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, closed_on_error, describe_task, read_env_settings
+from envs.calls import short
 from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import load_attribute
 from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
@@ -20,7 +21,6 @@ from envs.openenv.session import Session, action_schema, check_unchanged, fields
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
 from envs.text_game import ANSWER_FORMAT, Frame, TextGame
-from envs.tools.calls import short
 from envs.tools.env import ToolEnv
 from envs.tools.mcp.tools import read_schemas, tool_result
 from envs.tools.results import ToolResult, ToolSpec, encodable, read_result

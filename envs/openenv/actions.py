@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from envs.calls import decode_whole, short
 from envs.errors import ConfigError, EnvironmentFault, describe, did_you_mean
 from envs.images import open_image
 from envs.loading import load_attribute
@@ -17,7 +18,6 @@ from envs.openenv.protocol import RejectedError
 from envs.openenv.session import fields_of
 from envs.openenv.settings import OpenEnvSettings
 from envs.text_game import parse_template, text_parts
-from envs.tools.calls import decode_whole, short
 from envs.tools.results import encodable
 
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)

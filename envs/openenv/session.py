@@ -253,7 +253,7 @@ def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses to follow a redirect: the headers hold the key."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
 
 

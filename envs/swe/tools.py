@@ -1,6 +1,6 @@
 """The tools of SWE and Harbor: reads their calls from a response, and executes them.
 
-Calls have the forms of `envs/tools/calls.py`. In a response without such a call, a plain line alone or after `ACTION:`
+Calls have the forms of `envs/calls.py`. In a response without such a call, a plain line alone or after `ACTION:`
 counts as one: `view setup.py 1 40`. Each tool takes the episode's workbench and its checked arguments, and returns text
 for the model. Invariants: a result has at most `output_chars` characters, says when it was cut, and contains no markup
 of chats.
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs import calls as tool_calls
 from envs.base import timed
+from envs.calls import CLOSE, OPEN, decode, find_calls, read_call, reasoning_end, short
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import ToolFailure, Workspace
 from envs.text_game import find_action
-from envs.tools import calls as tool_calls
-from envs.tools.calls import CLOSE, OPEN, decode, find_calls, read_call, reasoning_end, short
 from envs.tools.results import ToolResult, clip, encodable
 from envs.tools.schema import ArgumentCheck
 from slime_verlog import read_yaml_mapping

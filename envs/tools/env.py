@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, read_env_settings, timed
+from envs.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end, short
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.images import ImageError
 from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
-from envs.tools.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end, short
 from envs.tools.execution import ToolPlace, ToolTimeout
 from envs.tools.registry import load_tools, select_tools
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, read_result

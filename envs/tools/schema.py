@@ -16,9 +16,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from envs.calls import decode_whole, find_flaw, short
 from envs.errors import ToolError
 from envs.loading import import_extra
-from envs.tools.calls import decode_whole, find_flaw, short
 
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""

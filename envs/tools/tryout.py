@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from envs.tools.calls import Call, short
+from envs.calls import Call, short
 from envs.tools.env import ToolEnv
 from envs.tools.examples import example_arguments
 from envs.tools.results import ToolSpec

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from envs.calls import CLOSE, OPEN, find_calls
 from envs.loading import load_env_module
-from envs.tools.calls import CLOSE, OPEN, find_calls
 from inspection.evaluate.table import SweepPoint
 from rollout.errors import ConfigError, EngineError
 from rollout.play.engine import EngineClient

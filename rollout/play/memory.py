@@ -299,7 +299,7 @@ class Conversation:
 
 def after_reasoning(response: str) -> str:
     """Return what follows a response's reasoning; nothing if the reasoning never ends."""
-    from envs.tools.calls import reasoning_end  # not at the top: only memories with notes need it
+    from envs.calls import reasoning_end  # not at the top: only memories with notes need it
 
     start = reasoning_end(response)
     return "" if start is None else response[start:]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from envs.text_game import outside_thoughts
-from envs.tools.calls import Calls, find_calls
+from envs.calls import Calls, find_calls, outside_thoughts
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import END, LEFT, RIGHT, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
 from rollout.tokens.profile import REASONING_KEYS, Profile

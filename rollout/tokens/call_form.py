@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.tools.calls import CallForm, decode, find_calls, know_form
+from envs.calls import CallForm, decode, find_calls, know_form
 from rollout.tokens.chat_template import LEFT, THOUGHT_END, USER, ChatTemplate, common_start
 
 MarkedCall = tuple[str, Mapping[str, Any]]

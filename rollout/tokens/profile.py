@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from envs.calls import CallForm
 from envs.plain_text import PlainText
-from envs.tools.calls import CallForm
 from rollout.errors import EncodingError
 from rollout.tokens.call_form import PART_OF_TAG, learn_call_form
 from rollout.tokens.chat_template import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from envs.tools.calls import find_calls
+from envs.calls import find_calls
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import THOUGHT_END, THOUGHT_START, Message
 from rollout.tokens.encoding import DeltaEncoder

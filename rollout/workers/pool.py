@@ -23,7 +23,7 @@ from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, 
 from rollout.workers.utilization import Utilization
 
 if TYPE_CHECKING:
-    from envs.tools.calls import CallForm
+    from envs.calls import CallForm
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """Errors inside an environment that are counted apart from `raised`, by class name."""

@@ -25,11 +25,11 @@ from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, encode
 from envs import babaisai, babyai, crafter
 from envs.agent import anthropic_format, openai_format
 from envs.agent.request import RequestError, read_response
+from envs.calls import find_calls
 from envs.questions import Question
 from envs.questions.grading import exact, find_answer
 from envs.swe.tools import parse_response
 from envs.text_game import find_action, render_template
-from envs.tools.calls import find_calls
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.checkpoint import FORMAT, VERSION, SourceState, checkpoint_path, checksum, load_state, read_checkpoint
 from rollout.errors import CheckpointError, ConfigError, EngineError, EnvironmentFault

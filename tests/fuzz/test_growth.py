@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from envs import babaisai, babyai, crafter
+from envs.calls import find_calls
 from envs.questions.grading import exact, find_answer
 from envs.swe.tools import harmless, parse_response
 from envs.text_game import clean_command, find_action
-from envs.tools.calls import find_calls
 from envs.tools.results import clip
 from tests.fuzz.targets import QUESTION, encoder, game
 

@@ -8,7 +8,7 @@ import pytest
 from envs.agent.request import RequestError, Response
 from envs.agent.responses_format import read, reply
 from envs.agent.session import Session
-from envs.tools.calls import Call
+from envs.calls import Call
 
 USER = {"role": "user", "content": "go"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}

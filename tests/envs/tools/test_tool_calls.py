@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.tools.calls import CallForm, find_calls, know_form
+from envs.calls import CallForm, find_calls, know_form
 from tests.fixtures.tokenizers import real_tokenizer
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from envs.calls import Call
 from envs.errors import EnvironmentFault, ToolError
 from envs.tools import Tool, ToolEpisode, ToolSettings, make_tool
 from envs.tools import execution as execution_module
-from envs.tools.calls import Call
 from envs.tools.env import ToolSession
 from envs.tools.execution import ToolPlace, ToolTimeout, run_bounded
 from tests.envs.tools import toolbox

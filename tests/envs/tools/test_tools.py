@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from envs.calls import find_calls
 from envs.errors import ConfigError, ToolError
 from envs.tools import Tool, ToolEpisode, ToolResult, ToolSettings, load_tools, make_tool, tool
-from envs.tools.calls import find_calls
 from envs.tools.env import ToolSession
 from envs.tools.results import read_result
 

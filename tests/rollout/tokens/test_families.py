@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envs.tools.calls import find_calls
+from envs.calls import find_calls
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import DATE_CALL, FIXED_DATE
 from rollout.tokens.encoding import DeltaEncoder

@@ -209,6 +209,14 @@ def _unreadable(text: str, start: int) -> Calls:
     return Calls(errors=(what,), span=(start + marked.start(), len(text)), foreign=True)
 
 
+def outside_thoughts(response_text: str) -> tuple[int, int]:
+    """Return the [start, end) characters after the last `</think>` and before a `<think>` that never ends."""
+    closed = response_text.rfind("</think>")
+    begin = closed + len("</think>") if closed >= 0 else 0
+    opened = response_text.find("<think>", begin)
+    return begin, opened if opened >= 0 else len(response_text)
+
+
 def reasoning_end(text: str) -> int | None:
     """Return the position after the last block of reasoning; None if reasoning never ends."""
     position = 0
