@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from envs.calls import Calls, find_calls, outside_thoughts
+from envs.calls import find_calls, outside_thoughts
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import END, LEFT, RIGHT, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
 from rollout.tokens.profile import REASONING_KEYS, Profile
@@ -26,6 +26,8 @@ class AcceptedMessages:
         self._template = template
         self._profile = profile
         self._answer_text = lru_cache(1024)(self._rendered_answer)
+        rules = profile.one_system, profile.refuses_system, profile.needs_user, profile.system_first
+        self._takes_systems = not any(rules)
 
     def __call__(self, messages: Sequence[Message], *, as_text: bool = True, appended: bool = False) -> list[Message]:
         """Return the messages in a form that the template accepts; raises EncodingError without messages.
@@ -38,7 +40,7 @@ class AcceptedMessages:
         if appended:
             shaped = _told_by_user(plain) if self._profile.moves_system else plain
         else:
-            shaped = self._with_systems(plain)
+            shaped = plain if self._takes_systems else self._with_systems(plain)
         return merged(shaped) if self._profile.alternates else shaped
 
     def _with_systems(self, messages: list[Message]) -> list[Message]:
@@ -54,6 +56,8 @@ class AcceptedMessages:
 
     def _plain(self, message: Message, as_text: bool) -> Message:
         """The message without empty keys and without keys that the template does not mention."""
+        if len(message) == 2 and isinstance(message.get("content"), str):
+            return self._as_shown(message) if as_text and message["role"] == "assistant" else message
         source = self._template.source
         keys = {k for k, v in message.items() if v is not None and (k in ("role", "content") or k in source)}
         keys -= set(REASONING_KEYS)
@@ -73,9 +77,13 @@ class AcceptedMessages:
         if len(plain) > 2 or content is None:
             text = self._answer_text(json.dumps(plain, ensure_ascii=False))
             return plain if text is None else {"role": "assistant", "content": text}
-        if not isinstance(content, str):
-            return plain
-        return self._structured(content) or {**plain, "content": self._complete(content)}
+        return self._as_shown(plain) if isinstance(content, str) else plain
+
+    def _as_shown(self, message: Message) -> Message:
+        """A response of text alone, as later prompts show it."""
+        if self._profile.calls_are_control and (shown := self._structured(message["content"])) is not None:
+            return shown
+        return {**message, "content": self._complete(message["content"])} if self._profile.opens_thought else message
 
     def _structured(self, content: str) -> Message | None:
         """A response whose calls only the template may write, with these apart; None without such calls."""
@@ -83,7 +91,7 @@ class AcceptedMessages:
         if profile.channels:
             begin, end = outside_thoughts(content)
             content = content[begin:end]
-        found = find_calls(content, MAX_CALLS) if profile.calls_are_control else Calls()
+        found = find_calls(content, MAX_CALLS)
         if not found.valid or found.span is None or (profile.channels and len(found.calls) > 1):
             return {"role": "assistant", "content": content} if profile.channels else None
         calls = [

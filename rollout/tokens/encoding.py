@@ -349,11 +349,11 @@ class Composer:
         if self._profile.recent_differs:
             recent = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1) + 1
         for index, message in enumerate([*messages, None]):
-            content = None if message is None else self._content(message, index)
+            right = GENERATION if message is None else self._kind(message, index >= recent)
+            content = None if message is None else self._content(message, index, right)
             if message is not None and content is None:
                 inner.append(message)
                 continue
-            right = GENERATION if message is None else self._kind(message, index >= recent)
             seen = seen_tool and right == "tool"
             try:
                 written = self.between(left, right, seen, json.dumps(inner, ensure_ascii=False) if inner else "")
@@ -374,17 +374,18 @@ class Composer:
             return message["role"]
         if self._one_shot.keeps_thought(message):
             return THINKING
-        if not text_of(message).strip():
+        content = message.get("content")
+        if not (content if isinstance(content, str) else text_of(message)).strip():
             return EMPTY
         return RECENT if is_recent else "assistant"
 
-    def _content(self, message: Message, index: int) -> list[Part] | None:
+    def _content(self, message: Message, index: int, kind: str) -> list[Part] | None:
         """The message's text and images as the template shows them; None if it has more than those."""
         content, role = message.get("content"), message["role"]
         if len(message) != 2 or (role == "system" and index):
             return None
         if isinstance(content, str):
-            if role == "assistant" and self._one_shot.keeps_thought(message):
+            if kind == THINKING:
                 return [content]
             rule = self._template.content_rule(role)
             return None if rule is None else [content.strip() if rule == "strip" else content]
