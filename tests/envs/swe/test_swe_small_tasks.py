@@ -21,7 +21,7 @@ from tests.envs.swe.tiny_repository import call, needs_sandbox, ordinary_run
 
 SOURCE = {
     "mini-1.0/mini.py": "def double(x):\n    return 2 * x\n",
-    "mini-1.0/test_mini.py": "from mini import double\n\n\ndef test_one():\n    assert double(1) == 2\n\n\n"
+    "mini-1.0/test_mini.py": "from mini import double\n\n\ndef test_one():\n    assert double(30) == 60\n\n\n"
     "def test_none():\n    assert double(0) == 0\n\n\ndef test_odd():\n    assert double(1) == 3\n",
 }
 
