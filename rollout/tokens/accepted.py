@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 from envs.text_game import outside_thoughts
-from envs.tools.calls import find_calls
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import END, LEFT, RIGHT, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
 from rollout.tokens.profile import REASONING_KEYS, Profile
@@ -92,6 +91,8 @@ class AcceptedMessages:
         if profile.channels:
             begin, end = outside_thoughts(content)
             content = content[begin:end]
+        from envs.tools.calls import find_calls  # only templates with control tokens in calls need it
+
         found = find_calls(content, MAX_CALLS)
         if not found.valid or found.span is None or (profile.channels and len(found.calls) > 1):
             return {"role": "assistant", "content": content} if profile.channels else None

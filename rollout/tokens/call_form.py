@@ -6,14 +6,13 @@ from typing import Any
 
 from envs.tools.calls import CallForm, decode, find_calls, know_form
 from rollout.tokens.chat_template import LEFT, THOUGHT_END, USER, ChatTemplate, common_start
+from rollout.tokens.profile import PART_OF_TAG
 
 MarkedCall = tuple[str, Mapping[str, Any]]
 
 FIRST: MarkedCall = ("markedname", {"firstkey": "firstvalue", "secondkey": "secondvalue"})
 SECOND: MarkedCall = ("othername", {"thirdkey": "thirdvalue"})
 EMPTY: MarkedCall = ("emptyname", {})
-PART_OF_TAG = re.compile(r"<[^<>]*\Z")
-"""The beginning of a tag at the end of a text."""
 
 
 def learn_call_form(template: ChatTemplate, answer_start: str, stops: Sequence[str]) -> tuple[CallForm | None, bool]:

@@ -3,14 +3,15 @@
 Every part reads the record; nothing else knows a family.
 """
 
+from __future__ import annotations
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envs.plain_text import PlainText
-from envs.tools.calls import CallForm
 from rollout.errors import EncodingError
-from rollout.tokens.call_form import PART_OF_TAG, learn_call_form
 from rollout.tokens.chat_template import (
     ASSISTANT,
     END,
@@ -27,6 +28,11 @@ from rollout.tokens.chat_template import (
 )
 from rollout.tokens.reading import CHANNEL
 
+if TYPE_CHECKING:
+    from envs.tools.calls import CallForm
+
+PART_OF_TAG = re.compile(r"<[^<>]*\Z")
+"""The beginning of a tag at the end of a text."""
 REASON, CONTENT = "because", "therefore"
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 SAMPLE = "turn left and go on"
@@ -100,6 +106,8 @@ def learn_profile(
     tokenizer: Any, template: ChatTemplate, text: PlainText, generation_config: Mapping[str, Any]
 ) -> Profile:
     """Probe the template; raises EncodingError if its conversations cannot be encoded message by message."""
+    from rollout.tokens.call_form import learn_call_form  # with the tools, which few files need
+
     _check_tokenizer(tokenizer, text)
     after_answer = template.between("assistant", "", "user", False)
     found = None if after_answer is None else text.template_text(after_answer).ids
