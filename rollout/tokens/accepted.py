@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from envs.text_game import outside_thoughts
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import END, LEFT, RIGHT, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
 from rollout.tokens.profile import REASONING_KEYS, Profile
@@ -88,11 +87,12 @@ class AcceptedMessages:
     def _structured(self, content: str) -> Message | None:
         """A response whose calls only the template may write, with these apart; None without such calls."""
         profile = self._profile
+        from envs.text_game import outside_thoughts
+        from envs.tools.calls import find_calls  # only templates with control tokens in calls need it
+
         if profile.channels:
             begin, end = outside_thoughts(content)
             content = content[begin:end]
-        from envs.tools.calls import find_calls  # only templates with control tokens in calls need it
-
         found = find_calls(content, MAX_CALLS)
         if not found.valid or found.span is None or (profile.channels and len(found.calls) > 1):
             return {"role": "assistant", "content": content} if profile.channels else None
