@@ -32,7 +32,6 @@ from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.chat_template import ChatTemplate
 from rollout.tokens.encoding import DeltaEncoder, choose_template
 from rollout.tokens.profile import Profile, learn_profile
-from rollout.tokens.rehearsal import rehearse
 from rollout.turn import Turn
 from rollout.workers.pool import EnvPool
 from rollout.workers.utilization import ProcessUsage
@@ -203,6 +202,8 @@ def build_runtime(args: Any) -> Runtime:
     small = FRAMEWORK == "slime" and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
+    from rollout.tokens.rehearsal import rehearse
+
     for sentence in rehearse(encoder, settings.history):
         logger.warning("%s: %s", flags.hf_checkpoint, sentence)
     connections = max(MIN_CONNECTIONS, settings.n_env)
