@@ -177,8 +177,11 @@ class Episode:
         text = self.encoder.answer_text(generation.token_ids, generation.stop_id)
         if (ended := self.encoder.end_of(generation.token_ids, generation.stop_id)) is not None:
             self._stop_ids.add(ended)
-        write = self._write_notes if self.writes_notes else self._step_environment
-        turn = await write(generation, text, engine_s)
+        if self.writes_notes:
+            notes = after_reasoning(self.encoder.read(generation.token_ids, generation.stop_id).text)
+            turn = await self._write_notes(generation, notes, engine_s)
+        else:
+            turn = await self._step_environment(generation, text, engine_s)
         self.answers.append(tuple(generation.token_ids))
         self.stepped.append(turn.stepped)
         self.index += 1
@@ -222,7 +225,6 @@ class Episode:
 
     async def _write_notes(self, generation: Generation, text: str, engine_s: float) -> Turn:
         """Give the response to the conversation alone; the turn's state is that of the environment's last turn."""
-        text = after_reasoning(self.encoder.read(generation.token_ids, generation.stop_id).text)
         self.conversation.noted(text)
         info = self.reply.info
         assert info is not None, "notes are written after a step"

@@ -44,6 +44,7 @@ def arguments(folder: Path, server: EngineServer, **more: Any) -> Any:
     config = yaml.safe_load(CONFIG.read_text())
     read_settings(RolloutSettings, config)
     config |= {"hf_checkpoint": server.engine.model_path, "n_env": 3, "rollout_max_response_len": 12, **more}
+    config |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
     return rollout_args(folder, server.port, **config)
 
 
