@@ -247,5 +247,5 @@ def test_an_infinite_loss_stops_the_run_before_it_is_trained_on(make: Any, tmp_p
 
 def test_a_core_flag_in_the_yaml_is_refused(make: Any, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**YAML, "lr": 0.1}))
-    with pytest.raises(ConfigError, match="--lr"):
+    with pytest.raises(ConfigError, match="--set-flag lr=VALUE"):
         make_args(tmp_path / "bad.yaml")
