@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from embedded.run.ending import PROGRAM
 from embedded.run.folder import differences, write_text
-from envs.fingerprint import fingerprints
+from inspection.evaluate.fingerprint import fingerprints
 from inspection.evaluate.players import SCRIPTED, Kind, MissingExpertError, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed

@@ -199,7 +199,7 @@ REASONS = {
     "forged lines": "tampered with",
     # These fool the tests, and know nothing to report to the probes.
     "test modules replaced by empty ones": "not at hand",
-    "forged chain with the judge's own key": "not at hand",
+    "forged chain with the judge's own key": "tampered with",
 }
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.fingerprint import fingerprints
+from inspection.evaluate.fingerprint import fingerprints
 
 
 def names(*env_paths: str, **config: object) -> set[str]:
