@@ -126,10 +126,10 @@ class Generation:
     trained: bool = True
     """False masks every token: the response was altered on arrival, so its log-probs are not its own, or the
     turn is older than `max_staleness`."""
-    stop_id: int | None = None
-    """The token that ended the response; None if it was cut or a text ended it."""
     version_ends: tuple[int, ...] = ()
     """Of each of `weight_versions`, the number of tokens up to its last one; empty if the engine does not say."""
+    stop_id: int | None = None
+    """The token that ended the response; None if it was cut or a text ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,8 +274,8 @@ def split_answer(response: str, executed: str | None) -> Parts:
         end = end + len(_CALL_END) if end > calls else len(response)
         return Parts(_drop_labels(response[:calls]), _one_line(response[calls:end]), response[end:].strip(), True)
     candidate, (start, _) = find_action(response)
-    if start:
-        before = response[:start].rstrip()
+    before = response[:start].rstrip()
+    if start and not before.endswith("</think>"):
         for word in ("ACTION:", "action:", "Action"):
             before = before.removesuffix(word)
         action, _, after = candidate.partition("\n")

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ _ROWS = (METRICS, "rows.jsonl")
 """Names of the file with a row of metrics per update, in a run and in a run of a study."""
 _EVENTS = "events.out.tfevents.*"
 _MOST_POINTS = 400
-_SEED = re.compile(r"(^|[\W_]+)seed[\W_]*\d+$")
+_SEED = re.compile(r"(?<![^\W_])seed[\W_]?\d+$")
 """The end of a run's name that tells the seeds of a variant apart."""
 _FROM_SLIME = {
     "rollout/kl": "actor/ref_kl",
@@ -68,7 +69,7 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     trained = any(row.get("train/actor_trains") for row in rows.values())
     return {
         "name": name,
-        "variant": _SEED.sub("", name) or run.resolve().parent.name,
+        "variant": _SEED.sub("", name).rstrip(string.punctuation + " ") or run.resolve().parent.name,
         "folder": str(run),
         "columns": _columns(rows, problems),
         "limits": {limit.metric: [number(limit.lowest), number(limit.highest)] for limit in LIMITS},

@@ -207,7 +207,10 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
         if key in CORE_FLAGS:
             flag = "--" + key.replace("_", "-")
             raise ConfigError(f"'{key}' is one of slime's own flags, read before the YAML; give {flag} instead")
-    _check_writable(keys)
+    try:
+        _check_writable(keys)
+    except RecursionError as error:
+        raise ConfigError("the YAML is nested too deep, or an alias in it contains itself") from error
     return read_settings(RolloutSettings, keys)
 
 

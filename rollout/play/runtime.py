@@ -137,7 +137,8 @@ class Runtime:
         Such a turn was played before any engine had named its weights.
         """
         found = [turn if self.engine.weights.wrote(turn.generation) else turn.without_loss() for turn in turns]
-        self.counters["turns_by_other_weights"] += sum(new is not old for new, old in zip(found, turns, strict=True))
+        if changed := sum(new is not old for new, old in zip(found, turns, strict=True)):
+            self.counters["turns_by_other_weights"] += changed
         return tuple(found)
 
     def fault_counts(self) -> Counter[str]:
