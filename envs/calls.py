@@ -93,9 +93,19 @@ def know_form(form: CallForm) -> None:
     """Let `find_calls` read this form too, in this process."""
     if form not in _known:
         _known.insert(0, form)
-        _openers.cache_clear()
-        _section_ends.cache_clear()
-        _marks.cache_clear()
+        _forget_patterns()
+
+
+def forget_forms() -> None:
+    """Read the forms that every policy may use alone, as before the first `know_form`."""
+    if _known != [MARKUP]:
+        _known[:] = [MARKUP]
+        _forget_patterns()
+
+
+def _forget_patterns() -> None:
+    for patterns in (_openers, _section_ends, _marks):
+        patterns.cache_clear()
 
 
 def _loose(text: str) -> str:
