@@ -98,7 +98,7 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 def test_examples_are_shown_and_shipped(site: Path) -> None:
     shown = re.sub(r"<[^>]+>", "", (site / "tutorial.html").read_text(encoding="utf-8"))
-    assert "class Treasure(TextGame):" in shown and "EXPERIMENT=treasure" in shown
+    assert "class Treasure(TextGame):" in shown and "custom_configs/treasure.yaml" in shown
     assert (site / "examples" / "treasure.py").read_text() == (REPO / "docs" / "examples" / "treasure.py").read_text()
 
 
