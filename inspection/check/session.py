@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,10 @@ def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Findin
     return Finding("replay", Status.ERROR, f"{differs}; {advice}")
 
 
+_PAUSES_S = (0.0, 0.5, 2.0)
+"""Before each count of free sessions: a server ends those of this check a moment after they were left."""
+
+
 def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
     """Whether OpenEnv servers have a session for every slot."""
     if task.env_path != "envs.openenv":
@@ -149,9 +154,14 @@ def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
     from envs.openenv.session import count_sessions
     from envs.openenv.settings import OpenEnvSettings
 
-    slots = target.settings.n_env
+    slots, sessions = target.settings.n_env, 0
     try:
-        sessions = count_sessions(read_settings(OpenEnvSettings, task.options, "env."), slots)
+        settings = read_settings(OpenEnvSettings, task.options, "env.")
+        for pause_s in _PAUSES_S:
+            time.sleep(pause_s)
+            sessions = max(sessions, count_sessions(settings, slots))
+            if sessions >= slots:
+                break
     except SlimeVerlogError as error:
         yield Finding("capacity", Status.WARNING, f"could not be asked for: {error}")
         return
