@@ -1,6 +1,6 @@
 """Stops code in the main thread after a number of seconds.
 
-The main thread is interrupted by a signal of its own, so that the code keeps SIGALRM for itself. Code that waits in a
+The main thread is interrupted by a separate signal, so that the code keeps SIGALRM for itself. Code that waits in a
 system call, for a lock or in a loop is interrupted; compiled code that never returns is not.
 """
 

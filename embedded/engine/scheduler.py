@@ -71,7 +71,7 @@ class Scheduler:
         """Start the worker. `find_stop` returns the stop string that the request's text contains, if any."""
         self.decoder = decoder
         self.weight_version = "default"
-        """As SGLang names the weights of the checkpoint, until others are loaded under a name of their own."""
+        """As SGLang names the weights of the checkpoint, until others are loaded under another name."""
         self._find_stop, self._seed, self._shares_prefixes = find_stop, seed, shares_prefixes
         self._arrivals = itertools.count()
         self._tokens = np.zeros((decoder.rows, decoder.context_length), dtype=np.int64)

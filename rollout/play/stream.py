@@ -215,7 +215,7 @@ class Stream:
         try:
             return await self._one_version(slot, episode)
         except TurnAbortedError as error:
-            if self._pushes == pushes:  # the engine aborts for a reason of its own
+            if self._pushes == pushes:  # the engine aborts for another reason
                 raise
             self._runtime.counters["episodes_too_slow"] += 1
             raise SlowTurnFault(f"{error}; new weights come faster than its response") from error

@@ -109,7 +109,7 @@ class EnvPool:
     """
 
     def __init__(self, settings: RolloutSettings, call_form: CallForm | None = None) -> None:
-        """`call_form`: how the policy's chat template writes calls, if it has a form of its own."""
+        """`call_form`: how the policy's chat template writes calls, if it has its own form."""
         self.settings = settings
         self._call_form = call_form
         self.faults: Counter[str] = Counter()

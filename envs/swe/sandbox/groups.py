@@ -1,7 +1,7 @@
 """Control groups (cgroups) of one sandboxed command: the kernel's limits on memory, processes and CPU time.
 
 A group is made below the group of this process, so limits of an outer container still hold. Version 1 counts memory,
-processes and CPU time in hierarchies of their own; version 2 has one. A version 2 hierarchy without controllers still
+processes and CPU time in separate hierarchies; version 2 has one. A version 2 hierarchy without controllers still
 has `cgroup.kill`.
 """
 

@@ -84,4 +84,4 @@ def _read(kind: type[R], line: bytes) -> R:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
