@@ -25,7 +25,7 @@ from envs.swe.sandbox.groups import remove_left
 
 TESTBED = "/testbed"
 AGENT_ID = 60999
-"""User and group of commands as they see them. Outside, if the trainer is root, each tree belongs to a separate user."""
+"""User and group of commands as they see them. Outside, if root trains, each tree belongs to a separate user."""
 _USERS = range(1_900_000_000, 2_000_000_000), range(30_000, 60_000)
 """Numbers of these users: of those that no distribution gives away, or else of the few that a container may have."""
 MAX_FILE_BYTES = 4 << 20
