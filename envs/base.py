@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NotRequired, TypedDict, TypeVar
 
+from envs.call_form import CallForm
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, place_of_method
 from slime_verlog import Settings, read_settings
 
@@ -91,6 +92,8 @@ class BaseInteractionEnv(abc.ABC):
     """Tool schemas for the chat template, in OpenAI's format; constant during an episode."""
     deterministic: bool = True
     """Whether seed and actions determine the episode, which allows a replay after a crash."""
+    call_form: CallForm | None = None
+    """How the policy's chat template writes tool calls, for `find_calls`; set before `reset`. None: as JSON."""
     whole_prompts: bool = False
     """Whether the messages of each observation are the whole prompt, like the requests of an agent. Nothing is added to
     them, the memory does not apply, `tools` may change from turn to turn, and there are no messages after the end."""

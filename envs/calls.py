@@ -1,17 +1,18 @@
 """Finds tool calls in a model's response; a call that cannot be read becomes an error message for the model.
 
-JSON objects are read between `<tool_call>` tags (Hermes, which our own prompts teach) and as the whole response. Other
-forms are learnt from a checkpoint's chat template and made known with `know_form`. Broken calls are not repaired,
-because a policy that is rewarded for them learns to write them.
+JSON objects are read between `<tool_call>` tags (Hermes, which our own prompts teach) and as the whole response. So is
+the form of the policy's chat template, if the caller gives it. Broken calls are not repaired, because a policy that is
+rewarded for them learns to write them.
 """
 
-import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
+
+from envs.call_form import MARKUP, CallForm, loose
+from envs.json_text import decode, decode_whole, find_flaw, short
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _REASONING_START, _REASONING_END = "<think>", "</think>"
@@ -28,125 +29,42 @@ _FOREIGN = re.compile(
     r'|\{\s*"name"\s*:\s*"[^"\n]*"\s*,\s*"(?:arguments|parameters)"\s*:'
 )
 """Text that only calls contain, in whichever form."""
-_NAME = r"(?P<name>[^\s<>{}\[\]\"'|]+?)"
 
 
 @dataclass(frozen=True)
-class CallForm:
-    """Fixed texts around a call's name and arguments. White space in them is optional."""
+class _Forms:
+    """The forms of calls that a response is searched for, besides JSON; the policy's own comes first."""
 
-    opener: str
-    """Before the name."""
-    after_name: str
-    """Between the name and the arguments, or what closes the call. Numbers in it may be others."""
-    closer: str
-    key: str = ""
-    """Before an argument's name; empty if the arguments are one JSON object."""
-    value: str = ""
-    """Between an argument's name and its value."""
-    value_end: str = ""
-    section: tuple[str, str] = ("", "")
-    """Around all calls of a response."""
+    forms: tuple[CallForm, ...]
 
     @property
     def shape(self) -> str:
-        """The form, for error messages."""
-        inside = f"{self.key}argument{self.value}value{self.value_end}" if self.key else "{...}"
-        return re.sub(r"\s+", "", f"{self.opener}name{self.after_name}{inside}{self.closer}")
+        """The form that error messages show."""
+        own = self.forms[0]
+        return f"{OPEN}{_FORM}{CLOSE}" if own is MARKUP else own.shape
 
     @cached_property
-    def starts(self) -> re.Pattern[str]:
-        """What begins a call, with what begins all calls if it is there."""
-        section = _loose(self.section[0])
-        return re.compile((rf"(?:{section}\s*)?" if section else "") + _loose(self.opener))
+    def openers(self) -> re.Pattern[str]:
+        """What begins a call."""
+        return re.compile("|".join([*(form.starts.pattern for form in self.forms), OPEN]))
 
     @cached_property
-    def head(self) -> re.Pattern[str]:
-        """Everything before the arguments."""
-        end = _loose(self.after_name) or r"(?=\s|<|\Z)"
-        return re.compile(rf"{self.starts.pattern}\s*{_NAME}\s*{re.sub(r'[0-9]+', r'[0-9]+', end)}")
+    def marks(self) -> re.Pattern[str]:
+        """Text that only calls contain: of foreign forms, and the tags of these."""
+        fixed = "".join(f"{form.opener}{form.closer}{''.join(form.section)}" for form in self.forms)
+        tags = sorted(set(re.findall(r"<[^<>\s]+>", fixed)))
+        return re.compile("|".join([_FOREIGN.pattern, *map(re.escape, tags)]))
 
     @cached_property
-    def ends(self) -> re.Pattern[str]:
-        """The first tag that closes the call."""
-        first = re.match(r"\s*(<[^<>]*>|\S+)", self.closer)
-        return re.compile(rf"\s*{re.escape(first[1])}" if first else r"\s*(?=<|\Z)")
-
-    @cached_property
-    def pair(self) -> re.Pattern[str]:
-        """An argument's name and what precedes its value."""
-        return re.compile(rf"\s*{_loose(self.key)}\s*(?P<key>[^<>\n]+?)\s*{_loose(self.value)}")
-
-    @cached_property
-    def pair_end(self) -> re.Pattern[str]:
-        """What closes a value: the fixed text where another argument or the end of the call follows."""
-        following = rf"\s*{_loose(self.key)}|{self.ends.pattern}"
-        return re.compile(rf"{_loose(self.value_end)}(?={following})")
-
-
-MARKUP = CallForm("<tool_call>\n<function=", ">", "</function>\n</tool_call>", "<parameter=", ">\n", "\n</parameter>")
-"""Read without a template too, because servers return it as text."""
-_known: list[CallForm] = [MARKUP]
-
-
-def know_form(form: CallForm) -> None:
-    """Let `find_calls` read this form too, in this process."""
-    if form not in _known:
-        _known.insert(0, form)
-        _forget_patterns()
-
-
-def forget_forms() -> None:
-    """Read the forms that every policy may use alone, as before the first `know_form`."""
-    if _known != [MARKUP]:
-        _known[:] = [MARKUP]
-        _forget_patterns()
-
-
-def _forget_patterns() -> None:
-    for patterns in (_openers, _section_ends, _marks):
-        patterns.cache_clear()
-
-
-def _loose(text: str) -> str:
-    """A pattern of the text in which white space is optional, also between tags."""
-    return r"\s*".join(map(re.escape, text.replace("><", "> <").split()))
+    def section_ends(self) -> re.Pattern[str]:
+        """What stands after the last call."""
+        ends = [loose(form.section[1]) for form in self.forms if form.section[1]]
+        return re.compile(rf"\s*(?:{'|'.join(ends)})" if ends else r"(?!)")
 
 
 @lru_cache
-def _openers() -> re.Pattern[str]:
-    return re.compile("|".join([*(form.starts.pattern for form in _known), OPEN]))
-
-
-@lru_cache
-def _marks() -> re.Pattern[str]:
-    """Text that only calls contain: of foreign forms, and the tags of known ones."""
-    fixed = "".join(f"{form.opener}{form.closer}{''.join(form.section)}" for form in _known)
-    tags = sorted(set(re.findall(r"<[^<>\s]+>", fixed)))
-    return re.compile("|".join([_FOREIGN.pattern, *map(re.escape, tags)]))
-
-
-@lru_cache
-def _section_ends() -> re.Pattern[str]:
-    ends = [_loose(form.section[1]) for form in _known if form.section[1]]
-    return re.compile(rf"\s*(?:{'|'.join(ends)})" if ends else r"(?!)")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's members; equal keys are refused."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {short(twice)} appears twice in one object")
-    return members
-
-
-# Raw line breaks inside strings are accepted: they are unambiguous and common in code.
-_decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant, object_pairs_hook=_distinct)
+def _searched(form: CallForm | None) -> _Forms:
+    return _Forms((MARKUP,) if form is None or form == MARKUP else (form, MARKUP))
 
 
 @dataclass(frozen=True)
@@ -180,15 +98,21 @@ class Calls:
         return bool(self.calls) and not self.errors
 
 
-def find_calls(text: str, limit: int = 8) -> Calls:
-    """Find the calls after a response's reasoning; tags inside a call's string belong to it. Never raises."""
-    start = reasoning_end(text)
+def find_calls(text: str, limit: int = 8, form: CallForm | None = None) -> Calls:
+    """Find the calls after a response's reasoning; tags inside a call's string belong to it. Never raises.
+
+    Args:
+        limit: calls that are read at most.
+        form: how the policy's chat template writes calls; None if it writes JSON or markup, which are always read.
+    """
+    forms = _searched(form)
+    start = reasoning_end(text, form)
     if start is None:
         return Calls()
-    opener = _openers().search(text, start)
+    opener = forms.openers.search(text, start)
     if opener is None:
         bare = _bare(text, start, limit)
-        return _unreadable(text, start) if bare.span is None else bare
+        return _unreadable(text, start, forms) if bare.span is None else bare
     if _unwrapped(text[start:].strip()).startswith(("{", "[")):
         bare = _bare(text, start, limit)
         if bare.valid:
@@ -196,26 +120,27 @@ def find_calls(text: str, limit: int = 8) -> Calls:
     first = end = opener.start()
     found: list[Call | str] = []
     while opener is not None and len(found) < limit:
-        block, read, closer = _block(text, opener.start())
+        block, read, closer = _block(text, opener.start(), forms)
         found.append(block)
-        close, following = text.find(closer, read), _openers().search(text, max(read, opener.end()))
+        close, following = text.find(closer, read), forms.openers.search(text, max(read, opener.end()))
         # The end tag may be missing before the next call or the end of the text.
         if close >= 0 and not (following is not None and following.start() < close):
             end = close + len(closer)
         else:
             end = following.start() if following is not None else len(text)
         opener = following
-    closed = _section_ends().match(text, end)
+    closed = forms.section_ends.match(text, end)
     return _collected(found, (first, closed.end() if closed else end), cut=opener is not None)
 
 
-def _unreadable(text: str, start: int) -> Calls:
+def _unreadable(text: str, start: int, forms: _Forms) -> Calls:
     """An error for text that only calls contain; no calls if there is none."""
-    marked = _marks().search(text[start:])
+    marked = forms.marks.search(text[start:])
     if marked is None:
         return Calls()
-    form = _known[0].shape if _known[0] is not MARKUP else f"{OPEN}{_FORM}{CLOSE}"
-    what = f"{short(marked.group().strip()[:40])} belongs to a call that cannot be read; a call has the form {form}"
+    what = (
+        f"{short(marked.group().strip()[:40])} belongs to a call that cannot be read; a call has the form {forms.shape}"
+    )
     return Calls(errors=(what,), span=(start + marked.start(), len(text)), foreign=True)
 
 
@@ -227,39 +152,39 @@ def outside_thoughts(response_text: str) -> tuple[int, int]:
     return begin, opened if opened >= 0 else len(response_text)
 
 
-def reasoning_end(text: str) -> int | None:
-    """Return the position after the last block of reasoning; None if reasoning never ends."""
+def reasoning_end(text: str, form: CallForm | None = None) -> int | None:
+    """Return the position after the last block of reasoning; None if reasoning never ends. `form`: as `find_calls`."""
     position = 0
     while True:
         rest = text[position:]
         end, reasons = rest.find(_REASONING_END), rest.lstrip().startswith(_REASONING_START)
         if end < 0:
             return None if reasons else position
-        if not reasons and _inside_call(rest, end):
+        if not reasons and _inside_call(rest, end, _searched(form)):
             return position
         position += end + len(_REASONING_END)
 
 
-def _inside_call(text: str, position: int) -> bool:
+def _inside_call(text: str, position: int, forms: _Forms) -> bool:
     """Return whether `position` is inside a call or a bare response of JSON, so inside one of its strings."""
     if text.lstrip().startswith(("{", "[")):
         _, end, error = decode(text)
         return not error and end > position
-    opener = _openers().search(text, 0, position)
+    opener = forms.openers.search(text, 0, position)
     while opener is not None:
-        block, end, _ = _block(text, opener.start())
+        block, end, _ = _block(text, opener.start(), forms)
         if isinstance(block, str) or end > position:
             return not isinstance(block, str)
-        opener = _openers().search(text, max(end, opener.end()), position)
+        opener = forms.openers.search(text, max(end, opener.end()), position)
     return False
 
 
-def _block(text: str, start: int) -> tuple[Call | str, int, str]:
+def _block(text: str, start: int, forms: _Forms) -> tuple[Call | str, int, str]:
     """Return the call at an opener, where its text ends (`start` if that is unknown), and what closes it."""
     failed: tuple[Call | str, int, str] | None = None
-    for form in _known:
+    for form in forms.forms:
         if head := form.head.match(text, start):
-            block, end = (_markup if form.key else _json_arguments)(text, head, form)
+            block, end = _markup(text, head, form) if form.key else _json_arguments(text, head, form, forms)
             found = block, end, form.closer.strip().rpartition("\n")[2]
             if isinstance(block, Call):
                 return found
@@ -267,7 +192,7 @@ def _block(text: str, start: int) -> tuple[Call | str, int, str]:
     if failed is not None:
         return failed
     if not text.startswith(OPEN, start):
-        form = next(form for form in _known if form.starts.match(text, start))
+        form = next(form for form in forms.forms if form.starts.match(text, start))
         return f"a call has the form {form.shape}", start, form.closer.strip()
     start += len(OPEN)
     value, end, error = decode(text, start)
@@ -276,7 +201,7 @@ def _block(text: str, start: int) -> tuple[Call | str, int, str]:
     return read_call(value) if _CLOSED.match(text, end) else _UNCLOSED, end, CLOSE
 
 
-def _json_arguments(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str, int]:
+def _json_arguments(text: str, head: re.Match[str], form: CallForm, forms: _Forms) -> tuple[Call | str, int]:
     """Return the call whose arguments are a JSON object after its name, and where its text ends."""
     arguments, end, error = decode(text, head.end())
     name = short(head["name"])
@@ -284,7 +209,7 @@ def _json_arguments(text: str, head: re.Match[str], form: CallForm) -> tuple[Cal
         return error, head.start()
     if not isinstance(arguments, dict):
         return f"the arguments of {name} must be a JSON object, got {short(arguments)}", end
-    if not (form.ends.match(text, end) or _openers().match(text, end) or not text[end:].strip()):
+    if not (form.ends.match(text, end) or forms.openers.match(text, end) or not text[end:].strip()):
         return f"after the call of {name} comes something other than {form.closer.strip()}", end
     return _checked(Call(head["name"], arguments, identity=_identity(head, form))), end
 
@@ -364,26 +289,6 @@ def _collected(found: list[Call | str], span: tuple[int, int], cut: bool) -> Cal
     return Calls(calls, tuple(item for item in found if isinstance(item, str)), span, cut)
 
 
-def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
-    """Read one JSON value that begins at `start` or after white space: (value, where it ends, error or "")."""
-    while start < len(text) and text[start].isspace():
-        start += 1
-    try:
-        value, end = _decoder.raw_decode(text, start)
-        return value, end, ""
-    except json.JSONDecodeError as error:
-        return None, start, f"the call is not JSON: {error.msg} at character {error.pos - start}"
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:120]
-        return None, start, f"the call is not JSON that can be read: {reason}"
-
-
-def decode_whole(text: str) -> tuple[Any, str]:
-    """Read a text that is one JSON value: (value, error or "")."""
-    value, end, error = decode(text)
-    return value, error or ("something follows it" if text[end:].strip() else "")
-
-
 def read_call(value: Any) -> Call | str:
     """Return a decoded value as a call, or what is wrong with it."""
     value = _unpacked(value)
@@ -405,24 +310,3 @@ def read_call(value: Any) -> Call | str:
 def _checked(call: Call) -> Call | str:
     flaw = find_flaw([call.name, call.arguments])
     return f"the call of {short(call.name)} {flaw}" if flaw else call
-
-
-def find_flaw(value: Any) -> str:
-    """Return why a decoded value cannot be written as JSON in UTF-8, or "" if it can."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return "holds half of a surrogate pair"
-    except RecursionError:
-        return "is nested too deep"
-    return ""
-
-
-def short(value: Any) -> str:
-    """Return a value for an error message: at most 60 characters, safe to encode."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        text = type(value).__name__
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from envs.base import BaseInteractionEnv
-
-if TYPE_CHECKING:
-    from envs.calls import CallForm  # with pydantic and more, which few workers need
+from envs.call_form import CallForm
 
 CHARS_PER_TOKEN = 4
 """Of English text, about; whether something fits is estimated with it where no tokenizer is loaded."""
@@ -46,15 +44,13 @@ class EnvSpec:
         """Call the environment module's `build_env`."""
         from envs.loading import call_build_env
 
-        if self.call_form is not None:
-            from envs.calls import know_form
-
-            know_form(self.call_form)
         sample = SimpleNamespace(
             metadata=dict(self.metadata), label=self.label, prompt=self.prompt, multimodal_inputs=self.multimodal_inputs
         )
         args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
-        return call_build_env(self.env_path, sample, args)
+        env = call_build_env(self.env_path, sample, args)
+        env.call_form = self.call_form
+        return env
 
 
 class Replay(NamedTuple):

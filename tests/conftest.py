@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,6 @@ def _unknown_servers() -> None:
     if session := sys.modules.get("envs.openenv.session"):
         session._first.clear()
         session._gone_since.clear()
-
-
-@pytest.fixture(autouse=True)
-def _one_policy() -> Iterator[None]:
-    """A process serves one policy: forget how the checkpoints of a test write calls."""
-    yield
-    if calls := sys.modules.get("envs.calls"):
-        calls.forget_forms()
 
 
 SYSTEM_PACKAGES = {

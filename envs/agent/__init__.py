@@ -24,8 +24,8 @@ from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
 from envs.base import BaseInteractionEnv, Observation, StepInfo
-from envs.calls import short
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.json_text import short
 from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.workspace import hand_over, remove_tree
@@ -117,7 +117,7 @@ class AgentEnv(BaseInteractionEnv):
         if episode is None or episode.session.current is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         waiting = episode.session.current
-        answer = read_response(response_text, waiting.request, self.settings.max_calls)
+        answer = read_response(response_text, waiting.request, self.settings.max_calls, self.call_form)
         self._steps += 1
         self._unread += bool(answer.errors)
         self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)

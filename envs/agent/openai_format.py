@@ -7,7 +7,7 @@ from typing import Any
 from envs.agent import parts
 from envs.agent.parts import Message, RequestError
 from envs.agent.request import Request, Response, assistant_message, make_request
-from envs.calls import short
+from envs.json_text import short
 
 PING = b": the model is busy\n\n"
 """Sent to a client that waits for a stream; a comment, which clients skip."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pydantic_core
 
-from envs.calls import short
+from envs.json_text import short
 
 Message = dict[str, Any]
 

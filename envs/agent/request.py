@@ -15,6 +15,7 @@ import pydantic_core
 from envs.agent import parts
 from envs.agent.parts import Message, RequestError
 from envs.base import text_of
+from envs.call_form import CallForm
 from envs.calls import Call, find_calls, reasoning_end
 from envs.errors import MissingDependencyError, ToolError
 from envs.images import ImageError, open_image
@@ -84,10 +85,10 @@ class Response:
         return (len(self.text) + len(self.reasoning) + calls) // CHARS_PER_TOKEN + 1
 
 
-def read_response(text: str, request: Request, max_calls: int) -> Response:
-    """Split the model's text into reasoning, text and, if the request offers tools, calls."""
+def read_response(text: str, request: Request, max_calls: int, form: CallForm | None = None) -> Response:
+    """Split the model's text into reasoning, text and, if the request offers tools, calls; `form`: as `find_calls`."""
     text = encodable(text)
-    start = reasoning_end(text)
+    start = reasoning_end(text, form)
     start = len(text) if start is None else start
     reasoning = text[:start].strip().removeprefix("<think>").removesuffix("</think>").strip()
     stops = [(position, stop) for stop in request.stops if (position := text.find(stop, start)) >= 0]
@@ -95,7 +96,7 @@ def read_response(text: str, request: Request, max_calls: int) -> Response:
     kept = text[:end]
     if not request.tools:
         return Response(kept[start:].strip(), reasoning, stop=stop)
-    found = find_calls(kept, max_calls)
+    found = find_calls(kept, max_calls, form)
     errors = (*found.errors, *([f"an answer may hold at most {max_calls} calls"] if found.cut else []))
     if errors or found.span is None:
         return Response(kept[start:].strip(), reasoning, (), errors, stop, found.span)

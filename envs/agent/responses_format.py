@@ -10,7 +10,7 @@ from envs.agent.openai_format import PING as PING
 from envs.agent.openai_format import refusal as refusal
 from envs.agent.parts import Message, RequestError
 from envs.agent.request import Request, Response, Stored, assistant_message, make_request, response_id
-from envs.calls import short
+from envs.json_text import short
 
 REFUSED = ("background", "conversation", "prompt")
 TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

@@ -22,8 +22,8 @@ from envs.agent import anthropic_format, openai_format, responses_format
 from envs.agent.parts import RequestError
 from envs.agent.request import Request, read_request
 from envs.agent.session import Session, Waiting
-from envs.calls import short
 from envs.errors import EnvironmentFault
+from envs.json_text import short
 from envs.swe.sandbox.workspace import per_process, process_folder
 
 MAX_UNKNOWN = 128

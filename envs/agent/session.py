@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from envs.agent.parts import Message, RequestError
 from envs.agent.request import Request, Response, assistant_message, response_id
-from envs.calls import short
 from envs.errors import EnvironmentFault
+from envs.json_text import short
 
 MAX_BYTES = 4 << 20
 """What the unanswered requests of one program may have together, by default."""

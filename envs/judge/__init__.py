@@ -243,6 +243,7 @@ class JudgedEnv(BaseInteractionEnv):
             setattr(self, name, getattr(self.inner, name))
 
     def reset(self) -> Observation:
+        self.inner.call_form = self.call_form
         observation = self.inner.reset()
         self._copy_description()
         self._turns, self._failures, self._feedback = [], 0, ""

@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from envs.calls import decode_whole, reasoning_end, short
+from envs.calls import reasoning_end
 from envs.errors import ConfigError, JudgeError
+from envs.json_text import decode_whole, short
 from envs.text_game import render_template
 from envs.tools.results import encodable
 from slime_verlog import Field, Settings, read_settings, read_yaml

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, closed_on_error, describe_task, read_env_settings
-from envs.calls import short
 from envs.errors import ConfigError, EnvironmentFault
+from envs.json_text import short
 from envs.loading import load_attribute
 from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
 from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, RejectedError

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from envs.calls import decode_whole, short
 from envs.errors import ConfigError, EnvironmentFault, describe, did_you_mean
 from envs.images import open_image
+from envs.json_text import decode_whole, short
 from envs.loading import load_attribute
 from envs.openenv.protocol import RejectedError
 from envs.openenv.session import fields_of

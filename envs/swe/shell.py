@@ -114,7 +114,7 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
         if self._bench is None:
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         self.steps += 1
-        response = parse_response(response_text, self.settings.max_calls, self.offered)
+        response = parse_response(response_text, self.settings.max_calls, self.offered, self.call_form)
         calls = response.calls if response.valid else (self._default_call(),)
         began = time.monotonic()
         text, failures, submitted = execute_all(replace(self._bench, deadline=began + self.seconds_left()), calls)

@@ -22,7 +22,9 @@ from typing import Any
 
 from envs import calls as tool_calls
 from envs.base import timed
-from envs.calls import CLOSE, OPEN, decode, find_calls, read_call, reasoning_end, short
+from envs.call_form import CallForm
+from envs.calls import CLOSE, OPEN, find_calls, read_call, reasoning_end
+from envs.json_text import decode, short
 from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import ToolFailure, Workspace
@@ -119,18 +121,23 @@ class Response(tool_calls.Calls):
     calls: tuple[Call, ...] = ()
 
 
-def parse_response(text: str, max_calls: int = 4, tools: Mapping[str, ShellTool] = TOOLS) -> Response:
-    """Read the calls of `tools` out of a response. Never raises; what cannot be read is an error in words."""
-    found = find_calls(text, max_calls)
+def parse_response(
+    text: str, max_calls: int = 4, tools: Mapping[str, ShellTool] = TOOLS, form: CallForm | None = None
+) -> Response:
+    """Read the calls of `tools` out of a response; `form`: as `find_calls`.
+
+    Never raises; what cannot be read is an error in words.
+    """
+    found = find_calls(text, max_calls, form)
     if found.span is None or found.foreign:
-        return _parse_plain(text, tools)
+        return _parse_plain(text, tools, form)
     checked = [_check_call(tools, call) for call in found.calls]
     errors = (*found.errors, *(c for c in checked if isinstance(c, str)))
     return Response(tuple(c for c in checked if isinstance(c, Call)), errors, found.span, found.cut)
 
 
-def _parse_plain(text: str, tools: Mapping[str, ShellTool]) -> Response:
-    begin = reasoning_end(text)
+def _parse_plain(text: str, tools: Mapping[str, ShellTool], form: CallForm | None) -> Response:
+    begin = reasoning_end(text, form)
     if begin is None:
         return Response(errors=("the response ends inside of its reasoning",))
     candidate, (start, _) = find_action(text[begin:])

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, read_env_settings, timed
-from envs.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end, short
+from envs.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.images import ImageError
+from envs.json_text import short
 from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
@@ -252,7 +253,7 @@ class ToolEnv(BaseInteractionEnv):
         self._session.release()
 
     def _take(self, text: str, deadline: float) -> _Outcome:
-        found = find_calls(text, self.settings.max_calls)
+        found = find_calls(text, self.settings.max_calls, self.call_form)
         if found.span is None or not self.offered:
             return self._final(text)
         calls, errors = self._session.check(found)
@@ -273,7 +274,7 @@ class ToolEnv(BaseInteractionEnv):
         return _Outcome(feedback=encodable(feedback), valid=False, reward=-self.settings.format_penalty)
 
     def _final(self, text: str) -> _Outcome:
-        start = reasoning_end(text)
+        start = reasoning_end(text, self.call_form)
         answer, span = ("", (0, 0)) if start is None else find_answer(text, start)
         if not answer:
             return self._invalid(_NO_ANSWER)

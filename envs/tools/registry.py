@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from envs.calls import decode_whole, short
 from envs.errors import ConfigError, ToolError
+from envs.json_text import decode_whole, short
 from envs.loading import load_attribute, load_module
 from envs.tools.results import Tool, ToolSpec
 from envs.tools.schema import check_schema, infer_schema

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from envs.calls import short
 from envs.errors import ToolError
 from envs.images import ImageError, is_image, open_image
+from envs.json_text import short
 from envs.tools.schema import ArgumentCheck, Schema
 from envs.tools.settings import ToolSettings
 

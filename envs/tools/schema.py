@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from envs.calls import decode_whole, find_flaw, short
 from envs.errors import ToolError
+from envs.json_text import decode_whole, find_flaw, short
 from envs.loading import import_extra
 
 Schema = dict[str, Any]

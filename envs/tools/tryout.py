@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from envs.calls import Call, short
+from envs.calls import Call
+from envs.json_text import short
 from envs.tools.env import ToolEnv
 from envs.tools.examples import example_arguments
 from envs.tools.results import ToolSpec

@@ -91,7 +91,7 @@ class AcceptedMessages:
         if profile.channels:
             begin, end = outside_thoughts(content)
             content = content[begin:end]
-        found = find_calls(content, MAX_CALLS)
+        found = find_calls(content, MAX_CALLS, profile.call_form)
         if not found.valid or found.span is None or (profile.channels and len(found.calls) > 1):
             return {"role": "assistant", "content": content} if profile.channels else None
         calls = [

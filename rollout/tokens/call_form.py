@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.calls import CallForm, decode, find_calls, know_form
+from envs.call_form import CallForm
+from envs.calls import find_calls
+from envs.json_text import decode
 from rollout.tokens.chat_template import LEFT, THOUGHT_END, USER, ChatTemplate, common_start
 
 MarkedCall = tuple[str, Mapping[str, Any]]
@@ -32,10 +34,8 @@ def learn_call_form(template: ChatTemplate, answer_start: str, stops: Sequence[s
         shows_none = template.attempt([USER, {"role": "assistant", "content": ""}]) == written
         return None, written is None or shows_none
     form = _form(one, two)
-    if form is not None:
-        know_form(form)
     texts = zip(examples, (one, two, empty), strict=True)
-    return form, all(text is None or _reads(text, calls) for calls, text in texts)
+    return form, all(text is None or _reads(text, calls, form) for calls, text in texts)
 
 
 def _written(
@@ -55,8 +55,8 @@ def _written(
     return body
 
 
-def _reads(text: str, calls: Sequence[MarkedCall]) -> bool:
-    found = find_calls(text)
+def _reads(text: str, calls: Sequence[MarkedCall], form: CallForm | None) -> bool:
+    found = find_calls(text, form=form)
     return found.valid and [(call.name, dict(call.arguments)) for call in found.calls] == list(calls)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs.calls import CallForm
+from envs.call_form import CallForm
 from envs.plain_text import PlainText
 from rollout.errors import EncodingError
 from rollout.tokens.call_form import PART_OF_TAG, learn_call_form

@@ -70,7 +70,7 @@ def _cut_thought(encoder: DeltaEncoder) -> Iterator[str]:
     reading = encoder.read(cut)
     if encoder.profile.channels or THOUGHT_END in reading.text:
         return
-    if find_calls(reading.text).calls:
+    if find_calls(reading.text, form=encoder.profile.call_form).calls:
         yield "a call inside a thought that was cut would be made; set another chat template"
 
 

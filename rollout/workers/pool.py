@@ -13,17 +13,15 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from envs.call_form import CallForm
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec, ObservationLimits
 from rollout.turn import EnvReply
 from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
 from rollout.workers.utilization import Utilization
-
-if TYPE_CHECKING:
-    from envs.calls import CallForm
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """Errors inside an environment that are counted apart from `raised`, by class name."""

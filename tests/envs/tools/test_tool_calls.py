@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.calls import CallForm, find_calls, know_form
+from envs.call_form import CallForm
+from envs.calls import find_calls
 from tests.fixtures.tokenizers import real_tokenizer
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -173,16 +174,18 @@ def test_a_call_in_a_form_that_is_not_known_is_told_and_is_no_final_answer(text:
     assert not found.calls and found.foreign and "a call has the form" in found.errors[0]
 
 
-def test_a_form_that_was_made_known_is_read_with_its_section_and_ids() -> None:
+def test_a_template_form_is_read_with_its_section_and_ids_and_only_where_it_is_given() -> None:
     section = ("<|calls|>", "<|/calls|>")
-    know_form(CallForm("<|begin|>functions.", ":0<|args|>", "<|end|>", section=section))
+    form = CallForm("<|begin|>functions.", ":0<|args|>", "<|end|>", section=section)
     add = '<|begin|>functions.add:3<|args|>{"a": "</think>"}<|end|>'
     text = f"Now: <|calls|>{add}<|begin|>functions.look:4<|args|>{{}}<|end|>"
-    found = find_calls(f"{text}<|/calls|> so")
+    found = find_calls(f"{text}<|/calls|> so", form=form)
+    assert not find_calls(f"{text}<|/calls|> so").calls
     identities = [(call.name, call.identity) for call in found.calls]
     assert identities == [("add", "functions.add:3"), ("look", "functions.look:4")]
     assert f"{text}<|/calls|>"[slice(*found.span)] == f"{text}<|/calls|>".removeprefix("Now: ")
-    assert find_calls(text.replace("{}", "{")).errors and find_calls(text.replace("functions.", "f.")).errors
+    for broken in (text.replace("{}", "{"), text.replace("functions.", "f.")):
+        assert find_calls(broken, form=form).errors
 
 
 PIECES = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=p>", "</parameter>", "</think>"]

@@ -146,7 +146,7 @@ def test_a_call_in_a_thought_that_was_cut_is_not_made_and_later_prompts_close_th
         opening = "" if encoder.profile.opens_thought else "<think>\n"
         ids = list(encoder.text.encode(f"{opening}maybe {call}"))
     reading = encoder.read(ids)
-    assert reading.text.startswith("<think>") and find_calls(reading.text).span is None
+    assert reading.text.startswith("<think>") and find_calls(reading.text, form=encoder.profile.call_form).span is None
     assert encoder.profile.opens_thought == name.split(" ")[0].startswith(HEADER_OPENS)
     longer = encoder.append(encoder.prompt([FIRST]), ids, [SECOND])
     following = encoder.decode(longer.token_ids)[len(encoder.decode(encoder.prompt([FIRST]).token_ids)) :]
@@ -191,7 +191,7 @@ def test_calls_that_the_original_template_writes_are_read_back(name: str, names:
     if encoder.profile.channels:
         own = text[text.rindex("<|start|>assistant") :].removesuffix("<|call|>")
         body = encoder.read(encoder.tokenizer.encode(own, add_special_tokens=False)).text
-    found = find_calls(body)
+    found = find_calls(body, form=encoder.profile.call_form)
     assert found.valid, found.errors
     assert [call.name for call in found.calls] == list(names)
     for call in found.calls:
