@@ -93,7 +93,7 @@ class BaseInteractionEnv(abc.ABC):
     deterministic: bool = True
     """Whether seed and actions determine the episode, which allows a replay after a crash."""
     call_form: CallForm | None = None
-    """How the policy's chat template writes tool calls, for `find_calls`; set before `reset`. None: as JSON."""
+    """How the policy's chat template writes tool calls, for `find_calls`; set before `reset`."""
     whole_prompts: bool = False
     """Whether the messages of each observation are the whole prompt, like the requests of an agent. Nothing is added to
     them, the memory does not apply, `tools` may change from turn to turn, and there are no messages after the end."""

@@ -63,8 +63,17 @@ class _Forms:
 
 
 @lru_cache
-def _searched(form: CallForm | None) -> _Forms:
-    return _Forms((MARKUP,) if form is None or form == MARKUP else (form, MARKUP))
+def _searched(form: CallForm) -> _Forms:
+    return _Forms((MARKUP,) if form == MARKUP else (form, MARKUP))
+
+
+_policy_form = MARKUP
+
+
+def set_policy_form(form: CallForm | None) -> None:
+    """Read this form where a caller of `find_calls` gives none: how the policy of this process writes calls."""
+    global _policy_form
+    _policy_form = form or MARKUP
 
 
 @dataclass(frozen=True)
@@ -103,9 +112,10 @@ def find_calls(text: str, limit: int = 8, form: CallForm | None = None) -> Calls
 
     Args:
         limit: calls that are read at most.
-        form: how the policy's chat template writes calls; None if it writes JSON or markup, which are always read.
+        form: how the policy's chat template writes calls; None for the policy of this process. JSON and markup are
+            always read.
     """
-    forms = _searched(form)
+    forms = _searched(form or _policy_form)
     start = reasoning_end(text, form)
     if start is None:
         return Calls()
@@ -160,7 +170,7 @@ def reasoning_end(text: str, form: CallForm | None = None) -> int | None:
         end, reasons = rest.find(_REASONING_END), rest.lstrip().startswith(_REASONING_START)
         if end < 0:
             return None if reasons else position
-        if not reasons and _inside_call(rest, end, _searched(form)):
+        if not reasons and _inside_call(rest, end, _searched(form or _policy_form)):
             return position
         position += end + len(_REASONING_END)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.call_form import CallForm
+from envs.call_form import MARKUP, CallForm
 from envs.calls import find_calls
 from envs.json_text import decode
 from rollout.tokens.chat_template import LEFT, THOUGHT_END, USER, ChatTemplate, common_start
@@ -56,7 +56,7 @@ def _written(
 
 
 def _reads(text: str, calls: Sequence[MarkedCall], form: CallForm | None) -> bool:
-    found = find_calls(text, form=form)
+    found = find_calls(text, form=form or MARKUP)
     return found.valid and [(call.name, dict(call.arguments)) for call in found.calls] == list(calls)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.call_form import CallForm
+from envs.calls import set_policy_form
 from envs.plain_text import PlainText
 from rollout.errors import EncodingError
 from rollout.tokens.call_form import PART_OF_TAG, learn_call_form
@@ -113,6 +114,7 @@ def learn_profile(
     reminded = [SYSTEM, USER, ASSISTANT, SYSTEM, USER]
     stop_ids = _stop_ids(tokenizer, template, text, found[0], generation_config)
     call_form, reads_calls = learn_call_form(template, start, [text.decode([token]) for token in stop_ids])
+    set_policy_form(call_form)
     channels = any(CHANNEL in lead for lead in leads)
     return Profile(
         stop_ids=stop_ids,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.call_form import CallForm
+from envs.call_form import MARKUP, CallForm
 from envs.calls import find_calls
 from tests.fixtures.tokenizers import real_tokenizer
 
@@ -170,7 +170,7 @@ def test_a_call_without_arguments_may_say_so_in_any_way(arguments: str) -> None:
     ],
 )
 def test_a_call_in_a_form_that_is_not_known_is_told_and_is_no_final_answer(text: str) -> None:
-    found = find_calls(text)
+    found = find_calls(text, form=MARKUP)
     assert not found.calls and found.foreign and "a call has the form" in found.errors[0]
 
 
@@ -180,7 +180,7 @@ def test_a_template_form_is_read_with_its_section_and_ids_and_only_where_it_is_g
     add = '<|begin|>functions.add:3<|args|>{"a": "</think>"}<|end|>'
     text = f"Now: <|calls|>{add}<|begin|>functions.look:4<|args|>{{}}<|end|>"
     found = find_calls(f"{text}<|/calls|> so", form=form)
-    assert not find_calls(f"{text}<|/calls|> so").calls
+    assert not find_calls(f"{text}<|/calls|> so", form=MARKUP).calls
     identities = [(call.name, call.identity) for call in found.calls]
     assert identities == [("add", "functions.add:3"), ("look", "functions.look:4")]
     assert f"{text}<|/calls|>"[slice(*found.span)] == f"{text}<|/calls|>".removeprefix("Now: ")
