@@ -228,14 +228,17 @@ async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tm
     async def train(engine: Engine, rollout_id: int) -> None:
         quiet.append(len(trainer.stream._playing))
         asked = len(engine.requests)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause_s)
         assert len(engine.requests) == asked, "nothing is asked while the engine is away"
         engine.update()
 
     trainer.train = train  # type: ignore[method-assign]
+    pause_s, began = 0.05, time.monotonic()
     await trainer.run(range(4))
+    pauses = 4 * pause_s / (time.monotonic() - began)
     assert quiet == [0] * 4
-    assert max(output.metrics["rollout/slots_at_limit"] for output in trainer.outputs) < 0.001, "they wait for GPUs"
+    at_limit = [output.metrics["rollout/slots_at_limit"] for output in trainer.outputs]
+    assert max(at_limit) < pauses / 4, "the slots wait for GPUs, not at the limit"
     no_gap_and_none_twice(trainer.turns())
     assert max(max(batch) for batch in trainer.staleness) == 1, "turns that finished during the pause come first"
 
