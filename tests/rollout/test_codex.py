@@ -22,6 +22,11 @@ CALLS = {
     "glm-4.7": "<tool_call>exec_command<arg_key>cmd</arg_key><arg_value>{cmd}</arg_value></tool_call>",
 }
 
+GRADE = """
+def grade(run):
+    return (run.folder / "made.txt").read_text() == "fine\\n"
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 (own template)", "glm-4.7"])
@@ -32,9 +37,7 @@ async def test_codex_runs_a_command_that_the_model_writes_in_its_own_form(tmp_pa
     tokenizer = family(name)
     tokenizer.save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "work").mkdir()
-    (tmp_path / "grade.py").write_text(
-        "def grade(run):\n    return (run.folder / 'made.txt').read_text() == 'fine\\n'\n"
-    )
+    (tmp_path / "grade.py").write_text(GRADE)
     env = {
         "command": [program, *RECIPES["codex"]["command"][1:]],
         "variables": {"PATH": os.environ["PATH"]},
