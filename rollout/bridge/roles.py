@@ -1,5 +1,6 @@
 """The flags of actor and critic after `--megatron-config-path`: layout of GPUs, first weights, and checkpoints."""
 
+import json
 import logging
 import math
 import os
@@ -112,6 +113,12 @@ def check_roles(args: Any) -> None:
             f"--use-rollout-logprobs with --kl-coef {actor.kl_coef} stops slime's critic in its first step, because it "
             f"has no reference to compare with; slime sets its kl_coef to 0 only with {OWN_FOLDER}"
         )
+    own, policys = (_vocabulary(args) for args in (critic, actor))
+    if own is not None and policys is not None and own != policys:
+        raise ConfigError(
+            f"the critic's hf_checkpoint {critic.hf_checkpoint} has another vocabulary than the policy's "
+            f"{actor.hf_checkpoint}, but it reads the policy's token ids; take both from one family"
+        )
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         if getattr(actor, name, 1) != getattr(critic, name, 1):
             raise ConfigError(
@@ -123,6 +130,12 @@ def check_roles(args: Any) -> None:
             "this model ties its output layer to its embeddings. A critic has no such output layer, and slime unties "
             f"it only for a role that has a configuration: pipeline parallelism needs {OWN_FOLDER}"
         )
+
+
+def _vocabulary(args: Any) -> Mapping[str, Any] | None:
+    """The tokens of a role's checkpoint and their ids; None without a tokenizer.json."""
+    path = Path(getattr(args, "hf_checkpoint", None) or "") / "tokenizer.json"
+    return json.loads(path.read_text(encoding="utf-8"))["model"].get("vocab") if path.is_file() else None
 
 
 def check_start_weights(args: Any) -> None:

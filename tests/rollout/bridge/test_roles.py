@@ -50,6 +50,16 @@ def test_megatrons_own_rotation_is_refused_with_two_roles(tmp_path: Path) -> Non
         check_roles(make_args(tmp_path, {"save": "elsewhere"}, save_retain_interval=20))
 
 
+def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
+    for name, vocabulary in {"policy": {"a": 0, "b": 1}, "other": {"b": 0, "a": 1}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    flags = {"hf_checkpoint": str(tmp_path / "policy"), "save": None}
+    check_roles(make_args(tmp_path, {}, **flags))
+    with pytest.raises(ConfigError, match="other has another vocabulary"):
+        check_roles(make_args(tmp_path, {"hf_checkpoint": str(tmp_path / "other")}, **flags))
+
+
 def test_tied_embeddings_with_pipeline_stages_need_a_role_for_the_critic(tmp_path: Path) -> None:
     flags = {"untie_embeddings_and_output_weights": False, "pipeline_model_parallel_size": 2, "save": None}
     with pytest.raises(ConfigError, match="pipeline parallelism needs --megatron-config-path"):
