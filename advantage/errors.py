@@ -8,11 +8,11 @@ class TurnTableError(SlimeVerlogError, ValueError):
 
 
 class UnsupportedFrameworkError(SlimeVerlogError, RuntimeError):
-    """The patch does not support this framework or this version of it."""
+    """The patch does not support this version of slime."""
 
 
 class FlagError(ConfigError):
-    """A combination of the framework's flags that would give wrong advantages. The text names the flag to change."""
+    """A combination of slime's flags that would give wrong advantages. The text names the flag to change."""
 
 
 class OtherRankError(SlimeVerlogError, RuntimeError):

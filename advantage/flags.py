@@ -25,7 +25,7 @@ FROZEN = "freeze_params_name_list"
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageFlags:
-    """The flags that are read; a default applies if the framework lacks the flag."""
+    """The flags that are read; a default applies if `args` lacks the flag."""
 
     advantage_estimator: str = "ppo"
     compute_advantages_and_returns: bool = True

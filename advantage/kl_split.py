@@ -4,8 +4,6 @@ A policy that games its reward often changes its actions first: their KL then gr
 the reasoning.
 """
 
-import functools
-import logging
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +15,6 @@ from advantage.exchange import Layout, current_layout
 from advantage.flags import advantage_flags
 from advantage.packing import local_tokens, per_token, span_positions
 from advantage.turn_table import TurnColumns, read_turn_table, whole_numbers
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,16 +30,11 @@ class KlSplit:
     summary_tokens: int = 0
 
 
-_warn_once = functools.cache(logger.warning)
-
-
-def log_kl_split(
-    args: Any, rollout_id: int | None = None, rollout_data: MutableMapping[str, Any] | None = None
-) -> KlSplit | None:
+def log_kl_split(args: Any, rollout_id: int | None, rollout_data: MutableMapping[str, Any]) -> KlSplit | None:
     """Add `kl_reasoning`, `kl_action` and `kl_summary` to slime's metrics, and remove the turn table.
 
     Args:
-        rollout_data: the actor's, after `compute_advantages`; None on miles.
+        rollout_data: the actor's, after `compute_advantages`.
 
     Returns:
         The split; None if this process has no KL (other pipeline stages, no reference policy).
@@ -51,9 +42,6 @@ def log_kl_split(
     Raises:
         TurnTableError: the table is missing or was written by another converter.
     """
-    if rollout_data is None:
-        _warn_once("this framework gives --rollout-data-postprocess-path no data, so KL is not split")
-        return None
     columns, layout = read_turn_table(rollout_data, keep=False), current_layout()
     kl = rollout_data.get("kl") if advantage_flags(args).kl_coef else None
     if kl is None:  # slime computes no KL for the reward

@@ -61,10 +61,9 @@ def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens
         return LocalTokens(responses, responses, None)
     lengths = torch.tensor(responses, dtype=torch.long)
     totals = torch.tensor(rollout_data["total_lengths"], dtype=torch.long)
-    padded = torch.tensor(rollout_data.get("max_seq_lens") or rollout_data["total_lengths"], dtype=torch.long)
     # The two half-open ranges of response offsets that this rank holds of each sample, [S, 2, 2].
     rank, chunks = layout.context.rank, 2 * layout.context.size
-    chunk = ((padded + chunks - 1) // chunks)[:, None]
+    chunk = ((totals + chunks - 1) // chunks)[:, None]
     starts = torch.tensor([rank, chunks - 1 - rank]) * chunk - (totals - lengths - 1)[:, None]
     spans = torch.stack([starts, starts + chunk], -1)
     spans = torch.minimum(spans.clamp(min=0), lengths[:, None, None])

@@ -98,7 +98,7 @@ class AdvantageSettings(Settings):
     """GiGPO: the returns that `gamma_step` discounts. `step`: only the return from each turn onwards, as in the paper
     (Feng et al. 2025, equations 3 and 5) and in verl-agent. `both`: the whole episode's return too."""
     policy_loss: Literal["ppo", "dis"] = "ppo"
-    """The actor's loss. `ppo`: the framework's. `dis`: double-sided importance sampling for turns of older weights; it
+    """The actor's loss. `ppo`: slime's. `dis`: double-sided importance sampling for turns of older weights; it
     masks tokens whose probability ratio to the weights that played them lies outside (1 - eps_clip, 1 + eps_clip_high).
     """
     alarm_logprob_abs_diff: float = Field(default=0.1, gt=0)

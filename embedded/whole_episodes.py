@@ -7,8 +7,8 @@ one training group, so `global_batch_size` counts episodes. In `generate_turns` 
 import asyncio
 from argparse import Namespace
 
-from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run, set_group
-from rollout.bridge.sample import facts_of
+from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
+from rollout.bridge.sample import facts_of, set_group
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError

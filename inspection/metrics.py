@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from rollout.bridge.framework import FRAMEWORK, Sample
+from rollout.bridge.framework import Sample
 from rollout.bridge.sample import facts_of
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.play.metrics import FAULTS, whole_episode_metrics
 from rollout.play.runtime import open_runtimes
 from rollout.turn import SampleKind
 
-_LOGGERS = {"slime": ("slime.observability.rollout_metrics", "slime.ray.rollout"), "miles": ("miles.ray.rollout",)}
+_LOGGERS = ("slime.observability.rollout_metrics", "slime.ray.rollout")
+"""Where main and v0.3.1 have their loggers."""
 
 
 def log_rollout(
@@ -38,7 +39,7 @@ def log_rollout(
         metrics |= {f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})}
     fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
     turns = [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
-    log = _framework_logger("log_rollout_data", "_log_rollout_data")
+    log = _slime_logger("log_rollout_data", "_log_rollout_data")
     log(rollout_id, _without(args, "custom_rollout_log_function_path"), turns, metrics, rollout_time)
     return True
 
@@ -52,23 +53,23 @@ def log_eval_rollout(
         if f"eval/{name}/episodes" not in extra_metrics:
             found = whole_episode_metrics(episode_facts(results.get("samples") or ()))
             extra_metrics |= {f"eval/{name}/{key.partition('/')[2]}": value for key, value in found.items()}
-    log = _framework_logger("log_eval_rollout_data", "_log_eval_rollout_data")
+    log = _slime_logger("log_eval_rollout_data", "_log_eval_rollout_data")
     log(rollout_id, _without(args, "custom_eval_rollout_log_function_path"), data, extra_metrics)
     return True
 
 
 def _without(args: Any, flag: str) -> Any:
-    """A copy of `args` without the hook, because the framework's logger would call it again."""
+    """A copy of `args` without the hook, because slime's logger would call it again."""
     plain = copy.copy(args)
     setattr(plain, flag, None)
     return plain
 
 
-def _framework_logger(*names: str) -> Any:
-    for module_name in _LOGGERS.get(FRAMEWORK, ()):
+def _slime_logger(*names: str) -> Any:
+    for module_name in _LOGGERS:
         with suppress(ImportError):
             module = importlib.import_module(module_name)
             for name in names:
                 if hasattr(module, name):
                     return getattr(module, name)
-    raise RuntimeError(f"the log hooks need slime or miles, found {FRAMEWORK}; leave the flags with log hooks out")
+    raise RuntimeError("the log hooks need slime, which cannot be imported; leave the flags with log hooks out")

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rollout.bridge.checks import check_fixed_turn
-from rollout.bridge.framework import GROUP_FIELD, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
+from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.bridge.sample import build_samples
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
@@ -23,7 +23,7 @@ from rollout.play.metrics import batch_metrics, measure, warn_of_bottleneck
 from rollout.play.player import Batch, Slot, count_failure, count_turns, gather, play
 from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
 from rollout.play.slots import restore_slots
-from rollout.samples import fill_steps, pretraining_samples
+from rollout.samples import pretraining_samples
 from rollout.turn import Segment, StopReason, Turn
 from slime_verlog import BAR_S
 
@@ -36,7 +36,7 @@ def generate_rollout(
     """Return one batch of turns, or the held-out episodes if `evaluation` (slime's `--rollout-function-path`).
 
     A batch's `samples` has one list per segment: its turns, then its bootstrap sample, if any. In the last batch of
-    value pretraining, it has one list per turn; for miles, lists with padding are added. `metrics` are floats by name.
+    value pretraining, it has one list per turn. `metrics` are floats by name.
     `rollout.evaluate.evaluate` says what comes back of held-out episodes.
 
     Raises:
@@ -195,10 +195,7 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
     """slime's samples for the batch's segments, in training groups that were never used before."""
     ids = source.take_group_ids(count_turns(batch.segments))
     # In a thread, because thousands of samples take long enough to stall the event loop.
-    groups = await asyncio.to_thread(build_samples, batch.segments, ids, runtime.samples, batch.staleness)
-    if GROUP_FIELD is None:
-        groups = fill_steps(groups, runtime.flags.global_batch_size, runtime.samples)
-    return groups
+    return await asyncio.to_thread(build_samples, batch.segments, ids, runtime.samples, batch.staleness)
 
 
 def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:

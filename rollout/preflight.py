@@ -1,6 +1,6 @@
 """Checks a command line before any GPU is requested: `python -m rollout.preflight [train.py|train_async.py] FLAGS`.
 
-The framework's own parsers read the flags, this project's checks follow, and one environment of every task is tried.
+slime's own parsers read the flags, this project's checks follow, and one environment of every task is tried.
 The verdict is one sentence, on the last line; slime's own output is shown only after an unexpected error. Each of
 slime's parsers ignores flags that it does not know, so slime itself never notices a misspelt flag: those that none of
 them knows are refused here, and idle ones are named.
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from advantage.flags import advantage_flags, kl_warning, overrides_of
-from advantage.patch.versions import find_framework
+from advantage.patch.versions import find_slime
 from rollout.bridge.checks import BATCHES, SOURCE, check_flags, hooks_in_use, installs_advantages
 from rollout.bridge.flags import RolloutFlags, sentences
-from rollout.bridge.framework import FRAMEWORK
+from rollout.bridge.framework import HAS_SLIME
 from rollout.bridge.roles import check_start_weights, role_args
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
@@ -47,8 +47,8 @@ UNREAD_OVERRIDES = {
 
 
 def parse_command_line() -> Any:
-    """Return the framework's `args` for `sys.argv`; raises ConfigError for wrong and unknown flags."""
-    module = importlib.import_module(f"{FRAMEWORK}.utils.arguments")
+    """Return slime's `args` for `sys.argv`; raises ConfigError for wrong and unknown flags."""
+    module = importlib.import_module("slime.utils.arguments")
     with _options_seen() as known:
         try:
             args = module.parse_args()
@@ -58,7 +58,7 @@ def parse_command_line() -> Any:
             # Many of Megatron's assertions have no text, so the line that raised one stands in for it.
             frame = traceback.extract_tb(error.__traceback__)[-1]
             reason = f": {error}" if str(error).strip() else f" at {frame.filename}:{frame.lineno}: {frame.line}"
-            raise ConfigError(f"{FRAMEWORK} refuses these flags: {type(error).__name__}{reason}") from error
+            raise ConfigError(f"slime refuses these flags: {type(error).__name__}{reason}") from error
     no_engine = getattr(args, "debug_train_only", False)
     refuse_unknown(sys.argv[1:], known, ENGINE_PREFIXES if no_engine else ())
     return args
@@ -77,7 +77,7 @@ def _options_seen() -> Generator[set[str]]:
         return original(self, args, namespace)
 
     def refusing(self: argparse.ArgumentParser, message: str) -> NoReturn:
-        raise ConfigError(f"{FRAMEWORK} cannot read the flags: {message}")
+        raise ConfigError(f"slime cannot read the flags: {message}")
 
     parser.parse_known_args, parser.error = recording, refusing
     try:
@@ -96,7 +96,7 @@ def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ..
             hints.append(f"{flag} (did you mean {near[0]}?)" if near else flag)
     if hints:
         raise ConfigError(
-            f"no parser of {FRAMEWORK}, Megatron or SGLang knows {', '.join(hints)}; it would be ignored silently"
+            f"no parser of slime, Megatron or SGLang knows {', '.join(hints)}; it would be ignored silently"
         )
 
 
@@ -190,7 +190,7 @@ def check_sight(args: Any, reason: str) -> None:
     if getattr(args, "debug_rollout_only", False) or getattr(args, "custom_model_provider_path", None):
         return
     spec = list(getattr(args, "spec", None) or ())
-    builds_text_layers = spec and spec[0].startswith(f"{FRAMEWORK}_plugins.") and spec[-1].endswith("_spec")
+    builds_text_layers = spec and spec[0].startswith("slime_plugins.") and spec[-1].endswith("_spec")
     if not spec or builds_text_layers:
         given = f"--spec {' '.join(spec)} describes" if spec else "without --spec, Megatron's flags describe"
         raise ConfigError(
@@ -216,7 +216,7 @@ def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable
 def check_whitening(args: Any) -> None:
     """Raise ConfigError if slime whitens our advantages by slices of a sequence, which only the patch would mend."""
     ours = str(args.custom_advantage_function_path).startswith("advantage.")
-    if ours and args.normalize_advantages and args.context_parallel_size > 1 and not find_framework().whitens_all_ranks:
+    if ours and args.normalize_advantages and args.context_parallel_size > 1 and not find_slime().whitens_all_ranks:
         raise ConfigError(
             "this slime whitens each slice of a sequence separately: leave out --normalize-advantages, or give "
             "--context-parallel-size 1"
@@ -226,8 +226,8 @@ def check_whitening(args: Any) -> None:
 @command()
 def main() -> None:
     """Print the verdict; exit with status 1 and a sentence on stderr if training must not start."""
-    if FRAMEWORK == "none":
-        raise MissingDependencyError("neither slime nor miles can be imported; put a checkout on PYTHONPATH")
+    if not HAS_SLIME:
+        raise MissingDependencyError("slime cannot be imported; put its checkout on PYTHONPATH")
     script = Path(sys.argv.pop(1)).name if sys.argv[1:2] and sys.argv[1].endswith(".py") else "train.py"
     with captured_output():
         args = parse_command_line()
@@ -239,7 +239,7 @@ def main() -> None:
         notes = check(args)
         check_start_weights(args)
         if installs_advantages(args):
-            find_framework()
+            find_slime()
         else:
             check_whitening(args)
         warnings = flags_without_effect(args, {word.partition("=")[0] for word in sys.argv[1:]})

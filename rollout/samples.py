@@ -12,7 +12,7 @@ import torch
 
 from advantage.turn_table import PADDING_INDEX, TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 from rollout.bridge.flags import RolloutFlags
-from rollout.bridge.framework import Sample, group_of, train_data_keys
+from rollout.bridge.framework import Sample
 from rollout.bridge.roles import samples_multiple
 from rollout.bridge.sample import (
     SampleWriter,
@@ -21,6 +21,7 @@ from rollout.bridge.sample import (
     build_samples,
     facts_of,
     flatten,
+    group_of,
     mask_response,
     restart,
     row_of,
@@ -150,18 +151,6 @@ def evaluation_sample(
     return sample
 
 
-def fill_steps(groups: list[list[Sample]], step: int, writer: SampleWriter) -> list[list[Sample]]:
-    """Spread padding among the groups until optimizer steps of `step` samples are full, as miles needs."""
-    total = sum(len(group) for group in groups)
-    missing = -total % step
-    index = 1 + max(sample.index or 0 for group in groups for sample in group)
-    padded = list(groups)
-    for k in reversed(range(missing)):
-        place = (k + 1) * len(groups) // (missing + 1)
-        padded.insert(place, [writer.padding(index + k, len(groups) + k)])
-    return padded
-
-
 def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence[Sample]]) -> dict[str, Any]:
     """Return slime's train data (`--custom-convert-samples-to-train-data-path`), with the turn table under `prompt`.
 
@@ -173,13 +162,16 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its loss mask has
             another length than its response; or it lacks what a flag replays in training, such as log-probs.
     """
-    samples, flags, group_keys = flatten(samples), RolloutFlags.read(args), train_data_keys()
+    samples, flags = flatten(samples), RolloutFlags.read(args)
     rows = [_row(sample) for sample in samples]
-    if group_keys is not None:
-        padding = _padding(args, samples, 1 + max(row.segment for row in rows))
-        samples += padding
-        rows += [_row(sample) for sample in padding]
+    padding = _padding(args, samples, 1 + max(row.segment for row in rows))
+    samples += padding
+    rows += [_row(sample) for sample in padding]
+    groups = [group_of(sample) for sample in samples]
     masks = [_loss_mask(sample) for sample in samples]
+    trained: Counter[int] = Counter()
+    for group, mask in zip(groups, masks, strict=True):
+        trained[group] += sum(mask)
     rewards = [float(sample.reward or 0.0) for sample in samples]
     data: dict[str, Any] = {
         "tokens": [token_prefix(sample.tokens).to_numpy() for sample in samples],
@@ -191,13 +183,9 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
         # Writable, so that slime does not copy them.
         "loss_masks": [np.frombuffer(bytearray(mask), np.uint8) for mask in masks],
         TABLE_KEY: [encode_row(row).numpy() for row in rows],
+        "rollout_ids": groups,
+        "rollout_mask_sums": [trained[group] for group in groups],
     }
-    if group_keys is not None:
-        ids = [group_of(sample) for sample in samples]
-        totals: Counter[int] = Counter()
-        for group, mask in zip(ids, masks, strict=True):
-            totals[group] += sum(mask)
-        data |= {group_keys[0]: ids, group_keys[1]: [totals[group] for group in ids]}
     _add_optional(data, samples, flags)
     _check_replay(data, flags)
     return data

@@ -28,13 +28,13 @@ WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "megatron": "megatron-core"}
 """Import names that differ from the distribution's name by more than an underscore."""
 
-BRINGS_ITSELF = {"slime", "miles", "balrog", "fast_downward", "verifiers"}
-"""Imported if installed, never installed by us: the frameworks, BALROG, textworld[pddl]'s planner, and verifiers."""
+BRINGS_ITSELF = {"slime", "balrog", "fast_downward", "verifiers"}
+"""Imported if installed, never installed by us: slime, BALROG, textworld[pddl]'s planner, and verifiers."""
 
 INDIRECT = {
     "basedpyright": "a command",
     "codespell": "a command",
-    "httpx": "slime and miles import it",
+    "httpx": "slime imports it",
     "mcp-server-git": "a command",
     "mcp-server-time": "a command",
     "minihack": "imported by name",

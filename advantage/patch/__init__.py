@@ -1,9 +1,8 @@
 """slime's `--custom-megatron-init-path`: installs dual-discount GAE and the first-token value weight in both roles.
 
-slime calls it once in every process of the actor and of the critic. Each module here wraps some functions of the
-framework. `compute_advantages_and_returns` is replaced only if the framework lacks `--custom-advantage-function-path`,
-or would whiten without context parallelism. Where the framework has that flag, `install` sets it, because slime drops
-it for the critic when `--megatron-config-path` is used.
+slime calls it once in every process of the actor and of the critic. Each module here wraps some of slime's functions.
+`install` sets `--custom-advantage-function-path`, because slime drops it for the critic when `--megatron-config-path`
+is used. `compute_advantages_and_returns` is replaced only if slime would whiten without context parallelism.
 """
 
 import functools
@@ -25,7 +24,7 @@ from advantage.patch import images
 from advantage.patch.critic import install_critic, install_value_head, pretrain_critic
 from advantage.patch.roles import install_roles
 from advantage.patch.steps import install_steps
-from advantage.patch.versions import Framework, find_framework, original, replace, wrap
+from advantage.patch.versions import find_slime, original, replace, wrap
 from advantage.training.losses import weigh_first_tokens, whiten
 from advantage.training.policy_loss import install_dis
 
@@ -47,71 +46,67 @@ def install(args: Any) -> None:
 
     Raises:
         ConfigError: the flags would give wrong advantages, or a setting is out of range; names the flag or key.
-        UnsupportedFrameworkError: the patch does not support the framework, or something else patched it.
+        UnsupportedFrameworkError: the patch does not support this slime, or something else patched it.
     """
-    framework = find_framework()
+    slime = find_slime()
     settings, flags = check_flags(args), advantage_flags(args)
-    replace(framework.loss, "value_loss_function", weigh_first_tokens)
-    if framework.model is not None:
-        install_steps(framework.model, framework.actor, settings)
+    replace(slime.loss, "value_loss_function", weigh_first_tokens)
+    if slime.model is not None:
+        install_steps(slime.model, slime.actor, settings)
     if settings.policy_loss == "dis":
-        install_dis(framework.loss, replace)
-    policy_loss = original(getattr(framework.loss, "policy_loss_function", None))
-    if policy_loss and flags.eps_clip_c is not None and "eps_clip_c" not in policy_loss.__code__.co_names:
-        clip = {"eps_clip_c": flags.eps_clip_c}  # slime up to v0.3.1 and miles take the flag and leave it unread
-        replace(framework.loss, "compute_policy_loss", lambda old: functools.partial(old, **clip))
-    install_roles(framework)
+        install_dis(slime.loss, replace)
+    policy_loss = original(slime.loss.policy_loss_function)
+    if flags.eps_clip_c is not None and "eps_clip_c" not in policy_loss.__code__.co_names:
+        clip = {"eps_clip_c": flags.eps_clip_c}  # v0.3.1 takes the flag and leaves it unread
+        replace(slime.loss, "compute_policy_loss", lambda old: functools.partial(old, **clip))
+    install_roles(slime)
     install_value_head()
     images.install(args)
     if settings.on_update == "continue":
-        _install_retraction(flags.update_weight_mode, framework)
+        _install_retraction(flags.update_weight_mode)
     if settings.value_pretraining.batches:
-        pretrain_critic(args, framework, settings.value_pretraining)
+        pretrain_critic(args, slime, settings.value_pretraining)
     else:
-        install_critic(framework, settings)
+        install_critic(slime, settings)
     if not flags.has_critic:
         used = flags.custom_advantage_function_path or flags.advantage_estimator
-        logger.info("the training steps of %s are watched; the advantages come from %s", framework.name, used)
+        logger.info("slime's training steps are watched; the advantages come from %s", used)
         return
     whitens_slices = flags.normalize_advantages and flags.context_parallel_size > 1
-    replaces = not framework.has_flag or (whitens_slices and not framework.whitens_all_ranks)
-    if replaces:
-        ours = functools.partial(_compute_and_whiten, framework.loss)
-        for module in filter(None, (framework.loss, framework.actor)):
+    if whitens_slices and not slime.whitens_all_ranks:
+        ours = functools.partial(_compute_and_whiten, slime.loss)
+        for module in filter(None, (slime.loss, slime.actor)):
             replace(module, "compute_advantages_and_returns", lambda _: ours)
-    if framework.has_flag:
-        args.custom_advantage_function_path = HOOK
-    actor, loss = framework.actor, framework.loss
+    args.custom_advantage_function_path = HOOK
+    actor, loss = slime.actor, slime.loss
     if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
         raise UnsupportedFrameworkError(
             f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; something else "
             "replaced one of them"
         )
     logger.info(
-        "dual-discount GAE is installed in %s through %s: %s, first-token value weight %g",
-        framework.name,
-        "compute_advantages_and_returns" if replaces else "--custom-advantage-function-path",
+        "dual-discount GAE is installed: %s, first-token value weight %g",
         discounts_of(settings, "actor"),
         settings.value_first_token_weight,
     )
 
 
-def _install_retraction(mode: str | None, framework: Framework) -> None:
+def _install_retraction(mode: str | None) -> None:
     """Let responses in flight survive new weights (`on_update: continue`); `mode` is `--update-weight-mode`.
 
     slime pauses its engines with an empty request, which SGLang takes as "abort everything". With mode `retract`,
     SGLang keeps the requests and drops their cache. It computes prompt and response so far again with the new weights,
     and says in `weight_versions` which weights wrote which token. slime's pause has no mode, but its engine actors have
-    a method that posts any request, so the pause is sent through that one. Raises UnsupportedFrameworkError if the
-    framework pushes weights in another way.
+    a method that posts any request, so the pause is sent through that one. Raises UnsupportedFrameworkError if
+    slime pushes weights in another way.
     """
     module, name = _UPDATERS[mode or "full"]
-    path = f"{framework.name}.backends.megatron_utils.update_weight.{module}"
+    path = f"slime.backends.megatron_utils.update_weight.{module}"
     try:
         wrap(getattr(importlib.import_module(path), name), "connect_rollout_engines", _connected)
     except (ImportError, AttributeError) as error:
         raise UnsupportedFrameworkError(
-            f"on_update: continue does not know how this {framework.name} pushes weights ({error}); use abort"
+            f"on_update: continue does not know how this slime pushes weights ({error}); use abort"
         ) from error
 
 
@@ -135,7 +130,7 @@ class _RetractingEngine:
 
 
 def _compute_and_whiten(loss: ModuleType, args: Any, rollout_data: MutableMapping[str, Any]) -> None:
-    """Replace `compute_advantages_and_returns`: compute the framework's KL, call the hook, and whiten."""
+    """Replace `compute_advantages_and_returns`: compute slime's KL, call the hook, and whiten."""
     layout = current_layout()
     if not layout.last_stage:
         return

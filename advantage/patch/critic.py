@@ -14,7 +14,7 @@ from typing import Any
 from advantage.critic import Progress
 from advantage.errors import UnsupportedFrameworkError
 from advantage.exchange import current_layout
-from advantage.patch.versions import Framework, wrap
+from advantage.patch.versions import Slime, wrap
 from advantage.settings import AdvantageSettings, ValuePretrainingSettings
 
 
@@ -39,21 +39,16 @@ def _move_head(freeze: Callable[..., None], model: Any, args: Any) -> None:
     freeze(model, args)
 
 
-def install_critic(framework: Framework, settings: AdvantageSettings) -> None:
-    """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if the framework cannot."""
+def install_critic(slime: Slime, settings: AdvantageSettings) -> None:
+    """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if slime has no `train`."""
     passes, after = settings.critic_updates, settings.actor_values == "after"
-    if after and framework.name != "slime":
-        raise UnsupportedFrameworkError(
-            f"{framework.name} sends the critic's values to the actor before the critic trains: use actor_values: "
-            "before"
-        )
-    if framework.actor is None or (passes == 1 and not after):
+    if slime.actor is None or (passes == 1 and not after):
         return  # only a preflight, or nothing to change
-    if not callable(getattr(framework.actor, "train", None)):
+    if not callable(getattr(slime.actor, "train", None)):
         raise UnsupportedFrameworkError(
-            f"{framework.actor.__name__} has no train, so critic_updates and actor_values cannot be changed"
+            f"{slime.actor.__name__} has no train, so critic_updates and actor_values cannot be changed"
         )
-    actor: Any = framework.actor
+    actor: Any = slime.actor
 
     def train_critic(
         train: Callable[..., Any], rollout_id: int, model: Any, optimizer: Any, schedule: Any, *rest: Any, **named: Any
@@ -81,9 +76,9 @@ def _compute_values(args: Any, actor: Any, model: Any, data_iterator: Any, num_m
     data_iterator[0].rollout_data.update(new)
 
 
-def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingSettings) -> None:
+def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings) -> None:
     """Let the critic's process only collect until the last batch, then train on it until it has converged."""
-    actor = framework.actor
+    actor = slime.actor
     if actor is None:
         return  # a preflight, without a training process
     missing = [name for name in ("train", "forward_only", "get_values") if not callable(getattr(actor, name, None))]
@@ -98,24 +93,24 @@ def pretrain_critic(args: Any, framework: Framework, settings: ValuePretrainingS
         args.value_clip = math.inf
         data, progress, layout = iterator[0].rollout_data, Progress(), current_layout()
         while progress.begin_pass(settings, data, model, layout):
-            _log(args, framework, progress)
+            _log(args, slime, progress)
             # The pass counts as a rollout, so that its metrics are logged after those of the one before.
             number = rollout_id + len(progress.explained) - 1
             with progress.held_out_hidden(data):
                 train(number, model, optimizer, _still(schedule), iterator, *rest)
             _compute_values(args, actor, model, iterator, rest[0])  # the microbatches
             actor.compute_advantages_and_returns(args, data)
-        _log(args, framework, progress)
+        _log(args, slime, progress)
         progress.finish(settings, model)
         optimizer.reload_model_params()
 
     wrap(actor, "train", all_passes)
 
 
-def _log(args: Any, framework: Framework, progress: Progress) -> None:
+def _log(args: Any, slime: Slime, progress: Progress) -> None:
     """Send the last measurement to slime's tracking, which runs on one rank."""
-    if framework.actor is None or framework.model is None or not framework.actor.is_megatron_main_rank():
+    if slime.actor is None or slime.model is None or not slime.actor.is_megatron_main_rank():
         return
     metrics = {"train/critic-held_out_explained_variance": progress.explained[-1]}
     step = {"critic/pass": len(progress.explained) - 1}
-    framework.model.logging_utils.log(args, {**metrics, **step}, step_key="critic/pass")
+    slime.model.logging_utils.log(args, {**metrics, **step}, step_key="critic/pass")

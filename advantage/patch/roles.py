@@ -14,15 +14,15 @@ import torch
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.exchange import current_layout
 from advantage.flags import FROZEN, advantage_flags
-from advantage.patch.versions import Framework, wrap
+from advantage.patch.versions import Slime, wrap
 from advantage.settings import ROLE, advantage_settings
 
 logger = logging.getLogger(__name__)
 
 
-def install_roles(framework: Framework) -> None:
-    """Note the role in `args` before the framework builds the role's model, and check the model's frozen parameters."""
-    if not hasattr(framework.actor, "initialize_model_and_optimizer"):
+def install_roles(slime: Slime) -> None:
+    """Note the role in `args` before slime builds the role's model, and check the model's frozen parameters."""
+    if not hasattr(slime.actor, "initialize_model_and_optimizer"):
         return
 
     def initialized(initialize: Callable[..., Any], args: Any, role: str = "actor", *rest: Any, **named: Any) -> Any:
@@ -38,13 +38,13 @@ def install_roles(framework: Framework) -> None:
         for name in report_frozen(role, parameters, patterns):
             if parameters[name].requires_grad:
                 raise UnsupportedFrameworkError(
-                    f"{framework.name} trains {name} although it is to be frozen; leave critic_frozen out"
+                    f"slime trains {name} although it is to be frozen; leave critic_frozen out"
                 )
         if role == "critic":
             check_head(parameters)
         return result
 
-    wrap(framework.actor, "initialize_model_and_optimizer", initialized)
+    wrap(slime.actor, "initialize_model_and_optimizer", initialized)
 
 
 def check_head(parameters: Mapping[str, torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from advantage.errors import UnsupportedFrameworkError
-from advantage.patch.versions import MODEL, original, wrap
+from advantage.patch.versions import ACTOR, MODEL, original, wrap
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm, check_finite
 from advantage.training.images import expand
@@ -25,10 +25,10 @@ _STEP_LENGTHS = ("global_batch_sizes", "num_microbatches")
 
 
 def install_late(settings: AdvantageSettings) -> None:
-    """Wrap the training steps of this process, unless they are wrapped or no framework runs in it."""
-    model = sys.modules.get(MODEL["slime"])
+    """Wrap the training steps of this process, unless they are wrapped or slime does not run in it."""
+    model = sys.modules.get(MODEL)
     if model is not None and original(model.train_one_step) is model.train_one_step:
-        install_steps(model, sys.modules.get("slime.backends.megatron_utils.actor"), settings)
+        install_steps(model, sys.modules.get(ACTOR), settings)
 
 
 def install_steps(model: ModuleType, actor: ModuleType | None, settings: AdvantageSettings) -> None:

@@ -1,25 +1,24 @@
-"""Detects the framework, by inspecting its loss module, and what the patch has to do in it.
+"""Finds slime's modules, and refuses a version in which the patch would do something else.
 
-miles lacks `--custom-advantage-function-path`. slime up to v0.3.1 and miles whiten without context parallelism.
+slime main whitens over data and context parallelism together, v0.3.1 without context parallelism.
 """
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from advantage.errors import UnsupportedFrameworkError
 
-SUPPORTED = "slime v0.3.0, v0.3.1 and main (August 2026), and miles-rl 0.0.2"
+SUPPORTED = "slime v0.3.1 and main (August 2026)"
 
-_LOSS = {"slime": "slime.backends.megatron_utils.loss", "miles": "miles.backends.training_utils.loss"}
-_ACTOR = {"slime": "slime.backends.megatron_utils.actor", "miles": "miles.backends.megatron_utils.actor"}
-MODEL = {"slime": "slime.backends.megatron_utils.model"}
+LOSS = "slime.backends.megatron_utils.loss"
+ACTOR = "slime.backends.megatron_utils.actor"
+MODEL = "slime.backends.megatron_utils.model"
 _PARAMETERS = {
     "compute_advantages_and_returns": ("args", "rollout_data"),
     "value_loss_function": ("args", "batch", "logits", "sum_of_sample_mean"),
@@ -27,64 +26,57 @@ _PARAMETERS = {
 
 
 @dataclass(frozen=True)
-class Framework:
-    """An installed framework that the patch supports."""
+class Slime:
+    """The modules of a slime that the patch supports."""
 
-    name: str
-    """`slime` or `miles`."""
     loss: ModuleType
-    """Where advantages and the value loss are computed."""
+    """Where advantages and the losses are computed."""
     actor: ModuleType | None
     """The training process's module, which imports functions of `loss` by name; None if it is not loaded."""
     model: ModuleType | None
     """Where the forward passes are; None if it is not loaded."""
-    has_flag: bool
-    """Whether its `compute_advantages_and_returns` calls `args.custom_advantage_function_path`."""
     whitens_all_ranks: bool
     """Whether it whitens over data and context parallelism together."""
 
 
-def find_framework() -> Framework:
-    """Find the framework that runs or is installed; raises UnsupportedFrameworkError for another version."""
-    names = [name for name in _LOSS if _ACTOR[name] in sys.modules or _LOSS[name] in sys.modules]
-    names = names or [name for name in _LOSS if importlib.util.find_spec(name) is not None]
-    if not names:
-        raise UnsupportedFrameworkError(f"neither slime nor miles is installed; supported are {SUPPORTED}")
+def find_slime() -> Slime:
+    """Return slime's modules; raises UnsupportedFrameworkError without slime, or for an unknown version."""
     try:
-        loss = importlib.import_module(_LOSS[names[0]])
+        loss = importlib.import_module(LOSS)
     except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith(names[0]):
+        if error.name is None or not error.name.startswith("slime"):
             raise
-        raise UnsupportedFrameworkError(
-            f"this {names[0]} has no module {_LOSS[names[0]]}; supported are {SUPPORTED}"
-        ) from error
+        raise UnsupportedFrameworkError(f"there is no module {LOSS}; supported are {SUPPORTED}") from error
     for function, parameters in _PARAMETERS.items():
-        known = original(getattr(loss, function, None))
-        found = tuple(inspect.signature(known).parameters) if callable(known) else None
-        if found is None or found[: len(parameters)] != parameters:
-            raise UnsupportedFrameworkError(
-                f"{names[0]}'s {loss.__name__}.{function} is {'missing' if found is None else f'called with {found}'}, "
-                f"expected parameters {parameters}; supported are {SUPPORTED}"
-            )
+        _check_parameters(loss, function, parameters)
     dispatch = getattr(loss, "loss_function", None)
     if dispatch is None or "value_loss_function" not in dispatch.__code__.co_names:
         raise UnsupportedFrameworkError(
-            f"{names[0]}'s {loss.__name__}.loss_function does not call value_loss_function by that name; "
-            f"supported are {SUPPORTED}"
+            f"{LOSS}.loss_function does not call value_loss_function by that name; supported are {SUPPORTED}"
         )
-    compute = original(loss.compute_advantages_and_returns)
-    has_flag = "custom_advantage_function_path" in compute.__code__.co_names
-    if names[0] == "slime" and not has_flag:
+    compute: CodeType = original(loss.compute_advantages_and_returns).__code__
+    if "custom_advantage_function_path" not in compute.co_names:
         raise UnsupportedFrameworkError(
-            f"this slime has no --custom-advantage-function-path (it came with v0.3.0); supported are {SUPPORTED}"
+            f"this slime has no --custom-advantage-function-path; supported are {SUPPORTED}"
         )
-    whitens = any("with_context_parallel" in x for x in compute.__code__.co_consts if isinstance(x, tuple))
-    actor, model = (sys.modules.get(modules.get(names[0], "")) for modules in (_ACTOR, MODEL))
-    return Framework(names[0], loss, actor, model, has_flag, whitens)
+    names_of_keywords: list[Any] = [constant for constant in compute.co_consts if isinstance(constant, tuple)]
+    whitens_all_ranks = any("with_context_parallel" in names for names in names_of_keywords)
+    return Slime(loss, sys.modules.get(ACTOR), sys.modules.get(MODEL), whitens_all_ranks)
+
+
+def _check_parameters(loss: ModuleType, name: str, expected: tuple[str, ...]) -> None:
+    function = original(getattr(loss, name, None))
+    if not callable(function):
+        raise UnsupportedFrameworkError(f"{LOSS}.{name} is missing; supported are {SUPPORTED}")
+    found = tuple(inspect.signature(function).parameters)
+    if found[: len(expected)] != expected:
+        raise UnsupportedFrameworkError(
+            f"{LOSS}.{name} is called with {found}, expected parameters {expected}; supported are {SUPPORTED}"
+        )
 
 
 def original(function: Any) -> Any:
-    """Return the framework's function that the patch replaced, or the function itself."""
+    """Return slime's function that the patch replaced, or the function itself."""
     return getattr(function, "__advantage_original__", function)
 
 

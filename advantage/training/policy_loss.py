@@ -61,7 +61,7 @@ def dis_metrics(
 
     Args:
         ppo_kl, advantages, eps_clip, eps_clip_high: as for `dis_loss`.
-        reduce: the framework's reducer, from one number per token to a sum.
+        reduce: slime's reducer, from one number per token to a sum.
         staleness: [n] of each token, in actor updates (-1: unknown); adds sums by staleness.
     """
     ratio = ratio_of(ppo_kl.detach())
@@ -108,7 +108,7 @@ def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
-    """Put DIS in the place of the framework's `compute_policy_loss`, and report its metrics."""
+    """Put DIS in the place of slime's `compute_policy_loss`, and report its metrics."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def compute(ppo_kl: Tensor, advantages: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

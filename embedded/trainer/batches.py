@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from rollout.bridge.framework import train_data_keys
 from rollout.errors import ConfigError
 
 RolloutData = dict[str, Any]
@@ -41,8 +39,7 @@ class MicroBatch:
 
 def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> RolloutData:
     """Convert to what a rank gets in slime, tensors per sample; raises ConfigError if keys are missing."""
-    groups, sums = train_data_keys() or ("sample_indices", None)
-    needed = ["tokens", "response_lengths", "loss_masks", "rewards", groups, *([sums] if sums else [])]
+    needed = ["tokens", "response_lengths", "loss_masks", "rewards", "rollout_ids", "rollout_mask_sums"]
     missing = [key for key in needed if key not in train_data]
     if missing:
         raise ConfigError(f"the train data lacks {', '.join(missing)}; use the converter of rollout.samples")
@@ -51,9 +48,6 @@ def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> Rollout
     for key in dtypes.keys() & train_data.keys():
         data[key] = [torch.tensor(values, dtype=dtypes[key], device=device) for values in train_data[key]]
     data["total_lengths"] = [len(t) for t in train_data["tokens"]]
-    data["rollout_ids"] = list(train_data[groups])
-    counts = [max(int(np.sum(mask)), 1) for mask in train_data["loss_masks"]]
-    data["rollout_mask_sums"] = list(train_data[sums]) if sums else counts
     data["partition"] = list(range(len(data["tokens"])))
     return data
 

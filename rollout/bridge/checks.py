@@ -294,15 +294,15 @@ def _require_converter(args: Any) -> None:
 
 
 def _require(args: Any, name: str, path: str, why: str) -> None:
-    """A hook must be configured where the framework has its flag; a user-supplied hook is accepted."""
+    """A hook must be configured if slime has its flag; a user-supplied hook is accepted."""
     if hasattr(args, name) and _is_default(getattr(args, name)):
         raise ConfigError(f"{_flag(name)} is missing: give {_flag(name)} {path}, because {why}")
 
 
 def _is_default(path: str | None) -> bool:
-    """Whether the framework chose this hook: nothing was given, or it is the parser's own default."""
+    """Whether slime chose this hook: nothing was given, or it is the parser's own default."""
     defaults = ("rollout.sglang_rollout.generate_rollout", "rollout.data_source.RolloutDataSourceWithBuffer")
-    return not path or path.removeprefix("slime.").removeprefix("miles.") in defaults
+    return not path or path.removeprefix("slime.") in defaults
 
 
 def _flag(name: str) -> str:

@@ -18,7 +18,7 @@ from rollout.spec import CHARS_PER_TOKEN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFlags:
-    """Fields have slime's names; the defaults apply if the framework does not have the flag."""
+    """Fields have slime's names; the defaults apply if `args` lacks the flag."""
 
     hf_checkpoint: str = ""
     rollout_batch_size: int = 1
@@ -88,7 +88,7 @@ class RolloutFlags:
 
     @property
     def engines(self) -> int:
-        """Number of engines, 1 if the framework does not tell."""
+        """Number of engines, 1 if slime does not say."""
         found = self.rollout_num_engines or (self.rollout_num_gpus or 1) // (self.rollout_num_gpus_per_engine or 1)
         return max(found, 1)
 

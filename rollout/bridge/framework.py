@@ -1,36 +1,32 @@
-"""Which RL framework is installed, and its types; the only file that tells slime from miles.
-
-slime >= v0.3.1 calls a training group's id `rollout_id`, v0.3.0 calls it `group_id`, miles has none.
-"""
+"""slime's types and its event loop; without slime, our own of the same shape."""
 
 import asyncio
-import contextlib
 import enum
-import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-
-def _installed() -> str:
-    for name in ("slime", "miles"):
-        with contextlib.suppress(ModuleNotFoundError):
-            # The package's own types, since any folder of that name would pass for an empty package.
-            if importlib.util.find_spec(f"{name}.utils.types") is not None:
-                return name
-    return "none"
-
+from slime_verlog import MissingDependencyError
 
 T = TypeVar("T")
 CANCELLED_S = 10.0
 """Seconds that an interrupted coroutine gets to end."""
-FRAMEWORK: str = _installed()
-"""`slime`, `miles` or `none`."""
 
-if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, whatever is installed
+
+def _has_slime() -> bool:
+    try:
+        # Ask for slime's own types, because any folder named slime passes for an empty package.
+        return importlib.util.find_spec("slime.utils.types") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+HAS_SLIME = _has_slime()
+
+if TYPE_CHECKING or not HAS_SLIME:  # a type checker always sees these types
 
     @dataclass
     class Sample:
@@ -72,6 +68,36 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
             assert self.reward is not None
             return self.reward
 
+        def append_response_tokens(
+            self,
+            args: Any = None,
+            *,
+            tokens: Sequence[int] = (),
+            log_probs: Sequence[float] | None = None,
+            trainable: bool = True,
+            meta_info: Mapping[str, Any] | None = None,
+            text: str = "",
+        ) -> None:
+            """Append to the response, and record which weights wrote it and why it ended."""
+            self.tokens = [*self.tokens, *tokens]
+            self.response_length += len(tokens)
+            self.loss_mask = [*(self.loss_mask or ()), *[int(trainable)] * len(tokens)]
+            self.rollout_log_probs = [*(self.rollout_log_probs or ()), *(log_probs or [0.0] * len(tokens))]
+            self.response += text
+            if meta_info is not None:
+                self._record(meta_info)
+
+        def _record(self, meta_info: Mapping[str, Any]) -> None:
+            version = meta_info.get("weight_version")
+            versions: list[Any] = meta_info.get("weight_versions") or ([] if version is None else [version])
+            for found in versions:
+                number = cast(Any, found)["version"] if isinstance(found, dict) else found
+                self.weight_versions.append(str(number))
+            reason: Any = meta_info.get("finish_reason")
+            if isinstance(reason, dict):
+                reason = cast(Any, reason)["type"]
+            self.status = Sample.Status.TRUNCATED if reason == "length" else Sample.Status.COMPLETED
+
     @dataclass
     class RolloutFnTrainOutput:
         """What a training rollout returns: groups of samples, and metrics."""
@@ -112,38 +138,18 @@ if TYPE_CHECKING or FRAMEWORK == "none":  # a type checker sees these types, wha
             ended.wait(CANCELLED_S)
             raise
 else:
-    _types = importlib.import_module(f"{FRAMEWORK}.rollout.base_types")
-    RolloutFnTrainOutput, RolloutFnEvalOutput = _types.RolloutFnTrainOutput, _types.RolloutFnEvalOutput
-    run = importlib.import_module(f"{FRAMEWORK}.utils.async_utils").run
-    Sample = importlib.import_module(f"{FRAMEWORK}.utils.types").Sample
+    from slime.rollout.base_types import RolloutFnEvalOutput as RolloutFnEvalOutput
+    from slime.rollout.base_types import RolloutFnTrainOutput as RolloutFnTrainOutput
+    from slime.utils.async_utils import run as run
+    from slime.utils.types import Sample as Sample
 
-_FIELDS: Mapping[str, Any] = getattr(Sample, "__dataclass_fields__", {})
-
-GROUP_FIELD: str | None = next((name for name in ("rollout_id", "group_id") if name in _FIELDS), None)
-"""The Sample field that ties the samples of one training group together; None on miles."""
-
-
-def set_group(sample: Sample, group: int) -> None:
-    """Put the sample into the training group `group`; does nothing on miles."""
-    if GROUP_FIELD is not None:
-        setattr(sample, GROUP_FIELD, group)
-
-
-def group_of(sample: Sample) -> int:
-    """The sample's training group; its index if the framework has no groups, and 0 without either."""
-    group = getattr(sample, GROUP_FIELD) if GROUP_FIELD is not None else None
-    return (sample.index or 0) if group is None else group
-
-
-def train_data_keys() -> tuple[str, str] | None:
-    """Keys of the per-sample group ids and mask sums in the train data; None on miles."""
-    name = (GROUP_FIELD or "").removesuffix("_id")
-    return (f"{name}_ids", f"{name}_mask_sums") if name else None
+    if not hasattr(Sample, "append_response_tokens"):
+        raise MissingDependencyError("slime is too old: Sample has no append_response_tokens; take v0.3.1 or main")
 
 
 def outer_loop_is_full() -> bool | None:
     """Tell whether slime's own loop has enough samples and aborts the rest; None if slime's own loop does not run."""
-    loop = sys.modules.get(f"{FRAMEWORK}.rollout.sglang_rollout")
+    loop = sys.modules.get("slime.rollout.sglang_rollout")
     state = getattr(loop, "GenerateState", None)
     # From the singleton's registry, because a new instance would load a tokenizer.
     made = getattr(state, "_instances", {}).get(state)

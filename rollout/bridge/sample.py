@@ -4,7 +4,6 @@ Each turn is one sample in its own training group. A bootstrap sample shares the
 Of the other files, only `rollout/samples.py` names fields of a `Sample`.
 """
 
-import base64
 import importlib
 import uuid
 from array import array
@@ -15,10 +14,10 @@ from typing import Any, cast
 import torch
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, anchor_of
-from rollout.bridge.framework import FRAMEWORK, Sample, group_of, set_group
+from rollout.bridge.framework import HAS_SLIME, Sample
 from rollout.spec import EnvSpec, EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import ENGINE, FinishReason, Generation, Prompt, SampleKind, Segment, Span, Turn
+from rollout.turn import ENGINE, Generation, Prompt, SampleKind, Segment, Span, Turn
 
 ROW_KEY = "turn_row"
 """Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
@@ -42,39 +41,28 @@ class SampleWriter:
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
         """Append the model's tokens; slime updates its own records (routing, top-p, speculation, caching)."""
-        trained, append = generation.trained, getattr(sample, "append_response_tokens", None)
-        if append is not None and self._keeps_top_p:
-            append(
+        trained = generation.trained
+        meta_info = dict(generation.meta_info)
+        if self._keeps_top_p:
+            sample.append_response_tokens(
                 self._args,
                 tokens=list(generation.token_ids),
                 log_probs=list(generation.log_probs) if trained else None,
                 trainable=trained,
-                meta_info=dict(generation.meta_info),
+                meta_info=meta_info,
                 text=generation.text,
             )
-            if not trained and getattr(sample, "rollout_top_p_token_offsets", None) is None:
+            if not trained and sample.rollout_top_p_token_offsets is None:
                 self._fill_top_p(sample)
             return
         self._append(sample, generation.token_ids, generation.log_probs if trained else None)
-        if append is not None:
-            # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
-            append(self._args, meta_info=dict(generation.meta_info), text=generation.text)
-            return
-        sample.response += generation.text
-        update = getattr(sample, "update_from_meta_info", None)
-        if update is not None:
-            update(self._args, {**generation.meta_info, "finish_reason": {"type": str(generation.finish_reason)}})
-            self._keep_routing(sample, generation.meta_info)
-            return
-        sample.weight_versions = [*sample.weight_versions, *generation.weight_versions]
-        cut = generation.finish_reason is FinishReason.LENGTH
-        sample.status = Sample.Status.TRUNCATED if cut else Sample.Status.COMPLETED
+        # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
+        sample.append_response_tokens(self._args, meta_info=meta_info, text=generation.text)
 
     def append_observation(self, sample: Sample, token_ids: Sequence[int]) -> None:
         """Append the tokens between two answers: part of the response, masked from the loss."""
-        append = getattr(sample, "append_response_tokens", None)
-        if append is not None and self._keeps_top_p:
-            append(self._args, tokens=list(token_ids), trainable=False)
+        if self._keeps_top_p:
+            sample.append_response_tokens(self._args, tokens=list(token_ids), trainable=False)
         else:
             self._append(sample, token_ids, None)
 
@@ -125,15 +113,6 @@ class SampleWriter:
         if self._keeps_top_p:
             sample.rollout_top_p_token_ids = []
             sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
-
-    def _keep_routing(self, sample: Sample, meta_info: Mapping[str, Any]) -> None:
-        """Store the routed experts of all tokens so far, [tokens - 1, layers, k], as slime v0.3.0 and miles do."""
-        encoded = meta_info.get("routed_experts")
-        if encoded is None:
-            return
-        flat = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.int32)
-        shape = (len(sample.tokens) - 1, self._args.num_layers, self._args.moe_router_topk)
-        sample.rollout_routed_experts = flat.reshape(shape).numpy()
 
 
 def build_samples(
@@ -223,6 +202,17 @@ def set_images(sample: Sample, prompt: Prompt) -> None:
     sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
 
 
+def set_group(sample: Sample, group: int) -> None:
+    """Put the sample into the training group `group`."""
+    sample.rollout_id = group
+
+
+def group_of(sample: Sample) -> int:
+    """The sample's training group; without one, its index, which may be 0."""
+    group = sample.index if sample.rollout_id is None else sample.rollout_id
+    return group or 0
+
+
 def set_row(sample: Sample, row: TurnRow) -> None:
     """Attach the sample's row of the turn table."""
     sample.train_metadata = {**(sample.train_metadata or {}), ROW_KEY: row}
@@ -294,26 +284,24 @@ def mark_aborted(sample: Sample) -> Sample:
 
 def is_traced(args: Any) -> bool:
     """Whether turns record where their time goes, as spans that slime saves with `--save-debug-rollout-data`."""
-    wanted = FRAMEWORK == "slime" and getattr(args, "save_debug_rollout_data", None) is not None
-    return wanted and _tracing() is not None
+    return HAS_SLIME and getattr(args, "save_debug_rollout_data", None) is not None
 
 
 @cache
 def _tracing() -> Any:
-    for name in ("slime.observability.trace_utils", "slime.utils.trace_utils"):  # today's, v0.3's
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    return None
+    """slime's module for traces, where main or v0.3.1 has it."""
+    try:
+        return importlib.import_module("slime.observability.trace_utils")
+    except ModuleNotFoundError:
+        return importlib.import_module("slime.utils.trace_utils")
 
 
 def attach_trace(sample: Sample, turns: Iterable[Turn]) -> None:
     """Add the turns' spans to the sample's trace; does nothing for turns without spans."""
     traced = [turn for turn in turns if turn.spans]
-    tracing = _tracing() if traced else None
-    if tracing is None:
+    if not traced:
         return
+    tracing = _tracing()
     handle = tracing.bind_trace(sample)
     for turn in traced:
         facts = {"episode_id": turn.episode_id, "turn": turn.index, "reward": turn.reward, "valid": turn.valid}

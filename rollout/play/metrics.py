@@ -1,4 +1,4 @@
-"""Metrics of one batch, computed from its turns; every value is a float, as the framework's trackers want it."""
+"""Metrics of one batch, computed from its turns; every value is a float, as slime's trackers want it."""
 
 from __future__ import annotations
 

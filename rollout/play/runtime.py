@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from envs.plain_text import PlainText
 from rollout.bridge.checks import installs_advantages, process_count
 from rollout.bridge.flags import RolloutFlags
-from rollout.bridge.framework import FRAMEWORK, Sample
+from rollout.bridge.framework import HAS_SLIME, Sample
 from rollout.bridge.sample import SampleWriter, is_traced
 from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
 from rollout.errors import ConfigError
@@ -200,7 +200,7 @@ def build_runtime(args: Any) -> Runtime:
         EncodingError: the tokenizer's chat template does not support the configured `history`.
     """
     settings, flags = load_settings(args), RolloutFlags.read(args)
-    small = FRAMEWORK == "slime" and installs_advantages(args)
+    small = HAS_SLIME and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
     from rollout.tokens.rehearsal import rehearse

@@ -1,30 +1,25 @@
-"""Checks of images in slime's model and of its critic's head (`python -m tests.advantage.image_critic slime`).
+"""Checks of images in slime's model and of its critic's head (`python -m tests.advantage.image_critic`).
 
 slime's own Qwen3.5-VL model, tiny, around Megatron's language model; slime's own model provider builds both roles.
-Prints one JSON object: check to null, or to what went wrong.
 """
 
+import importlib
 import importlib.util
-import json
 import os
 import tempfile
-import traceback
 from argparse import Namespace
 from typing import Any
 from unittest.mock import patch as mock_patch
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
 
-from tests.advantage.framework import framework_args, installed, module
-from tests.advantage.in_framework import start
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.stand_ins import allow_absent_packages
+from tests.fixtures.inside_slime import installed, megatron, report, slime_args, start
 from tests.slime.cpu.cuda_on_cpu import choose_cpu
 
 TOKENIZER = chatml_tokenizer()
@@ -34,7 +29,7 @@ VOCABULARY, HIDDEN = len(TOKENIZER), 32
 
 def build(args: Namespace, role: str) -> Any:
     """A role's model as slime's provider builds it, frozen parameters included."""
-    provider = module("backends.megatron_utils.model_provider")
+    provider = megatron("model_provider")
     with mock_patch.object(provider, "core_transformer_config_from_args", lambda _: transformer_config()):
         return provider.get_model_provider_func(args, role)()
 
@@ -84,7 +79,7 @@ def vl_args(**changes: Any) -> Namespace:
     model |= dict(custom_model_provider_path=None, mtp_num_layers=None, fp16_lm_cross_entropy=False)
     model |= dict(padded_vocab_size=VOCABULARY, max_position_embeddings=64, use_rope_scaling=False)
     model |= dict(untie_embeddings_and_output_weights=True, rotary_percent=1.0, rotary_base=10000)
-    return framework_args(**{**model, **changes})
+    return slime_args(**{**model, **changes})
 
 
 def values(model: Any) -> torch.Tensor:
@@ -138,7 +133,7 @@ WORDS = {"type": "text", "text": "a red key"}
 def logits_of(model: Any, data: dict[str, Any]) -> torch.Tensor:
     """The model's logits [tokens, vocabulary] for a micro-batch that slime itself packs; the patch is installed."""
     iterator = Namespace(get_next=lambda keys: {key: data.get(key) for key in keys})
-    batch = module("backends.megatron_utils.model").get_batch(iterator, list(data), 1)
+    batch = megatron("model").get_batch(iterator, list(data), 1)
     return model(batch["tokens"], packed_seq_params=batch["packed_seq_params"], **batch["multimodal_train_inputs"])[0]
 
 
@@ -175,14 +170,14 @@ def positions_of_pictures_in_training_are_the_engines() -> None:
 def a_stage_without_a_head_is_left_alone() -> None:
     args = vl_args()
     with installed(args):
-        provider = module("backends.megatron_utils.model_provider")
+        provider = megatron("model_provider")
         with mock_patch.object(provider, "core_transformer_config_from_args", lambda _: transformer_config()):
             model = provider.get_model_provider_func(args, "critic")(pre_process=True, post_process=False)
     assert not [name for name, _ in model.named_parameters() if "output_layer" in name]
 
 
 def the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own() -> None:
-    slime = module("backends.megatron_utils.model")
+    slime = megatron("model")
     args = vl_args()
     with installed(args), tempfile.TemporaryDirectory() as folder:
         for untied in (True, False):
@@ -237,22 +232,12 @@ CHECKS = (
 
 
 def main() -> None:
-    allow_absent_packages()
     start()
-    module("backends.megatron_utils.actor")
     torch.cuda.current_device, torch.cuda.synchronize = lambda: "cpu", lambda: None  # type: ignore[assignment]
     torch.Tensor.cuda = lambda self, *_: self  # type: ignore[method-assign]
     if importlib.util.find_spec("slime.utils.accelerator"):  # newer than v0.3.1
-        choose_cpu(module("utils.accelerator"))
-    outcome: dict[str, str | None] = {}
-    for run in CHECKS:
-        try:
-            run()
-            outcome[run.__name__] = None
-        except Exception:
-            outcome[run.__name__] = traceback.format_exc()
-    print("\n" + json.dumps(outcome))
-    dist.destroy_process_group()
+        choose_cpu(importlib.import_module("slime.utils.accelerator"))
+    report(CHECKS)
 
 
 if __name__ == "__main__":

@@ -92,13 +92,6 @@ def test_without_a_reference_nothing_is_logged_and_the_table_is_still_taken_out(
     assert set(data) == {"kl", "loss_masks", "response_lengths", "total_lengths"}
 
 
-def test_a_framework_without_data_causes_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert log_kl_split(make_args()) is None and log_kl_split(make_args()) is None
-    assert [record.message for record in caplog.records] == [
-        "this framework gives --rollout-data-postprocess-path no data, so KL is not split"
-    ]
-
-
 def test_a_mean_over_no_tokens_is_left_out_and_not_logged_as_zero() -> None:
     data = data_of([1.0, 3.0], [1, 1], (0, 2, -1))
     assert log_kl_split(make_args(), 0, data) == KlSplit(2.0, None, 2, 0)

@@ -139,8 +139,6 @@ def _shard(samples: list[FakeSample], layout: Layout, seed: int) -> tuple[list[i
     owner = [rng.choice(owners) for _ in samples]
     mine = [i for i in range(len(samples)) if owner[i] == layout.data.rank]
     data = rollout_data([samples[i] for i in mine])
-    if seed % 3 == 2:
-        data["max_seq_lens"] = [64] * len(mine)
     for key in ("values", "kl"):
         data[key] = sliced(data[key], data, layout)
     return mine, data

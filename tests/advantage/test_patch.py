@@ -1,6 +1,5 @@
-"""The patch works in both roles of every supported framework, refuses others, and can be undone completely."""
+"""The patch works in both roles inside slime, refuses other versions, and can be undone completely."""
 
-import ast
 import json
 import sys
 from argparse import Namespace
@@ -14,52 +13,24 @@ import torch
 
 from advantage import patch
 from advantage.errors import ConfigError, FlagError, UnsupportedFrameworkError
-from advantage.patch.versions import find_framework
-from tests.advantage.undo import uninstall
-from tests.fixtures.frameworks import FRAMEWORKS, SLIME, failure_inside
+from advantage.patch.versions import find_slime
+from tests.fixtures.checkouts import CHECKOUTS, checks_of, failure_inside
+from tests.fixtures.inside_slime import uninstall
 
-PROGRAM = Path(__file__).with_name("in_framework.py")
+INSIDE, IMAGES = "tests.advantage.in_slime", "tests.advantage.image_critic"
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        "one_value_per_token_reaches_the_head_and_the_image_model",
-        "a_stage_without_a_head_is_left_alone",
-        "the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own",
-    ],
-)
-@pytest.mark.parametrize("framework", SLIME)
-def test_a_critic_of_images_has_one_value_per_token(framework: str, check: str) -> None:
-    failure = failure_inside(framework, "tests.advantage.image_critic", check)
+@pytest.mark.parametrize("check", checks_of(INSIDE))
+@pytest.mark.parametrize("checkout", CHECKOUTS)
+def test_inside_slime(checkout: str, check: str) -> None:
+    failure = failure_inside(checkout, INSIDE, check)
     assert failure is None, failure
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        "pictures_of_the_encoder_reach_their_turns_through_slimes_own_batches",
-        "positions_of_pictures_in_training_are_the_engines",
-    ],
-)
-@pytest.mark.parametrize("framework", SLIME)
-def test_slimes_model_sees_the_pictures_that_the_engine_saw(framework: str, check: str) -> None:
-    failure = failure_inside(framework, "tests.advantage.image_critic", check)
-    assert failure is None, failure
-
-
-def checks() -> list[str]:
-    """Names of the checks that `in_framework.py` runs."""
-    body = ast.parse(PROGRAM.read_text(encoding="utf-8")).body
-    return [
-        node.name for node in body if getattr(node, "decorator_list", None) and node.decorator_list[0].id == "check"
-    ]
-
-
-@pytest.mark.parametrize("check", checks())
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_inside_the_framework(framework: str, check: str) -> None:
-    failure = failure_inside(framework, "tests.advantage.in_framework", check)
+@pytest.mark.parametrize("check", checks_of(IMAGES))
+@pytest.mark.parametrize("checkout", CHECKOUTS)
+def test_slimes_model_and_critic_of_images(checkout: str, check: str) -> None:
+    failure = failure_inside(checkout, IMAGES, check)
     assert failure is None, failure
 
 
@@ -72,6 +43,8 @@ def compute_advantages_and_returns(args, rollout_data):
         rollout_data["hook"] = args.custom_advantage_function_path
 def value_loss_function(args, batch, logits, sum_of_sample_mean):
     return sum_of_sample_mean(logits), {}
+def policy_loss_function(args, batch, logits, sum_of_sample_mean):
+    return None, {}
 def loss_function(args, batch, num_microbatches, logits):
     return value_loss_function(args, batch, logits, None)
 """
@@ -112,11 +85,12 @@ def test_the_flag_that_slime_dropped_for_the_critic_is_set_again(slime: Any) -> 
 
 def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once(slime: Any) -> None:
     loss = slime()
-    actor, critic = flags(), flags()
+    whitened = {"normalize_advantages": True, "context_parallel_size": 2}
+    actor, critic = flags(**whitened), flags(**whitened)
     patch.install(actor)
-    wrapped = loss.value_loss_function
+    wrapped = loss.value_loss_function, loss.compute_advantages_and_returns
     patch.install(critic)
-    assert loss.value_loss_function is wrapped
+    assert (loss.value_loss_function, loss.compute_advantages_and_returns) == wrapped
     assert actor.custom_advantage_function_path == critic.custom_advantage_function_path == patch.HOOK
 
 
@@ -198,9 +172,7 @@ def test_a_critic_with_only_its_own_learning_rate_is_accepted(slime: Any, tmp_pa
 def test_an_unknown_version_is_refused_and_the_known_ones_are_named(slime: Any, source: str, message: str) -> None:
     loss = slime(source)
     before = dict(loss.__dict__)
-    with pytest.raises(
-        UnsupportedFrameworkError, match=rf"{message}.*slime v0\.3\.0, v0\.3\.1 and main.*miles-rl 0\.0\.2"
-    ):
+    with pytest.raises(UnsupportedFrameworkError, match=rf"{message}.*slime v0\.3\.1 and main"):
         patch.install(flags())
     assert loss.__dict__ == before
 
@@ -213,11 +185,11 @@ def test_a_training_process_that_uses_another_function_is_refused(slime: Any) ->
         patch.install(flags())
 
 
-def test_without_any_framework_the_known_ones_are_named() -> None:
-    if any(name.split(".")[0] in ("slime", "miles") for name in sys.modules):
-        pytest.skip("a framework is loaded in this process")
-    with pytest.raises(UnsupportedFrameworkError, match=r"supported are slime v0\.3\.0"):
-        find_framework()
+def test_without_slime_the_known_versions_are_named() -> None:
+    if any(name.split(".")[0] == "slime" for name in sys.modules):
+        pytest.skip("slime is loaded in this process")
+    with pytest.raises(UnsupportedFrameworkError, match=r"supported are slime v0\.3\.1"):
+        find_slime()
 
 
 def test_the_weighted_loss_is_the_one_that_the_dispatcher_calls(slime: Any) -> None:
@@ -291,7 +263,7 @@ def test_only_the_critic_is_frozen_and_each_role_is_noted(slime: Any) -> None:
         assert layer.weight.requires_grad == (role == "actor") and layer.bias.requires_grad
 
 
-def test_a_framework_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_match(slime: Any) -> None:
+def test_a_slime_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_match(slime: Any) -> None:
     actor = model_building_slime(slime, frozen=False)
     for pattern, message in (("weight", "trains weight although"), ("wieght", "'wieght' matches none of the critic's")):
         args = flags(critic_frozen=[pattern], freeze_params_name_list=None)
@@ -329,7 +301,7 @@ def test_a_critic_without_a_head_that_learns_values_is_refused(
 
 
 @pytest.mark.parametrize("given", [None, 3.0])
-def test_the_dual_clip_is_passed_on_where_the_framework_forgets_it(slime: Any, given: float | None) -> None:
+def test_the_dual_clip_is_passed_on_where_slime_forgets_it(slime: Any, given: float | None) -> None:
     loss = slime("""
 def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
     return eps_clip_c, None
@@ -341,7 +313,7 @@ def policy_loss_function(args, batch, logits, sum_of_sample_mean):
     assert loss.policy_loss_function(args, {}, None, None)[0] == given
 
 
-def test_dis_takes_the_place_of_the_frameworks_policy_loss(slime: Any) -> None:
+def test_dis_takes_the_place_of_slimes_policy_loss(slime: Any) -> None:
     source = """
 def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
     return "ppo"

@@ -15,7 +15,6 @@ from embedded.arguments import EmbeddedFlags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
-from rollout.bridge.framework import train_data_keys
 from slime_verlog import read_settings
 from tests.fixtures.warm_python import warm_engines
 
@@ -102,14 +101,13 @@ def made_up_batch(turns: int = 8, seed: int = 0, *, dummy: int = 5) -> dict[str,
     totals: dict[int, int] = {}
     for group, mask in zip(groups, data["loss_masks"], strict=True):
         totals[group] = totals.get(group, 0) + sum(mask)
-    keys = train_data_keys() or ("rollout_ids", "rollout_mask_sums")
     return {
         **data,
         "rollout_log_probs": log_probs,
         "sample_indices": groups,
         TABLE_KEY: rows,
-        keys[0]: groups,
-        keys[1]: [totals[group] for group in groups],
+        "rollout_ids": groups,
+        "rollout_mask_sums": [totals[group] for group in groups],
     }
 
 

@@ -18,7 +18,7 @@ from rollout.errors import ConfigError
 from rollout.tasks import make_episode, read_tasks
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.frameworks import slime_checkouts
+from tests.fixtures.checkouts import slime_checkouts
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 

@@ -10,7 +10,7 @@ import pytest
 
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.frameworks import slime_checkouts
+from tests.fixtures.checkouts import slime_checkouts
 from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.inspection.test_export import conversation_episode, export, rows
 

@@ -20,13 +20,13 @@ from tests.fixtures.scripted_engine import ScriptedEngine
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The metrics that the framework's logger was given, call by call."""
+    """The metrics that slime's logger was given, call by call."""
     calls: list[dict[str, Any]] = []
 
     def logger(*names: str) -> Any:
         return lambda *arguments: calls.append(next(a for a in arguments[3:] if isinstance(a, dict)))
 
-    monkeypatch.setattr(metrics, "_framework_logger", logger)
+    monkeypatch.setattr(metrics, "_slime_logger", logger)
     return calls
 
 

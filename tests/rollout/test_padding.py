@@ -22,7 +22,7 @@ from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes
 from rollout.samples import convert_samples_to_train_data
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.frameworks import SLIME
+from tests.fixtures.checkouts import CHECKOUTS, checkout_or_skip
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
 
@@ -48,12 +48,10 @@ def on(args: Namespace, **layout: Any) -> Namespace:
     return Namespace(**{**vars(args), "actor_num_nodes": 1, "actor_num_gpus_per_node": 1, **layout})
 
 
-@pytest.fixture(params=list(SLIME))
+@pytest.fixture(params=list(CHECKOUTS))
 def build_dp_schedule(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """slime's own function; slime is gone from this process afterwards."""
-    checkout = SLIME[request.param]
-    if checkout is None:
-        pytest.skip("needs a slime checkout: set SLIME_PATH (several checkouts are separated by colons)")
+    checkout = checkout_or_skip(request.param)
     before = set(sys.modules)
     sys.path.insert(0, str(checkout))
     try:

@@ -32,7 +32,7 @@ def test_our_advantages_are_whitened_over_whole_sequences(
     other: dict[str, object], whitens_all_ranks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = SimpleNamespace(whitens_all_ranks=whitens_all_ranks)
-    monkeypatch.setattr("rollout.preflight.find_framework", lambda: found)
+    monkeypatch.setattr("rollout.preflight.find_slime", lambda: found)
     args = Namespace(**{**SLICED, **other})
     if other or whitens_all_ranks:
         check_whitening(args)
@@ -64,11 +64,8 @@ def test_pictures_need_a_checkpoint_with_an_image_processor(tmp_path: Path, vlm:
 
 
 @pytest.mark.parametrize(("spec", "words"), [(TEXT_SPEC, "get_qwen3_5_spec describes"), (None, "without --spec")])
-def test_pictures_need_a_training_model_that_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: list[str] | None, words: str
-) -> None:
+def test_pictures_need_a_training_model_that_sees(tmp_path: Path, spec: list[str] | None, words: str) -> None:
     """The checkpoint sees, as every Qwen3.5 does, but the script describes its text model."""
-    monkeypatch.setattr("rollout.preflight.FRAMEWORK", "slime")
     with pytest.raises(ConfigError, match=f"{words}.* a text model, which cannot train on them; give --spec"):
         check(shown(tmp_path, vlm=True, sees=True, spec=spec))
     assert check(shown(tmp_path, vlm=True, sees=True, spec=spec, debug_rollout_only=True)) == []

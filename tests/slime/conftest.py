@@ -99,11 +99,6 @@ BATCH_FLAGS = (
 
 def engine_flags(engine: EngineServer) -> list[str]:
     """An engine that runs already; slime puts its own router in front of it."""
-    if not (find_slime().path / "slime" / "backends" / "sglang_utils" / "external.py").exists():
-        pytest.skip(
-            "slime v0.3.0 wants an outside engine to have every argument that its own SGLang would have, and updates "
-            "its weights on GPUs only; set SLIME_PATH to v0.3.1 or newer"
-        )
     return ["--rollout-external-engine-addrs", f"127.0.0.1:{engine.port}"]
 
 

@@ -1,17 +1,15 @@
-"""The rollout inside a real framework's types and data path (`python -m tests.slime.data_path slime`).
+"""The rollout inside slime's types and data path (`python -m tests.slime.data_path`, with slime on PYTHONPATH).
 
-The framework is the one on PYTHONPATH; no cluster, no training step. Turns are played on a scripted engine, handed to
-the framework's own RolloutManager methods, split, and given to its own advantage function with the patch installed.
-Prints one JSON object: check to null, or to what went wrong.
+No cluster, no training step. Turns are played on a scripted engine, handed to slime's own RolloutManager methods,
+split, and given to slime's own advantage function with the patch installed.
 """
 
 import asyncio
 import base64
+import importlib
 import json
-import sys
 import tempfile
 import threading
-import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +19,10 @@ from unittest.mock import patch as mock_patch
 import numpy as np
 import torch
 
-from tests.advantage.framework import NAME, framework_args, installed, loss_module, module
-from tests.advantage.in_framework import start
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.inside_slime import installed, megatron, report, slime_args, start
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
-from tests.fixtures.stand_ins import allow_absent_packages
 
 TURNS, STEP = 24, 8
 WORDS = ("wait for it", "go on", "and on")
@@ -51,7 +47,7 @@ class Played:
             **{"eval": {"episodes": 3}, "use_rollout_routing_replay": False},
             **changes,
         }
-        self.args = Namespace(**{**vars(framework_args()), **vars(rollout_args(folder, port)), **settings})
+        self.args = Namespace(**{**vars(slime_args()), **vars(rollout_args(folder, port)), **settings})
         self.source = EpisodeSource(self.args)
         self.manager = Namespace(
             args=self.args,
@@ -70,8 +66,8 @@ class Played:
         return generate_rollout(args, rollout_id, source, evaluation)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """A method of the framework's own RolloutManager, on this batch."""
-        rollout = module("ray.rollout")
+        """A method of slime's own RolloutManager, on this batch."""
+        rollout = importlib.import_module("slime.ray.rollout")
         function = getattr(rollout.RolloutManager.__ray_metadata__.modified_class, method)
         with mock_patch.object(rollout.ray, "put", lambda x, **_: x):
             return function(self.manager, *arguments)
@@ -79,15 +75,12 @@ class Played:
     def on_the_rank(self) -> dict[str, Any]:
         """What the one data-parallel rank receives, as its training process prepares it."""
         data = self.call("_convert_samples_to_train_data", self.samples)
-        ranks = (1,) if NAME == "miles" else ()
-        (box,) = self.call("_split_train_data_by_dp", data, *ranks)
+        (box,) = self.call("_split_train_data_by_dp", data)
         rank = dict(box.inner)
         rank["total_lengths"] = [rank["total_lengths"][i] for i in rank["partition"]]
         for name, dtype in (("loss_masks", None), ("rollout_log_probs", torch.float32)):
             rank[name] = [torch.as_tensor(row, dtype=dtype) for row in rank[name]]
-        for name in ("rollout_mask_sums", "group_mask_sums"):
-            if name in rank:
-                rank[name] = torch.as_tensor(rank[name], dtype=torch.float32)
+        rank["rollout_mask_sums"] = torch.as_tensor(rank["rollout_mask_sums"], dtype=torch.float32)
         for name in ("values", "ref_log_probs", "log_probs"):
             rank[name] = [torch.randn(n) for n in rank["response_lengths"]]
         return rank
@@ -104,10 +97,7 @@ def nothing_is_lost_on_the_way_to_a_rank(played: Played) -> None:
     rank = played.on_the_rank()
     assert sorted(rank["partition"]) == list(range(len(played.samples)))
     assert len(rank["prompt"]) == len(played.samples)
-    if NAME == "miles":
-        assert len(played.samples) % STEP == 0, "miles would cut the rest off"
-    else:
-        assert rank["global_batch_sizes"] == [STEP] * (TURNS // STEP)
+    assert rank["global_batch_sizes"] == [STEP] * (TURNS // STEP)
 
 
 def both_roles_train_on_what_the_environments_paid(played: Played) -> None:
@@ -123,24 +113,18 @@ def both_roles_train_on_what_the_environments_paid(played: Played) -> None:
         rank = played.on_the_rank()
         args = Namespace(**{**vars(played.args), "custom_megatron_init_path": "advantage.patch.install"})
         if role == "critic":
-            args.kl_coef = 0.0
-            if hasattr(args, "custom_advantage_function_path"):
-                args.custom_advantage_function_path = None
+            args.kl_coef, args.custom_advantage_function_path = 0.0, None
         with installed(args):
-            loss_module().compute_advantages_and_returns(args, rank)
+            megatron("loss").compute_advantages_and_returns(args, rank)
         found = [s.to_dict() for s in played.samples]
-        items = [item for item in trained_samples([{"data": rank}], found) if _kind(item) != "padding"]
+        items = trained_samples([{"data": rank}], found)
         paid = payments_of(items, played.payments(), chatml_tokenizer())
         expected = expected_advantages(items, paid, args.kl_coef)
         assert largest_difference(items, "advantages", expected) < 2e-5
         assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
 
 
-def _kind(item: Any) -> str:
-    return item.sample["metadata"]["kind"]
-
-
-def samples_keep_the_frameworks_own_bookkeeping(played: Played) -> None:
+def samples_keep_slimes_own_bookkeeping(played: Played) -> None:
     turns = [s for s in played.samples if s.metadata["kind"] == "turn"]
     assert all(s.weight_versions == ["1"] for s in turns)
     assert all(s.prefix_cache_info.total_prompt_tokens == len(s.tokens) - s.response_length for s in turns)
@@ -150,8 +134,7 @@ def samples_keep_the_frameworks_own_bookkeeping(played: Played) -> None:
 
 def what_training_replays_reaches_the_rank(played: Played) -> None:
     """Routed experts of every token, the tokens that top-p kept, and what speculation cost; see `replayable`."""
-    has_top_p = hasattr(played.samples[0], "rollout_top_p_token_ids")
-    replay = Played(Path(tempfile.mkdtemp()), played.port, **REPLAY, **({"rollout_top_p": 0.9} if has_top_p else {}))
+    replay = Played(Path(tempfile.mkdtemp()), played.port, **REPLAY)
     rank = replay.on_the_rank()
     for i, position in enumerate(rank["partition"]):
         sample = replay.samples[position]
@@ -161,10 +144,9 @@ def what_training_replays_reaches_the_rank(played: Played) -> None:
             continue
         assert torch.equal(experts, experts_of(tokens))
         assert sample.spec_info.spec_accept_token_num == 3 and sample.spec_info.spec_draft_token_num == 4
-        if has_top_p:
-            kept, offsets = rank["rollout_top_p_token_ids"][i], rank["rollout_top_p_token_offsets"][i]
-            assert list(kept) == [k for t in tokens[-sample.response_length :] for k in (t, t + 1)]
-            assert list(offsets) == list(range(0, 2 * sample.response_length + 1, 2))
+        kept, offsets = rank["rollout_top_p_token_ids"][i], rank["rollout_top_p_token_offsets"][i]
+        assert list(kept) == [k for t in tokens[-sample.response_length :] for k in (t, t + 1)]
+        assert list(offsets) == list(range(0, 2 * sample.response_length + 1, 2))
 
 
 def whole_episodes_keep_what_training_replays(played: Played) -> None:
@@ -173,17 +155,15 @@ def whole_episodes_keep_what_training_replays(played: Played) -> None:
     from rollout.bridge.framework import run
     from rollout.generate import generate
 
-    has_top_p = hasattr(played.samples[0], "rollout_top_p_token_ids")
     changes = {**REPLAY, "history": "full", "memory": {"kind": "full"}}
-    replay = Played(Path(tempfile.mkdtemp()), played.port, **changes, **({"rollout_top_p": 0.9} if has_top_p else {}))
+    replay = Played(Path(tempfile.mkdtemp()), played.port, **changes)
     (given,) = replay.source.get_samples(1)[0]
     sample = run(generate(replay.args, given, RolloutFlags.read(replay.args).sampling_params()))
     turns = sample.metadata["turns"]
     assert turns > 1 and sample.spec_info.spec_accept_token_num == 3 * turns
     assert torch.equal(torch.as_tensor(sample.rollout_routed_experts), experts_of(sample.tokens))
-    if has_top_p:
-        counts = torch.as_tensor(sample.rollout_top_p_token_offsets).diff().tolist()
-        assert counts == [2 * trained for trained in sample.loss_mask]
+    counts = torch.as_tensor(sample.rollout_top_p_token_offsets).diff().tolist()
+    assert counts == [2 * trained for trained in sample.loss_mask]
 
 
 def saved_samples_are_converted_alike(played: Played) -> None:
@@ -198,7 +178,7 @@ def saved_samples_are_converted_alike(played: Played) -> None:
         assert all(same), key
 
 
-def whole_episodes_satisfy_the_frameworks_contract(played: Played) -> None:
+def whole_episodes_satisfy_slimes_contract(played: Played) -> None:
     from rollout.bridge.flags import RolloutFlags
     from rollout.bridge.framework import run
     from rollout.generate import generate
@@ -206,27 +186,19 @@ def whole_episodes_satisfy_the_frameworks_contract(played: Played) -> None:
     (sample,) = played.source.get_samples(1)[0]
     samples = run(generate(played.args, sample, RolloutFlags.read(played.args).sampling_params()))
     assert isinstance(samples, list)
-    checks = module("observability.rollout_data_utils") if _has("observability.rollout_data_utils") else None
-    validate = getattr(checks or module("ray.rollout"), "validate_rollout_id_annotated", None)
-    if validate is not None:
-        validate([[samples]])
+    rollout = importlib.import_module("slime.ray.rollout")
+    name = "validate_rollout_id_annotated"
+    validate = getattr(rollout, name, None) or getattr(rollout, f"_{name}")  # main's, or v0.3.1's
+    validate([[samples]])
     converted = played.call("_convert_samples_to_train_data", samples)
     assert len(converted["tokens"]) == len(samples)
 
 
-def _has(path: str) -> bool:
-    try:
-        module(path)
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
-def evaluation_comes_in_the_frameworks_format(played: Played) -> None:
+def evaluation_comes_in_slimes_format(played: Played) -> None:
     from rollout.fixed_turn import generate_rollout
 
     output = generate_rollout(played.args, 0, played.source, evaluation=True)
-    assert type(output).__module__.startswith(NAME)
+    assert type(output).__module__.startswith("slime.")
     (group,) = output.data.values()
     assert len(group["rewards"]) == len(group["samples"]) == 3
 
@@ -234,18 +206,18 @@ def evaluation_comes_in_the_frameworks_format(played: Played) -> None:
 CHECKS = [
     nothing_is_lost_on_the_way_to_a_rank,
     both_roles_train_on_what_the_environments_paid,
-    samples_keep_the_frameworks_own_bookkeeping,
+    samples_keep_slimes_own_bookkeeping,
     what_training_replays_reaches_the_rank,
     whole_episodes_keep_what_training_replays,
     saved_samples_are_converted_alike,
-    whole_episodes_satisfy_the_frameworks_contract,
-    evaluation_comes_in_the_frameworks_format,
+    whole_episodes_satisfy_slimes_contract,
+    evaluation_comes_in_slimes_format,
 ]
 
 
 REPLAY = {
     **{"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 3, "num_experts": 64},
-    **{"sglang_speculative_algorithm": "EAGLE"},
+    **{"sglang_speculative_algorithm": "EAGLE", "rollout_top_p": 0.9},
 }
 
 
@@ -279,20 +251,6 @@ def serve() -> int:
     return engine.port
 
 
-def main() -> None:
-    allow_absent_packages()
-    start()
-    played = Played(Path(tempfile.mkdtemp()), serve())
-    results: dict[str, str | None] = {}
-    for check in CHECKS:
-        try:
-            check(played)
-            results[check.__name__] = None
-        except Exception:
-            results[check.__name__] = traceback.format_exc()
-    print(json.dumps(results))
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    start()
+    report(CHECKS, Played(Path(tempfile.mkdtemp()), serve()))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.frameworks import ROOT, SLIME, failure_inside
+from tests.fixtures.checkouts import CHECKOUTS, ROOT, failure_inside
 
 SECTION = re.compile(r"### slime's plugin contracts\n(.*?)\n## ", re.DOTALL)
 
@@ -17,8 +17,8 @@ def listed(page: Path) -> set[str]:
     return set(re.findall(r"`(test_\w+(?:\[\w+\])?)`", section[1]))
 
 
-@pytest.mark.parametrize("framework", SLIME)
-def test_slimes_contracts_fail_only_where_the_docs_say_why(framework: str) -> None:
-    failed = failure_inside(framework, "tests.slime.plugin_contracts", "failed")
+@pytest.mark.parametrize("checkout", CHECKOUTS)
+def test_slimes_contracts_fail_only_where_the_docs_say_why(checkout: str) -> None:
+    failed = failure_inside(checkout, "tests.slime.plugin_contracts", "failed")
     assert set((failed or "").split()) == listed(ROOT / "docs" / "slime.md")
-    assert failure_inside(framework, "tests.slime.plugin_contracts", "ran") == "36"
+    assert failure_inside(checkout, "tests.slime.plugin_contracts", "ran") == "36"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rollout.bridge.sample import is_traced
-from tests.fixtures.frameworks import ROOT, slime_checkouts
+from tests.fixtures.checkouts import ROOT, slime_checkouts
 from tests.fixtures.rollout_args import rollout_args
 
 CHECKOUTS = slime_checkouts()

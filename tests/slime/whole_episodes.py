@@ -1,24 +1,19 @@
-"""Batches of whole episodes through slime's own data path (`python -m tests.slime.whole_episodes slime`).
+"""Batches of whole episodes through slime's own data path (`python -m tests.slime.whole_episodes`).
 
 `rollout.generate.generate` plays the episodes as slime's own loop asks for them; slime's RolloutManager flattens, logs,
-converts and splits them, and its trainer's logger adds them up. slime is the one on PYTHONPATH. Prints one JSON object:
-check to null, or to what went wrong.
+converts and splits them, and its trainer's logger adds them up. slime is the one on PYTHONPATH.
 """
 
 import asyncio
-import json
-import sys
+import importlib
 import tempfile
-import traceback
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch as mock_patch
 
-from tests.advantage.framework import installed, loss_module, module
-from tests.advantage.in_framework import log, start
+from tests.fixtures.inside_slime import installed, log, megatron, report, start
 from tests.fixtures.rollout_args import COUNTING
-from tests.fixtures.stand_ins import allow_absent_packages
 from tests.slime.data_path import Played, serve
 
 EPISODES = 8
@@ -58,7 +53,7 @@ class Episodes(Played):
         """What the trainer's logger says after this batch went all the way."""
         rank = self.on_the_rank()
         with installed(self.args):
-            loss_module().compute_advantages_and_returns(self.args, rank)
+            megatron("loss").compute_advantages_and_returns(self.args, rank)
         rank.setdefault("global_batch_sizes", [EPISODES])
         return log(self.args, rank)
 
@@ -75,9 +70,9 @@ class Episodes(Played):
 def trackers() -> Any:
     """The module to which slime's rollout logger hands its numbers."""
     try:
-        return module("observability.logging_utils")
+        return importlib.import_module("slime.observability.logging_utils")
     except ModuleNotFoundError:
-        return module("ray.rollout").logging_utils
+        return importlib.import_module("slime.ray.rollout").logging_utils
 
 
 def check_batch(batch: Episodes, failed: int) -> dict[str, Any]:
@@ -139,21 +134,6 @@ CHECKS = [
 ]
 
 
-def main() -> None:
-    allow_absent_packages()
-    start()
-    module("backends.megatron_utils.actor")
-    port = serve()
-    results: dict[str, str | None] = {}
-    for check in CHECKS:
-        try:
-            check(port)
-            results[check.__name__] = None
-        except Exception:
-            results[check.__name__] = traceback.format_exc()
-    print("\n" + json.dumps(results))
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    start()
+    report(CHECKS, serve())

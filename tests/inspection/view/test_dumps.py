@@ -11,7 +11,7 @@ import torch
 from inspection.view.sources import read_run
 from rollout.bridge.framework import Sample
 from slime_verlog import ConfigError
-from tests.fixtures.frameworks import ROOT, slime_checkouts
+from tests.fixtures.checkouts import ROOT, slime_checkouts
 from tests.fixtures.slime_dumps import TOKENIZER, save_like_slime, write_by_hand
 
 

@@ -1,4 +1,4 @@
-"""Preflight around the framework's parser: unknown flags are refused, other output is held back."""
+"""Preflight around slime's parser: unknown flags are refused, other output is held back."""
 
 import subprocess
 import sys

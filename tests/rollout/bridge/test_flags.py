@@ -11,7 +11,7 @@ import yaml
 from advantage.flags import HOOK, INSTALL
 from advantage.turn_table import CONVERTER
 from rollout.bridge.checks import CONTINUOUS, FIXED_TURN, GENERATE, SOURCE, check_flags
-from rollout.bridge.framework import FRAMEWORK
+from rollout.bridge.framework import HAS_SLIME
 from rollout.bridge.settings import load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
@@ -359,7 +359,7 @@ def test_preflight_makes_an_environment_of_every_task(tmp_path: Path) -> None:
         check(rollout_args(tmp_path, **HOOKS, global_batch_size=7))
 
 
-def test_preflight_without_a_framework_asks_for_a_checkout_on_pythonpath() -> None:
-    assert FRAMEWORK == "none"
+def test_preflight_without_slime_asks_for_a_checkout_on_pythonpath() -> None:
+    assert not HAS_SLIME
     with pytest.raises(SystemExit, match=r"^error: .* PYTHONPATH$"):
         main()

@@ -12,5 +12,5 @@ pip=("$folder/bin/python" -m pip install -q --disable-pip-version-check)
   gymnasium minigrid==3.2.0 crafter==1.8.3 einops zstandard
 # Transformers' image processors need torchvision; its operators do not load beside a torch for CPUs (cuda_on_cpu.py).
 "${pip[@]}" --no-deps torchvision==0.28.0
-"${pip[@]}" --no-deps miles_rl==0.0.2 mbridge==0.15.1  # v0.3.0 converts checkpoints with mbridge
+"${pip[@]}" --no-deps miles_rl==0.0.2
 echo "export SLIME_CPU_PYTHON=$(cd "$folder" && pwd)/bin/python"

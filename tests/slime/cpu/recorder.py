@@ -5,6 +5,7 @@ the weight of every response token in the reducer, and the size of the gradient 
 """
 
 import functools
+import importlib
 import os
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +17,9 @@ _batches: list[dict[str, Any]] = []
 
 
 def record_training(actor: ModuleType) -> None:
-    """Wrap the `train` that the framework's actor module calls, and the two loss functions under it."""
+    """Wrap the `train` that slime's actor module calls, and the two loss functions under it."""
     train = actor.train
-    losses = _loss_module(actor)
+    losses = importlib.import_module("slime.backends.megatron_utils.loss")
     for name in ("policy_loss_function", "value_loss_function"):
         setattr(losses, name, _recorded_loss(getattr(losses, name)))
 
@@ -38,14 +39,6 @@ def record_training(actor: ModuleType) -> None:
         return result
 
     actor.train = recorded_train
-
-
-def _loss_module(actor: ModuleType) -> ModuleType:
-    import importlib
-
-    framework = actor.__name__.split(".")[0]
-    name = "slime.backends.megatron_utils.loss" if framework == "slime" else "miles.backends.training_utils.loss"
-    return importlib.import_module(name)
 
 
 def _recorded_loss(loss: Any) -> Any:

@@ -12,10 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-ON_EVERY_DEVICE = {
-    "slime.backends.megatron_utils.actor": "cpu.recorder:record_training",
-    "miles.backends.megatron_utils.actor": "cpu.recorder:record_training",
-}
+ON_EVERY_DEVICE = {"slime.backends.megatron_utils.actor": "cpu.recorder:record_training"}
 ON_CPU = {
     "torch": "cpu.cuda_on_cpu:patch_torch",
     "slime.utils.accelerator": "cpu.cuda_on_cpu:choose_cpu",

@@ -29,7 +29,7 @@ class ServerArgs:
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         for name in ("tp", "dp", "pp", "ep", "moe-dp"):
             parser.add_argument(f"--{name}-size", type=int, default=1)
-        # The same, under the names that slime v0.3.0 reads.
+        # The same, under SGLang's longer names, which slime reads, too.
         for name in ("data", "pipeline", "expert"):
             parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
         for name in ("enable-dp-attention", "enable-deterministic-inference", "enable-metrics", "disable-radix-cache"):

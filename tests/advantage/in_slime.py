@@ -1,35 +1,15 @@
-"""Checks inside a real framework, run as a program of its own (`python -m tests.advantage.in_framework slime`).
+"""Checks inside slime, run as a program with slime on PYTHONPATH: `python -m tests.advantage.in_slime`."""
 
-The framework is the one on PYTHONPATH. Prints one JSON object: check to null, or to what went wrong.
-"""
-
+import importlib
 import inspect
-import json
 import random
-import sys
-import tempfile
-import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch as mock_patch
 
 import torch
-import torch.distributed as dist
 
-from tests.advantage.framework import NAME, framework_args, installed, loss_module, module
-from tests.advantage.undo import uninstall
-from tests.fixtures.stand_ins import allow_absent_packages
-
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
+from tests.fixtures.inside_slime import installed, log, megatron, report, slime_args, start, uninstall
 
 
 def actor_batch(seed: int) -> tuple[list, dict[str, Any]]:
@@ -52,31 +32,28 @@ def assert_close(data: dict[str, Any], wanted: list, keys: tuple[str, ...] = ("a
                 torch.testing.assert_close(got.double(), want[k], atol=2e-5, rtol=0)
 
 
-@check
 def the_actor_computes_dual_discount_advantages_with_kl() -> None:
     from tests.advantage.batches import expected
 
-    args = framework_args()
-    for seed in range(5):
+    args = slime_args()
+    for seed in range(3):
         samples, data = actor_batch(seed)
         with installed(args):
-            module("backends.megatron_utils.actor").compute_advantages_and_returns(args, data)
+            megatron("actor").compute_advantages_and_returns(args, data)
         assert_close(data, expected(samples, args))
         assert "prompt" not in data
 
 
-@check
-def the_critic_computes_them_too_though_the_framework_dropped_its_flag() -> None:
+def the_critic_computes_them_too_though_slime_dropped_its_flag() -> None:
     from tests.advantage.batches import expected
 
-    args = framework_args()
-    if NAME == "slime":
-        args = module("utils.arguments")._apply_megatron_role_overrides(args, {"lr": 1e-5}, "critic")
-        assert args.custom_advantage_function_path is None and args.kl_coef == 0
+    arguments = importlib.import_module("slime.utils.arguments")
+    args = arguments._apply_megatron_role_overrides(slime_args(), {"lr": 1e-5}, "critic")
+    assert args.custom_advantage_function_path is None and args.kl_coef == 0
     samples, data = actor_batch(3)
     del data["log_probs"], data["ref_log_probs"]
     with installed(args):
-        module("backends.megatron_utils.actor").compute_advantages_and_returns(args, data)
+        megatron("actor").compute_advantages_and_returns(args, data)
     assert_close(data, expected(samples, Namespace(**{**vars(args), "kl_coef": 0.0})))
 
 
@@ -90,19 +67,9 @@ class Engine:
         return Namespace(remote=lambda *arguments, **named: self.calls.append((name, *arguments)))
 
 
-@check
 def responses_in_flight_survive_new_weights() -> None:
-    from advantage.errors import UnsupportedFrameworkError
-
-    args = framework_args(on_update="continue", update_weight_transport="nccl", update_weight_mode="full")
-    if NAME == "miles":
-        try:
-            with installed(args):
-                raise AssertionError("miles was accepted")
-        except UnsupportedFrameworkError as error:
-            assert "on_update: continue does not know how this miles pushes weights" in str(error)
-            return
-    pushing = module("backends.megatron_utils.update_weight.update_weight_from_distributed")
+    args = slime_args(on_update="continue", update_weight_transport="nccl", update_weight_mode="full")
+    pushing = megatron("update_weight.update_weight_from_distributed")
     updater = object.__new__(pushing.UpdateWeightFromDistributed)
     updater.weight_version, updater.quantization_config, engine = 0, None, Engine()
     alone = dict(get_data_parallel_rank=lambda **_: 1, get_pipeline_model_parallel_rank=lambda: 0)
@@ -121,14 +88,13 @@ def responses_in_flight_survive_new_weights() -> None:
     assert engine.calls == [pause, ("flush_cache",), ("continue_generation",)], engine.calls
 
 
-@check
 def returns_are_formed_before_whitening() -> None:
     from tests.advantage.batches import expected
 
-    args = framework_args(normalize_advantages=True)
+    args = slime_args(normalize_advantages=True)
     samples, data = actor_batch(4)
     with installed(args):
-        loss_module().compute_advantages_and_returns(args, data)
+        megatron("loss").compute_advantages_and_returns(args, data)
     wanted = expected(samples, args)
     assert_close(data, wanted, keys=("returns",))
     mask = torch.cat(data["loss_masks"]).bool()
@@ -137,11 +103,10 @@ def returns_are_formed_before_whitening() -> None:
     torch.testing.assert_close(white, (raw - raw.mean()) / raw.std(), atol=1e-4, rtol=0)
 
 
-@check
 def the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone() -> None:
     from advantage.training.losses import first_tokens
 
-    args = framework_args(value_first_token_weight=3.0, rollout_temperature=1.0)
+    args = slime_args(value_first_token_weight=3.0, rollout_temperature=1.0)
     masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([0])]
     total = sum(len(m) + 4 for m in masks)
     batch = {
@@ -153,13 +118,12 @@ def the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone() 
         "returns": [torch.full((len(m),), 2.0) for m in masks],
     }
     sums = {"calculate_per_token_loss": False}
-    if NAME == "slime":
-        sums["sample_denoms"] = torch.tensor([float(m.sum()) for m in masks]).clamp(min=1)
-    reduce = loss_module().get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, **sums)
+    sums["sample_denoms"] = torch.tensor([float(m.sum()) for m in masks]).clamp(min=1)
+    reduce = megatron("loss").get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, **sums)
 
     def gradient() -> torch.Tensor:
         logits = torch.zeros(1, total, 1, requires_grad=True)
-        loss, _ = loss_module().value_loss_function(args, batch, logits, reduce)
+        loss, _ = megatron("loss").value_loss_function(args, batch, logits, reduce)
         loss.backward()
         rows = logits.grad.flatten().split([len(m) + 4 for m in masks])
         return torch.cat([row[3:-1] for row in rows])
@@ -191,18 +155,15 @@ def loss_of(args: Namespace, empty: int) -> tuple[torch.Tensor, torch.Tensor, to
     """The gradient of the trained samples' logits, slime's count of tokens, and its metrics' values."""
     batch = mixed_batch(empty)
     logits = torch.zeros(1, sum(batch["total_lengths"]), 1, requires_grad=True)
-    loss, count, logged = module("backends.megatron_utils.model").loss_function(args, batch, 1, 4, logits)
+    loss, count, logged = megatron("model").loss_function(args, batch, 1, 4, logits)
     loss.backward()
     return logits.grad.flatten()[:11], torch.as_tensor(count), logged["values"]
 
 
-@check
 def samples_without_trained_tokens_change_neither_gradients_nor_metrics() -> None:
-    if NAME != "slime":
-        return
     loss_flags = {"loss_type": "value_loss", "recompute_loss_function": False, "rollout_temperature": 1.0}
     for per_token in (True, False):
-        args = framework_args(calculate_per_token_loss=per_token, value_first_token_weight=3.0, **loss_flags)
+        args = slime_args(calculate_per_token_loss=per_token, value_first_token_weight=3.0, **loss_flags)
         with installed(args):
             alone, beside = loss_of(args, 0), loss_of(args, 5)
             for without, with_empty in zip(alone, beside, strict=True):
@@ -210,12 +171,9 @@ def samples_without_trained_tokens_change_neither_gradients_nor_metrics() -> Non
         assert alone[0].abs().sum() > 0 and alone[1] == (6 if per_token else 1)
 
 
-@check
 def a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric_by_zero() -> None:
-    if NAME != "slime":
-        return
-    model = module("backends.megatron_utils.model")
-    args = framework_args(calculate_per_token_loss=True, loss_type="value_loss", recompute_loss_function=False)
+    model = megatron("model")
+    args = slime_args(calculate_per_token_loss=True, loss_type="value_loss", recompute_loss_function=False)
     args.rollout_temperature = 1.0
     batch = {key: column[3:] for key, column in mixed_batch(2).items()}
     with installed(args):
@@ -225,13 +183,10 @@ def a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric
     assert torch.equal(usual + logged["values"], usual)
 
 
-@check
-def padding_is_in_no_mean_of_the_frameworks_logger() -> None:
-    if NAME != "slime":
-        return
+def padding_is_in_no_mean_of_slimes_logger() -> None:
     from tests.advantage.batches import make_samples, rollout_data
 
-    args = framework_args()
+    args = slime_args()
     data = rollout_data(make_samples(random.Random(3), 4))
     size = len(data["loss_masks"])
     data |= {"advantages": data["values"], "rewards": [float(k) for k in range(size)], "truncated": [1] * size}
@@ -253,16 +208,13 @@ def padding_is_in_no_mean_of_the_frameworks_logger() -> None:
     assert only.keys() == wanted.keys() and only["rewards"] == (0.0, 1)
 
 
-@check
 def the_model_gets_the_actors_weights_back_after_another_checkpoint() -> None:
-    if NAME != "slime":
-        return
-    actor = module("backends.megatron_utils.actor")
-    weight, home = torch.zeros(2), module("utils.tensor_backper")
+    actor = megatron("actor")
+    weight, home = torch.zeros(2), importlib.import_module("slime.utils.tensor_backper")
     with (
         mock_patch.object(home, "accelerator", Namespace(synchronize=lambda: None), create=True),
         mock_patch.object(torch.cuda, "synchronize", lambda *_: None),
-        installed(framework_args(advantage_estimator="grpo", custom_advantage_function_path="mine.advantages")),
+        installed(slime_args(advantage_estimator="grpo", custom_advantage_function_path="mine.advantages")),
         mock_patch.object(torch, "empty_like", lambda x, **_: x.clone()),
     ):
         copies = actor.TensorBackuper.create(source_getter=lambda: [("weight", weight)], single_tag=None)
@@ -276,16 +228,13 @@ def the_model_gets_the_actors_weights_back_after_another_checkpoint() -> None:
         assert weight.tolist() == [3.0, 3.0]
 
 
-@check
 def without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_without_the_patch() -> None:
-    if NAME != "slime":
-        return
     from advantage.group import compute_advantages
     from advantage.patch.versions import original
     from advantage.turn_table import TurnRow, TurnSpan, encode_row
 
-    model, group = module("backends.megatron_utils.model"), "advantage.group.compute_advantages"
-    args = framework_args(advantage_estimator="grpo", custom_advantage_function_path=group, kl_coef=0.0)
+    model, group = megatron("model"), "advantage.group.compute_advantages"
+    args = slime_args(advantage_estimator="grpo", custom_advantage_function_path=group, kl_coef=0.0)
     args.n_samples_per_prompt, args.grpo_std_normalization = 2, False
     row = encode_row(TurnRow(segment=0, first_turn=0, terminated=True, turns=(TurnSpan(0, 2, 1.0),)))
     data = {"loss_masks": [torch.ones(2)], "response_lengths": [2], "total_lengths": [3], "prompt": [row]}
@@ -304,44 +253,26 @@ def without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_wi
         assert metrics == {**gap, "off_policy_alarms": 1.0}, metrics
 
 
-@check
 def the_dual_clip_reaches_the_policy_loss() -> None:
     from advantage.patch.versions import original
 
-    with installed(framework_args(eps_clip_c=3.0)):
-        compute, caller = loss_module().compute_policy_loss, loss_module().policy_loss_function
+    with installed(slime_args(eps_clip_c=3.0)):
+        compute, caller = megatron("loss").compute_policy_loss, megatron("loss").policy_loss_function
         passes = "eps_clip_c" in original(caller).__code__.co_names
         assert passes or compute.keywords == {"eps_clip_c": 3.0}
         assert "eps_clip_c" in inspect.signature(original(compute)).parameters
 
 
-@check
-def installing_twice_is_installing_once() -> None:
-    from advantage import patch
-
-    loss, actor = loss_module(), module("backends.megatron_utils.actor")
-    args = framework_args()
-    before = [loss.value_loss_function, loss.compute_advantages_and_returns, actor.compute_advantages_and_returns]
-    patch.install(args)
-    once = [loss.value_loss_function, loss.compute_advantages_and_returns, actor.compute_advantages_and_returns]
-    patch.install(args)
-    twice = [loss.value_loss_function, loss.compute_advantages_and_returns, actor.compute_advantages_and_returns]
-    assert once == twice and once != before
-    uninstall()
-
-
-@check
 def whitening_reaches_over_context_parallelism_or_is_replaced() -> None:
-    from advantage.patch.versions import find_framework, original
+    from advantage.patch.versions import find_slime, original
 
-    args = framework_args(normalize_advantages=True, context_parallel_size=2)
-    framework = find_framework()
+    args = slime_args(normalize_advantages=True, context_parallel_size=2)
+    whitens_all_ranks = find_slime().whitens_all_ranks
     with installed(args):
-        function = loss_module().compute_advantages_and_returns
-        assert framework.whitens_all_ranks or original(function) is not function
+        function = megatron("loss").compute_advantages_and_returns
+        assert whitens_all_ranks or original(function) is not function
 
 
-@check
 def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> None:
     from advantage.hook import compute_advantages
     from advantage.kl_split import log_kl_split
@@ -349,7 +280,7 @@ def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> N
     from advantage.turn_table import decode_row
     from tests.advantage.batches import expected, make_samples, rollout_data
 
-    args = framework_args()
+    args = slime_args()
     samples = make_samples(random.Random(8), 6)
     whole = rollout_data(samples)
     shards = split(args, whole, ranks=1)
@@ -362,115 +293,67 @@ def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> N
     data["loss_masks"] = [torch.as_tensor(mask) for mask in data["loss_masks"]]
     for key in ("values", "kl"):
         data[key] = [whole[key][i] for i in order]
-    args.rollout_data_postprocess_path = KL_SPLIT if NAME == "slime" else None
+    args.rollout_data_postprocess_path = KL_SPLIT
     compute_advantages(args, data)
-    log_kl_split(args, 0, data) if NAME == "slime" else log_kl_split(args)
+    log_kl_split(args, 0, data)
     kept = [samples[i] for i in order]
     assert_close(data, expected(kept, args))
-    data["rollout_mask_sums"] = data["group_mask_sums"] = torch.tensor([float(m.sum()) for m in data["loss_masks"]])
-    if NAME == "miles":
-        del data["rollout_mask_sums"], data["group_mask_sums"], data["partition"]
-    data.setdefault("global_batch_sizes", [args.global_batch_size])
+    data["rollout_mask_sums"] = torch.tensor([float(m.sum()) for m in data["loss_masks"]])
     logged = log(args, data)
-    assert "advantages" in logged and "prompt" not in logged
-    assert NAME == "miles" or {"kl_reasoning", "kl_action"} <= set(logged)
+    assert {"advantages", "kl_reasoning", "kl_action"} <= set(logged) and "prompt" not in logged
 
 
-@check
-def slices_over_context_parallelism_are_the_frameworks_own() -> None:
+def slices_over_context_parallelism_are_slimes_own() -> None:
     from advantage.exchange import Group, Layout
     from advantage.packing import local_tokens
 
-    utils = module("backends.megatron_utils.cp_utils" if NAME == "slime" else "backends.training_utils.cp_utils")
-    can_pad = "max_seq_len" in inspect.signature(utils.slice_log_prob_with_cp).parameters
-    can_pad = can_pad or "max_token_len" in inspect.signature(utils.slice_log_prob_with_cp).parameters
+    utils = megatron("cp_utils")
     rng = random.Random(0)
     for _ in range(300):
         size, response = rng.choice([2, 4]), rng.randint(1, 40)
-        total, padded = response + rng.randint(1, 40), rng.choice([None, 96]) if can_pad else None
-        row = torch.arange(response).float()
+        total = response + rng.randint(1, 40)
+        tokens = torch.arange(response).float()
+        data = {"total_lengths": [total], "response_lengths": [response]}
         for rank in range(size):
-            layout = ("bshd", padded) if padded else ()
-            with context_parallel(utils, rank, size):
-                theirs = utils.slice_log_prob_with_cp(row, total, response, *layout)
-            data = {"total_lengths": [total], "response_lengths": [response]}
-            data |= {"max_seq_lens": [padded]} if padded else {}
-            (ours,) = local_tokens(data, Layout(context=Group(rank, size))).split(row)
-            assert torch.equal(ours, theirs), (total, response, rank, size, padded)
-
-
-@contextmanager
-def context_parallel(utils: ModuleType, rank: int, size: int) -> Iterator[None]:
-    """The framework's context-parallel helpers believe to be this rank."""
-    if NAME == "miles":
-        state = Namespace(cp=Namespace(rank=rank, size=size))
-        with mock_patch.object(utils, "get_parallel_state", lambda: state):
-            yield
-        return
-    mpu = Namespace(get_context_parallel_rank=lambda: rank, get_context_parallel_world_size=lambda: size)
-    with mock_patch.object(utils, "mpu", mpu):
-        yield
+            place = {"get_context_parallel_rank": rank, "get_context_parallel_world_size": size}
+            with mock_patch.multiple(utils.mpu, **{name: lambda value=value: value for name, value in place.items()}):
+                theirs = utils.slice_log_prob_with_cp(tokens, total, response)
+            (ours,) = local_tokens(data, Layout(context=Group(rank, size))).split(tokens)
+            assert torch.equal(ours, theirs), (total, response, rank, size)
 
 
 def split(args: Namespace, whole: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-    """The framework's own split over data-parallel ranks, without the object store."""
-    rollout = module("ray.rollout")
+    """slime's own split over data-parallel ranks, without the object store."""
+    rollout = importlib.import_module("slime.ray.rollout")
     manager = rollout.RolloutManager.__ray_metadata__.modified_class
-    this = Namespace(args=args, train_parallel_config=dict(dp_size=ranks, cp_size=1, vpp_size=1))
-    this.train_parallel_config["microbatch_group_size_per_vp_stage"] = 1
-    n = len(whole["prompt"])
-    args.global_batch_size = n
-    ids = list(range(n))
+    layout = dict(dp_size=ranks, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1)
+    n = args.global_batch_size = len(whole["prompt"])
     data = {k: whole[k] for k in ("prompt", "response_lengths", "loss_masks")}
     data |= {"tokens": [[0] * total for total in whole["total_lengths"]], "rewards": [0.0] * n}
-    data |= {"raw_reward": [0.0] * n, "truncated": [0] * n, "sample_indices": ids}
-    data |= {"rollout_ids": ids, "group_ids": ids}
+    data |= {"raw_reward": [0.0] * n, "truncated": [0] * n, "sample_indices": range(n), "rollout_ids": range(n)}
     with mock_patch.object(rollout.ray, "put", lambda x, **_: x):
-        if NAME == "miles":
-            keep = n - n % ranks
-            data = {k: v[:keep] for k, v in data.items()}
-            return [box.inner for box in manager._split_train_data_by_dp(this, data, ranks)]
+        this = Namespace(args=args, train_parallel_config=layout)
         return [box.inner for box in manager._split_train_data_by_dp(this, data)]
 
 
-def log(args: Namespace, data: dict[str, Any]) -> dict[str, Any]:
-    """What the framework's own logger makes of the rollout data."""
-    actor = module("backends.megatron_utils.actor")
-    function = getattr(actor, "log_rollout_data", None) or actor.train_metric_utils.log_rollout_data
-    home = sys.modules[function.__module__]
-    caught: dict[str, Any] = {}
-    with mock_patch.object(home, "gather_log_data", lambda *a: caught.update(a[3])):
-        function(0, args, data)
-    return caught
-
-
-def start() -> None:
-    from megatron.core import parallel_state
-
-    store = dist.FileStore(str(Path(tempfile.mkdtemp()) / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
-    if NAME == "miles":
-        state = module("backends.training_utils.parallel")
-        lone = state.GroupInfo(rank=0, size=1, group=dist.group.WORLD)
-        groups = {k: lone for k in ("intra_dp", "intra_dp_cp", "cp", "tp", "pp", "ep", "etp")}
-        state.set_parallel_state(state.ParallelState(**groups))
-
-
-def main() -> None:
-    allow_absent_packages()
-    start()
-    module("backends.megatron_utils.actor")
-    outcome: dict[str, str | None] = {}
-    for name, run in CHECKS.items():
-        try:
-            run()
-            outcome[name] = None
-        except Exception:
-            outcome[name] = traceback.format_exc()
-    print("\n" + json.dumps(outcome))
-    dist.destroy_process_group()
+CHECKS = [
+    the_actor_computes_dual_discount_advantages_with_kl,
+    the_critic_computes_them_too_though_slime_dropped_its_flag,
+    responses_in_flight_survive_new_weights,
+    returns_are_formed_before_whitening,
+    the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone,
+    samples_without_trained_tokens_change_neither_gradients_nor_metrics,
+    a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric_by_zero,
+    padding_is_in_no_mean_of_slimes_logger,
+    the_model_gets_the_actors_weights_back_after_another_checkpoint,
+    without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_without_the_patch,
+    the_dual_clip_reaches_the_policy_loss,
+    whitening_reaches_over_context_parallelism_or_is_replaced,
+    the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it,
+    slices_over_context_parallelism_are_slimes_own,
+]
 
 
 if __name__ == "__main__":
-    main()
+    start()
+    report(CHECKS)
