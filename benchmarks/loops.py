@@ -23,9 +23,9 @@ from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.play import engine
-from rollout.play.player import Batch
-from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players.manager import PlayerProcesses
+from rollout.run import close_runtimes, get_runtime
+from rollout.turn import Batch
 from tests.fixtures.rollout_args import COUNTING
 
 RULES = Path(__file__).with_name("rules.j2")

@@ -14,8 +14,8 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.generate import generate
+from rollout.play.loop import gather
 from rollout.play.metrics import whole_episode_metrics
-from rollout.play.player import gather
 from rollout.turn import SampleKind
 
 

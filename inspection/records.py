@@ -215,3 +215,9 @@ def names_of(runs: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{folder.name} ({k})" for k, folder in enumerate(folders, 1)]
+
+
+def rollout_of(path: Path) -> tuple[bool, int]:
+    """Whether a dump is of an evaluation, and the rollout's id, which is the last number in its name."""
+    digits = re.findall(r"\d+", path.stem)
+    return "eval" in path.stem, int(digits[-1]) if digits else 0

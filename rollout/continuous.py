@@ -8,10 +8,11 @@ from tqdm import tqdm
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import open_slots, rollout_with
-from rollout.play.metrics import batch_metrics, warn_of_bottleneck
-from rollout.play.player import Batch
-from rollout.play.runtime import full_gc_deferred, get_runtime
+from rollout.play.load import full_gc_deferred, warn_of_bottleneck
+from rollout.play.metrics import batch_metrics
 from rollout.play.stream import Stream
+from rollout.run import get_runtime
+from rollout.turn import Batch
 from slime_verlog import BAR_S
 
 
@@ -39,6 +40,7 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
         await open_slots(runtime, source)
         runtime.stream = Stream(runtime, source.slots, turns, source.clock)
     stream = runtime.stream
+    assert isinstance(stream, Stream)
     played = min(stream.pending, turns)
     bar = {"desc": f"rollout {rollout_id}", "unit": "turn", "leave": False, "mininterval": BAR_S}
     with tqdm(total=turns, initial=played, **bar) as progress:

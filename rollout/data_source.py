@@ -17,7 +17,7 @@ from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError
 from rollout.play.clock import WeightClock, version_of
-from rollout.play.player import Slot
+from rollout.play.loop import Slot
 from rollout.play.slots import slots_state
 from rollout.spec import EpisodeSpec
 from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks, training_seed

@@ -3,46 +3,24 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
 from rollout.bridge.framework import RolloutFnEvalOutput
-from rollout.bridge.sample import turn_facts
 from rollout.data_source import EpisodeSource
-from rollout.errors import EngineError
-from rollout.play.episode import Episode, open_episode
-from rollout.play.memory import Message
+from rollout.play.held_out import EpisodeResult, play_episode
+from rollout.play.loop import gather
 from rollout.play.metrics import mean
-from rollout.play.player import Place, gather, play
-from rollout.play.runtime import Runtime, get_runtime
+from rollout.play.runtime import Runtime
+from rollout.run import get_runtime
 from rollout.samples import evaluation_sample
 from rollout.spec import EpisodeSpec
-from rollout.transcript import Transcript
-from rollout.turn import Generation, StopReason, Turn
 from slime_verlog import BAR_S
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EpisodeResult:
-    """One held-out episode."""
-
-    spec: EpisodeSpec
-    turns: tuple[Turn, ...]
-    stop: StopReason
-    fault: str | None
-    """Why the environment was lost; None if it was not."""
-    transcript: Transcript
-    """Each turn as readable text."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return the values that tables, metrics and the viewer show."""
-        return self.transcript.facts(self.spec, self.stop, self.fault)
 
 
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
@@ -88,77 +66,6 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
                 return result
 
         return await gather(one(spec) for spec in specs)
-
-
-async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
-    """Play one episode to its end; a lost environment or a refused prompt ends it.
-
-    If `detailed`, the transcript keeps images, token ids, and every token's text and log-prob. Raises as `evaluate`.
-    """
-    turns, transcript = list[Turn](), Transcript()
-
-    async def start() -> Episode:
-        episode = await open_episode(runtime, spec, runtime.flags.eval_max_response_len)
-        episode.max_turns, transcript.tools = episode.session.turn_limit, episode.reply.tools
-        return episode
-
-    place = Place(start)
-    try:
-        params = runtime.flags.sampling_params(evaluation=True)
-        stop, fault = await _play(place, params, turns, transcript, detailed)
-    except EngineError as error:
-        stop, fault = after_refusal(error, transcript)
-        turns[-1:] = [replace(turn, truncated=True) for turn in turns[-1:]]
-    finally:
-        await place.leave()
-    return EpisodeResult(spec, tuple(turns), stop, fault, transcript)
-
-
-async def _play(
-    place: Place, params: Mapping[str, Any], turns: list[Turn], transcript: Transcript, detailed: bool
-) -> tuple[StopReason, str | None]:
-    """Play to the end of the episode, and return why it ended and its fault."""
-    ended: list[tuple[StopReason, str | None]] = []
-    messages: list[Message] = []
-    images: list[str] = []
-
-    async def may_issue() -> bool:
-        return not ended
-
-    async def ask(episode: Episode) -> Generation:
-        messages[:] = episode.conversation.messages
-        images[:] = episode.prompt.image_data if detailed else ()
-        return await episode.generate(params)
-
-    def record(episode: Episode, turn: Turn) -> None:
-        turns.append(turn)
-        ids = turn.generation.token_ids
-        answer = episode.encoder.answer_text(ids, turn.generation.stop_id)  # as the environment read it
-        info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": str(turn.generation.finish_reason)}
-        tokens = prompt_and_answer = None
-        if detailed:
-            tokens = {"text": [episode.encoder.decode([i]) for i in ids], "log_probs": list(turn.generation.log_probs)}
-            prompt_and_answer = turn.prompt.token_ids, ids
-        transcript.add(messages, images, answer, info, tokens, prompt_and_answer)
-        if episode.stop is not None:
-            ended.append((episode.stop, None))
-
-    await play(place, may_issue, ask, record, lambda fault: ended.append((StopReason.FAILED, str(fault))))
-    return ended[0]
-
-
-def after_refusal(error: EngineError, transcript: Transcript) -> tuple[StopReason, str | None]:
-    """Return how an episode ends whose next prompt the engine refused, and its fault; raises any other EngineError.
-
-    The transcript's last turn becomes truncated.
-    """
-    if not error.concerns_prompt:
-        raise error
-    for turn in transcript.turns[-1:]:
-        turn.update(truncated=True, done=True)
-    if error.too_long and transcript.turns:
-        return StopReason.CONTEXT, None
-    return StopReason.FAILED, str(error)
 
 
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:

@@ -6,6 +6,7 @@ bootstrap sample, and it continues in the next batch. No turn is thrown away or 
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -18,13 +19,15 @@ from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, 
 from rollout.bridge.sample import build_samples
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.episode import Episode, open_episode
-from rollout.play.metrics import batch_metrics, measure, warn_of_bottleneck
-from rollout.play.player import Batch, Slot, count_failure, count_turns, gather, play
-from rollout.play.runtime import Runtime, full_gc_deferred, get_runtime
+from rollout.play.episode import open_episode
+from rollout.play.load import LoadMeter, full_gc_deferred, warn_of_bottleneck
+from rollout.play.loop import LiveEpisode, Slot, count_turns, gather, play
+from rollout.play.metrics import batch_metrics
+from rollout.play.runtime import Runtime
 from rollout.play.slots import restore_slots
+from rollout.run import get_runtime
 from rollout.samples import pretraining_samples
-from rollout.turn import Segment, StopReason, Turn
+from rollout.turn import Batch, Generation, Segment, StopReason, Turn
 from slime_verlog import BAR_S
 
 logger = logging.getLogger(__name__)
@@ -72,7 +75,8 @@ def rollout_with(
         from rollout.evaluate import evaluate
 
         return run(evaluate(args, data_source))
-    check_fixed_turn(args, data_source.settings)
+    if not data_source.slots:  # before the first batch
+        check_fixed_turn(args, data_source.settings)
     return run(collect_or_draw(args, rollout_id, data_source, collector))
 
 
@@ -111,30 +115,97 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     # With more slots than turns, only the first ones play; the next batch begins where this one stops.
     first = rollout_id * turns % len(slots)
     order = slots[first:] + slots[:first]
-    per_env = runtime.settings.turn_quota == "per_env"
-    batch = Batch(left=[turns // len(slots)] * len(slots) if per_env else [turns])
-    measured = measure(runtime)
-    await measured()  # what players did since the last batch is not this one's
+    meter = LoadMeter(runtime)
+    await meter.take()  # what players did since the last batch is not this one's
     with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False, mininterval=BAR_S) as progress:
+        collector = FixedTurns(runtime, len(slots), progress.update)
         async with full_gc_deferred():
-            played = await gather(_play(runtime, slot, batch, progress.update) for slot in order)
-    by_slot = {slot.number: segments for slot, segments in zip(order, played, strict=True)}
-    batch.segments = [
-        replace(segment, turns=runtime.trainable(segment.turns)) for slot in slots for segment in by_slot[slot.number]
-    ]
+            await gather(collector.play(slot) for slot in order)
+    batch = Batch(collector.segments())
     count = count_turns(batch.segments)
     assert count == turns, f"the batch has {count} turns instead of {turns}"
-    load = await measured()
+    load = await meter.take()
     warn_of_bottleneck(runtime, load)
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=True)
-    allowed, oldest = 0 if source.clock.after_each else source.clock.interval, max(batch.staleness)
-    if oldest > allowed and "staleness" not in runtime.warned:
-        runtime.warned.add("staleness")
-        logger.warning("turn/staleness_max is %d, above %d: an engine may not get new weights", oldest, allowed)
+    _warn_of_old_weights(runtime, source, max(batch.staleness))
     batch.metrics = await asyncio.to_thread(
         batch_metrics, batch.segments, runtime.new_faults(), load, batch.staleness, len(source.tasks)
     )
     return batch
+
+
+def _warn_of_old_weights(runtime: Runtime, source: EpisodeSource, oldest: int) -> None:
+    allowed = 0 if source.clock.after_each else source.clock.interval
+    if oldest > allowed and "staleness" not in runtime.warned:
+        runtime.warned.add("staleness")
+        logger.warning("turn/staleness_max is %d, above %d: an engine may not get new weights", oldest, allowed)
+
+
+class FixedTurns:
+    """Collects one batch: its budget of turns, and the segments that its slots have played."""
+
+    def __init__(self, runtime: Runtime, slots: int, on_turn: Callable[[], Any]) -> None:
+        """`on_turn` is called after every turn."""
+        turns, per_env = runtime.flags.turns_per_batch, runtime.settings.turn_quota == "per_env"
+        self._left = [turns // slots] * slots if per_env else [turns]
+        """Turns left to issue: one number for all slots, or one per slot (`turn_quota: per_env`)."""
+        self._runtime, self._on_turn = runtime, on_turn
+        self._params = runtime.flags.sampling_params()
+        self._failed = 0
+        """Episodes whose environment was lost."""
+        self._turns: defaultdict[int, list[Turn]] = defaultdict(list)
+        """By slot number: the turns of its current episode in this batch."""
+        self._segments: defaultdict[int, list[Segment]] = defaultdict(list)
+
+    async def play(self, slot: Slot) -> None:
+        """Play the slot until the budget is used up; cut the episode that still runs."""
+        await play(slot, self)
+        self._close(slot, StopReason.CUT)
+        if self._is_staggered(slot):
+            await slot.leave()
+
+    def _is_staggered(self, slot: Slot) -> bool:
+        """Whether the slot's first episode is given up here, so that slots do not stay in step (`stagger_turns`)."""
+        settings, episode = self._runtime.settings, slot.episode
+        if episode is None or episode.spec.episode_id != slot.number or not settings.stagger_turns:
+            return False
+        return len(episode.answers) >= settings.stagger_turns * (slot.number + 1) / settings.n_env
+
+    def segments(self) -> list[Segment]:
+        """What was played, in slot order."""
+        played = [segment for number in sorted(self._segments) for segment in self._segments[number]]
+        return [replace(segment, turns=self._runtime.trainable(segment.turns)) for segment in played]
+
+    async def may_issue(self, slot: Slot) -> bool:
+        """Take one turn from the budget that the slot uses, its own or the shared one; False if none is left."""
+        place = slot.number % len(self._left)
+        if self._left[place] == 0:
+            return False
+        self._left[place] -= 1
+        return True
+
+    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
+        """Return the engine's response."""
+        return await episode.generate(self._params)
+
+    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+        """Keep the turn; the end of an episode closes its segment."""
+        self._turns[slot.number].append(turn)
+        self._on_turn()
+        if episode.stop is not None:
+            self._close(slot, episode.stop)
+
+    def lose(self, slot: Slot, fault: EnvironmentFault) -> None:
+        """Return the turn in flight to the budget, and close the segment."""
+        self._left[slot.number % len(self._left)] += 1
+        self._failed += 1
+        self._runtime.count_failure(fault, self._failed)
+        self._close(slot, StopReason.FAILED)
+
+    def _close(self, slot: Slot, stop: StopReason) -> None:
+        turns = self._turns.pop(slot.number, None)
+        if turns and slot.episode is not None:
+            self._segments[slot.number].append(slot.episode.segment(turns, stop))
 
 
 async def open_slots(runtime: Runtime, source: EpisodeSource) -> None:
@@ -146,49 +217,13 @@ async def open_slots(runtime: Runtime, source: EpisodeSource) -> None:
     if source.slots:
         return
 
-    async def open_id(episode_id: int) -> Episode:
+    async def open_id(episode_id: int) -> LiveEpisode:
         return await open_episode(runtime, source.episode(episode_id))
 
-    slots = [Slot(k, k, source.settings.n_env, open_id) for k in range(source.settings.n_env)]
+    slots = [Slot(open_id, k, source.settings.n_env) for k in range(source.settings.n_env)]
     if source.saved_slots:
         await restore_slots(runtime, slots, source.episode, source.saved_slots)
     source.slots, source.saved_slots = slots, []
-
-
-async def _play(runtime: Runtime, slot: Slot, batch: Batch, count_turn: Callable[[], Any]) -> list[Segment]:
-    """Play one slot's share of the batch; at its end, cut the episode that still runs."""
-    params = runtime.flags.sampling_params()
-    segments: list[Segment] = []
-    turns: list[Turn] = []
-    """The turns of the slot's current episode in this batch."""
-
-    def close(stop: StopReason) -> None:
-        if turns and slot.episode is not None:
-            segments.append(slot.episode.segment(turns, stop))
-            turns.clear()
-
-    async def may_issue() -> bool:
-        return batch.issue(slot.number)
-
-    def record(episode: Episode, turn: Turn) -> None:
-        turns.append(turn)
-        count_turn()
-        if episode.stop is not None:
-            close(episode.stop)
-
-    def lose(fault: EnvironmentFault) -> None:
-        batch.give_back(slot.number)
-        batch.failed += 1
-        count_failure(fault, batch.failed, runtime)
-        close(StopReason.FAILED)
-
-    await play(slot, may_issue, lambda episode: episode.generate(params), record, lose)
-    close(StopReason.CUT)
-    episode, spread = slot.episode, runtime.settings.stagger_turns
-    is_first = episode is not None and episode.spec.episode_id == slot.number
-    if is_first and spread and len(episode.answers) >= spread * (slot.number + 1) / runtime.settings.n_env:
-        await slot.leave()
-    return segments
 
 
 async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> list[list[Sample]]:

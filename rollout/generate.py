@@ -6,19 +6,23 @@ samples of an episode belong to the training group of the sample that slime hand
 the same form, a sample or a list, because slime decides by the first one.
 """
 
+import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollout.bridge.framework import Sample, outer_loop_is_full
 from rollout.bridge.sample import episode_spec, mark_aborted
 from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
-from rollout.play.episode import Episode, open_episode
-from rollout.play.player import Place, play
-from rollout.play.runtime import Parked, Runtime, get_runtime
+from rollout.play.episode import start_episode
+from rollout.play.loop import LiveEpisode, Slot, play
+from rollout.play.runtime import Runtime
+from rollout.run import get_runtime
 from rollout.samples import episode_samples, failed_samples
-from rollout.turn import Segment, Turn
+from rollout.turn import FinishReason, Generation, Segment, Turn
+
+logger = logging.getLogger(__name__)
 
 
 async def generate(
@@ -42,54 +46,121 @@ async def generate(
     runtime = await get_runtime(args)
     settings, flags = runtime.settings, runtime.flags
     spec = episode_spec(sample, settings.rollout_interaction_env_path, settings.env, settings.max_turns)
-    parked = runtime.parked.take(sample)
-    turns = parked.turns if parked else []
-    stale = len(turns) if flags.mask_offpolicy_in_partial_rollout else 0
+    kept = parked_episodes(runtime)
+    parked = kept.take(sample)
+    whole = WholeEpisode(runtime, sampling_params, evaluation, parked.turns if parked else [])
+    stale = len(whole.turns) if flags.mask_offpolicy_in_partial_rollout else 0
     longest = sampling_params.get("max_new_tokens") if evaluation else None
-    place = Place(lambda: open_episode(runtime, spec, longest), parked.episode if parked else None)
+    slot = Slot(lambda _: start_episode(runtime, spec, longest), episode=parked.episode if parked else None)
     try:
-        ended = await _play(runtime, place, turns, sampling_params, evaluation)
-        if ended is None:
+        await whole.play(slot)
+        if whole.ended is None:
             comes_back = flags.partial_rollout or flags.is_fully_asynchronous
-            if comes_back and (paused := place.release()) is not None:
-                await runtime.parked.park(Parked(sample, paused, turns), flags.max_begun_samples)
+            if comes_back and (paused := slot.release()) is not None:
+                await kept.park(Parked(sample, paused, whole.turns), flags.max_begun_samples)
             return mark_aborted(sample)
     finally:
-        await place.leave()
-    if isinstance(ended, EnvironmentFault):
+        await slot.leave()
+    if isinstance(whole.ended, EnvironmentFault):
         runtime.counters["episodes_failed"] += 1
-        return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(ended)))
-    ended = replace(ended, turns=runtime.trainable(ended.turns))
+        return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(whole.ended)))
+    ended = replace(whole.ended, turns=runtime.trainable(whole.ended.turns))
     segment = replace(ended, bootstrap=None) if evaluation else ended
     joined = settings.history == "full"
     samples = episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale)
     return _in_form(runtime, samples[-1:] if evaluation else samples)
 
 
-async def _play(
-    runtime: Runtime, place: Place, turns: list[Turn], params: Mapping[str, Any], evaluation: bool
-) -> Segment | EnvironmentFault | None:
-    """Play to the end of the episode, and return it or its fault; None if the outer loop aborted it first."""
-    ended: list[Segment | EnvironmentFault] = []
+class WholeEpisode:
+    """Collects the turns of one episode until it ends or the outer loop has enough."""
 
-    async def may_issue() -> bool:
-        return not ended and (evaluation or not outer_loop_is_full())
+    def __init__(self, runtime: Runtime, params: Mapping[str, Any], evaluation: bool, turns: list[Turn]) -> None:
+        """`turns` are those that were played before it was aborted."""
+        self.turns = turns
+        self.ended: Segment | EnvironmentFault | None = None
+        """The episode or its fault; None while it goes on, and if the outer loop aborted it."""
+        self._runtime, self._params, self._evaluation = runtime, params, evaluation
 
-    def gives_up() -> bool:
+    async def play(self, slot: Slot) -> None:
+        """Play to the end."""
+        try:
+            await slot.live()  # before the first question whether slime has enough, because this may take long
+        except EnvironmentFault as fault:
+            self.ended = fault
+        await play(slot, self)
+
+    async def may_issue(self, slot: Slot) -> bool:
+        """Whether the episode goes on, and slime wants more."""
+        return self.ended is None and (self._evaluation or not outer_loop_is_full())
+
+    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation | None:
+        """Return the response; None if slime aborted it."""
+        generation = await episode.generate(self._params, self._gives_up)
+        return None if generation.finish_reason is FinishReason.ABORT else generation
+
+    def _gives_up(self) -> bool:
         # Under slime's own loop, every other abort is the engine's.
-        return not evaluation and (outer_loop_is_full() is not False or runtime.flags.is_fully_asynchronous)
+        if self._evaluation:
+            return False
+        return outer_loop_is_full() is not False or self._runtime.flags.is_fully_asynchronous
 
-    def record(episode: Episode, turn: Turn) -> None:
-        turns.append(turn)
+    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+        """Keep the turn."""
+        self.turns.append(turn)
         if episode.stop is not None:
-            ended.append(episode.segment(turns, episode.stop))
+            self.ended = episode.segment(self.turns, episode.stop)
 
-    try:
-        await place.live()  # before the first question whether slime has enough, because this may take long
-    except EnvironmentFault as fault:
-        return fault
-    await play(place, may_issue, lambda episode: episode.generate(params, gives_up), record, ended.append)
-    return ended[0] if ended else None
+    def lose(self, slot: Slot, fault: EnvironmentFault) -> None:
+        """End the episode with its fault."""
+        self.ended = fault
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A live episode, its turns so far, and the sample that it plays for."""
+
+    sample: Sample
+    episode: LiveEpisode
+    turns: list[Turn]
+
+
+@dataclass
+class ParkedEpisodes:
+    """Parked episodes, oldest first, by their samples' identity, since indices repeat in an evaluation."""
+
+    dropped: int = 0
+    """Episodes closed for lack of room; each starts from the beginning when its sample is handed out again."""
+    _parked: dict[int, Parked] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def take(self, sample: Sample) -> Parked | None:
+        """Remove and return the sample's episode; None if it is not parked."""
+        return self._parked.pop(id(sample), None)
+
+    async def park(self, parked: Parked, most: int) -> None:
+        """Park the episode; close the oldest ones if there are more than `most`."""
+        self._parked[id(parked.sample)] = parked
+        while len(self._parked) > most:
+            oldest = self._parked.pop(next(iter(self._parked)))
+            self.dropped += 1
+            if self.dropped == 1:
+                logger.warning("more than %d aborted episodes wait to continue; the oldest ones are closed", most)
+            await oldest.episode.close()
+
+    async def close(self) -> None:
+        """Close all of them."""
+        while self._parked:
+            await self._parked.popitem()[1].episode.close()
+
+
+def parked_episodes(runtime: Runtime) -> ParkedEpisodes:
+    """The aborted episodes of the run."""
+    if runtime.parked is None:
+        runtime.parked = ParkedEpisodes()
+    assert isinstance(runtime.parked, ParkedEpisodes)
+    return runtime.parked
 
 
 def _in_form(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:

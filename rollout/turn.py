@@ -275,3 +275,19 @@ class Segment:
     """Sum of the episode's rewards so far, earlier batches included."""
     episode_turns: int = 0
     """Number of the environment's turns so far, earlier batches included."""
+
+
+@dataclass
+class Batch:
+    """What was played for one rollout, in slot order."""
+
+    segments: list[Segment]
+    metrics: dict[str, float] = field(default_factory=dict)
+    slots: list[Mapping[str, Any]] = field(default_factory=list)
+    """The slots' state after the batch; empty unless the slots kept playing after it was cut."""
+    staleness: Sequence[int] | None = None
+    """Actor updates between playing and training each turn, -1 where unknown; None for kept turns of the warm-up."""
+    waited_s: float = 0.0
+    """Seconds for which it had enough turns and waited for turns that would have become too old."""
+    masked: int = 0
+    """Turns that are too old and therefore have no loss."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from envs.base import make_observation
 from rollout.bridge.settings import MemorySettings
-from rollout.evaluate import EpisodeResult, eval_metrics
+from rollout.evaluate import eval_metrics
+from rollout.play.held_out import EpisodeResult
 from rollout.play.memory import Conversation, build_memory
 from rollout.play.metrics import FAULTS, batch_metrics, measure_notes, whole_episode_metrics
 from rollout.spec import EnvSpec, EpisodeSpec

@@ -55,6 +55,18 @@ def folder_of(module: str) -> str:
     return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside of functions and for the type checker count too. A package's `__init__` counts by its names."""
+    edges = {
+        name: set(imported(ast.parse(path.read_text(encoding="utf-8")), True)) - {name}
+        for name, path in MODULES.items()
+    }
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
 def test_the_ground_imports_nothing_of_its_own_package() -> None:
     for module in GROUND:
         package = module.partition(".")[0]

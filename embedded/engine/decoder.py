@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,20 @@ class Layer:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+
+
+class RowDecoder(Protocol):
+    """Computes next-token logits of several sequences, each in a row with its own cache."""
+
+    rows: int
+    vocab_size: int
+    context_length: int
+
+    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None: ...
+    def open_row(self, row: int, prompt: Sequence[int]) -> None: ...
+    def copy_prefix(self, source: int, target: int, length: int) -> None: ...
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor: ...
+    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor: ...
 
 
 class Decoder:

@@ -9,15 +9,12 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embedded.engine.decoder import Decoder, load_hf_model
+from embedded.engine.decoder import Decoder, RowDecoder, load_hf_model
 from embedded.engine.sampling import read_sampling_params
 from embedded.engine.scheduler import Request, Scheduler
 from slime_verlog import ConfigError, Field, Settings
-
-if TYPE_CHECKING:
-    from embedded.engine.vision import VisionDecoder
 
 
 class EngineOptions(Settings):
@@ -61,7 +58,7 @@ class Engine:
         self._eos = end_tokens(options.model_path, self.tokenizer)
         self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, self.SHARES_PREFIXES)
 
-    def _load_decoder(self) -> Decoder | VisionDecoder:
+    def _load_decoder(self) -> RowDecoder:
         o = self.options
         return Decoder(o.model_path, o.max_running_requests, o.context_length, o.device, bf16=o.bf16)
 

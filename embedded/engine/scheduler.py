@@ -12,18 +12,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from embedded.engine.decoder import RowDecoder
 from embedded.engine.sampling import SamplingParams, draw_uniforms, sample_tokens
 from rollout.errors import ConfigError, EngineError
-
-if TYPE_CHECKING:
-    from embedded.engine.decoder import Decoder
-    from embedded.engine.vision import VisionDecoder
-
 
 Update = tuple[Mapping[str, torch.Tensor], str | None, Future[str]]
 """New weights, their version if given, and the future that receives the version served."""
@@ -63,7 +59,7 @@ class Scheduler:
 
     def __init__(
         self,
-        decoder: Decoder | VisionDecoder,
+        decoder: RowDecoder,
         find_stop: Callable[[Request], str | None],
         seed: int,
         shares_prefixes: bool,

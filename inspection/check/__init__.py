@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     encoders = None
     if options.tokenizer:
-        from rollout.play.runtime import encoders_of
+        from rollout.play.build import encoders_of
 
         encoders = encoders_of(options.tokenizer, chosen.settings)
     reports = []

@@ -1,7 +1,7 @@
 """What a checkpoint's tokenizer and chat template are like, and what they cannot do (`slime-verlog check --model`)."""
 
 from rollout.bridge.settings import RolloutSettings
-from rollout.play.runtime import encoders_of
+from rollout.play.build import encoders_of
 from rollout.tokens.rehearsal import describe, rehearse
 
 

@@ -21,10 +21,10 @@ from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
 from inspection.evaluate.table import SweepPoint
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
-from rollout.evaluate import after_refusal, play_episode
+from rollout.play.build import build_runtime
 from rollout.play.engine import EngineClient
+from rollout.play.held_out import after_refusal, play_episode
 from rollout.play.memory import Conversation, Message, asks_for_notes, build_memory, write_facts
-from rollout.play.runtime import build_runtime
 from rollout.spec import EpisodeSpec
 from rollout.tokens.image_files import data_uri, read_image
 from rollout.transcript import Transcript

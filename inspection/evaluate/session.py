@@ -33,7 +33,7 @@ from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed
 from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes, replacing
 from inspection.target import check_numbers
-from rollout.play.player import gather
+from rollout.play.loop import gather
 from rollout.spec import EpisodeSpec
 from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 

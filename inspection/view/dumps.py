@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row
-from inspection.records import CLOSINGS
-from inspection.view.sources import rollout_of
+from inspection.records import CLOSINGS, rollout_of
 from rollout.turn import FinishReason, SampleKind, StopReason
 from slime_verlog import ConfigError
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,12 +80,6 @@ def _require(found: list[Path], run: Path) -> list[Path]:
         makers = "`slime-verlog train` and `slime-verlog evaluate` make a run"
         raise ConfigError(f"{run} has no episodes: expected {FILE}, or {dumps}; {makers}")
     return found
-
-
-def rollout_of(path: Path) -> tuple[bool, int]:
-    """Whether a dump is of an evaluation, and the rollout's id, which is the last number in its name."""
-    digits = re.findall(r"\d+", path.stem)
-    return "eval" in path.stem, int(digits[-1]) if digits else 0
 
 
 def read_run(

@@ -12,21 +12,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envs.base import Observation
 from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
 from rollout.errors import ConfigError, EncodingError, EnvironmentFault, TurnAbortedError
+from rollout.play.loop import LiveEpisode
 from rollout.play.memory import SUMMARY_REQUEST, Conversation, after_reasoning
 from rollout.play.metrics import measure_notes
-from rollout.spec import EpisodeSpec
+from rollout.play.runtime import Runtime
+from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import ENGINE, EnvReply, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn
-from rollout.workers.pool import EnvSession
+from rollout.workers.pool import EnvSession, ReplayError
 from rollout.workers.reply import check_history
-
-if TYPE_CHECKING:
-    from rollout.play.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -352,15 +351,25 @@ class Episode:
         await self.session.close()
 
 
-async def open_episode(runtime: Runtime, spec: EpisodeSpec, response_len: int | None = None) -> Episode:
-    """Start the episode's environment and encode its first prompt.
+async def open_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay | None = None) -> LiveEpisode:
+    """Start an episode in this process or another one; with `replay`, give it the same responses again.
 
     Raises:
         EnvironmentFault: the environment could not be started, or its first prompt cannot be encoded or does not fit.
+        ReplayError: a replay showed something else.
         EncodingError: the chat template does not show the environment's tools.
     """
     if runtime.players is not None:
-        return await runtime.players.open(spec)
+        return await runtime.players.open(spec, replay)
+    episode = await start_episode(runtime, spec)
+    # An episode without responses starts afresh: nothing of it was handed out.
+    if replay is not None and replay.answers:
+        await _play_again(episode, replay)
+    return episode
+
+
+async def start_episode(runtime: Runtime, spec: EpisodeSpec, response_len: int | None = None) -> Episode:
+    """Start an episode's environment in this process and encode its first prompt. Raises as `open_episode`."""
     session = await runtime.pool.open(spec.env)
     try:
         encoder = runtime.encoder_for(session.reply.tools if session.reply else ())
@@ -370,6 +379,26 @@ async def open_episode(runtime: Runtime, spec: EpisodeSpec, response_len: int | 
             raise EnvironmentFault(f"{error}\n{session.describe()}") from error
     except BaseException:
         await session.close()
+        raise
+
+
+async def _play_again(episode: Episode, replay: Replay) -> None:
+    """Give the episode its earlier responses; closes it and raises ReplayError if it shows something else."""
+    try:
+        if not episode.reply.deterministic:
+            raise ReplayError("the environment is not deterministic, so the episode cannot be replayed")
+        episode.session.replayed = True
+        for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
+            if episode.writes_notes is to_environment:
+                raise ReplayError("the memory asks for notes at other turns than when the episode was played")
+            stop_id = token_ids[-1] if token_ids else None
+            replayed = Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP, stop_id=stop_id)
+            await episode.step(replayed)
+        if episode.digests != list(replay.digests) or episode.stop is not None:
+            raise ReplayError("the replayed episode differs from the original")
+        episode.session.replayed = False
+    except BaseException:
+        await episode.close()
         raise
 
 

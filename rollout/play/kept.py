@@ -8,14 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rollout.errors import ConfigError
-from rollout.play.player import Batch, count_turns
-from rollout.turn import Segment, StopReason
-
-if TYPE_CHECKING:
-    from rollout.play.runtime import Runtime
+from rollout.play.loop import count_turns
+from rollout.play.runtime import Runtime
+from rollout.turn import Batch, Segment, StopReason
 
 MIN_EPISODES = 10
 """Episodes that value pretraining needs to hold some out."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout.play.engine import EngineLoad
 from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage
-
-if TYPE_CHECKING:
-    from rollout.play.runtime import Runtime
-
-logger = logging.getLogger(__name__)
 
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "engine_other_weights"),
@@ -24,12 +18,6 @@ RETRIES = (
     *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
 )
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
-BUSY = 0.8
-"""Share of the time above which an event loop delays its slots."""
-QUEUED = 0.5
-"""Waiting requests per running one above which the engines' queues only make responses older."""
-MIN_SECONDS = 10.0
-"""Shorter batches tell nothing about bottlenecks."""
 FAULTS = (
     *RETRIES,
     *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
@@ -51,68 +39,6 @@ class BatchLoad:
     """Each process: this one, then the players."""
     engines: Mapping[int, EngineLoad] = field(default_factory=dict)
     """Each engine that tells its load."""
-
-
-def measure(runtime: Runtime) -> Callable[[], Awaitable[BatchLoad]]:
-    """Start to measure; the returned function gives the load since then, or since it was last called."""
-    before = runtime.usage()
-    runtime.engine_loads.start()
-
-    async def load() -> BatchLoad:
-        nonlocal before
-        if runtime.players is not None:
-            await runtime.players.refresh()
-        then, before = before, runtime.usage()
-        used = [now.plus(one, -1) for now, one in zip(before, then, strict=True)]
-        engine, env = _together([one.engine for one in used]), _together([one.env for one in used])
-        return BatchLoad(engine, env, sum(one.cpu_s for one in used), used, runtime.engine_loads.take())
-
-    return load
-
-
-def _together(processes: Sequence[Usage]) -> Usage:
-    """The usage of all processes; the busiest one tells when any of them is busy."""
-    busy_s, request_s = max(one.busy_s for one in processes), sum(one.request_s for one in processes)
-    return Usage(processes[0].seconds, busy_s, request_s)
-
-
-def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) -> None:
-    """Log, once per kind, what the slots wait for most and the setting that relieves it.
-
-    `stood_s`: seconds for which slots of a continuous batch waited for new weights, summed over the slots.
-    """
-    seconds, slots = load.engine.seconds, runtime.settings.n_env
-    if seconds < MIN_SECONDS:
-        return
-    cpu = [one.cpu_s / seconds for one in load.processes]
-    # Episodes that start in the background while their slot plays another one count as waiting for an environment.
-    idle = slots - (load.engine.request_s + stood_s) / seconds
-    busiest, waiting = cpu.index(max(cpu)), min(load.env.request_s / seconds, idle)
-    found = {}
-    if max(cpu) > BUSY and (busiest or len(cpu) == 1):
-        found["process"] = f"a rollout process computes {max(cpu):.0%} of the time: raise rollout_processes"
-    elif max(cpu) > BUSY:
-        found["manager"] = (
-            f"the process that keeps the batch computes {max(cpu):.0%} of the time, which more rollout_processes do "
-            "not relieve: shorten the prompts, or split the engines between two runs"
-        )
-    if waiting > slots / 2:
-        found["env"] = f"{waiting:.0f} of {slots} slots wait for their environment on average: raise env_workers"
-    if stood_s / seconds > slots / 2:
-        found["trainer"] = (
-            f"{stood_s / seconds:.0f} of {slots} slots wait for new weights on average, because max_staleness is "
-            f"{runtime.settings.max_staleness}: raise it, or give the trainer more GPUs and the rollout fewer"
-        )
-    running = sum(one.running for one in load.engines.values())
-    queued = sum(one.waiting for one in load.engines.values())
-    if queued > max(QUEUED * running, 1.0):
-        found["engine"] = (
-            f"the engines run {running:.0f} requests at once on average, and {queued:.0f} wait in their queues: add "
-            "engines, raise --sglang-max-running-requests if their memory allows, or lower n_env"
-        )
-    for kind in found.keys() - runtime.warned:
-        runtime.warned.add(kind)
-        logger.warning("bottleneck of the rollout: %s", found[kind])
 
 
 def batch_metrics(

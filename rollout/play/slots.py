@@ -8,12 +8,10 @@ from typing import Any
 
 from rollout.errors import EnvironmentFault
 from rollout.play.engine import MAX_TOKEN_ID
-from rollout.play.episode import Episode, open_episode
-from rollout.play.player import Slot, gather
+from rollout.play.episode import open_episode
+from rollout.play.loop import LiveEpisode, Slot, gather
 from rollout.play.runtime import Runtime
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import FinishReason, Generation
-from rollout.workers.pool import ReplayError
 
 logger = logging.getLogger(__name__)
 
@@ -68,39 +66,10 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
     return ""
 
 
-async def replay_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay) -> Episode:
-    """Start the episode again and give it the same responses; raises ReplayError if it shows something else.
-
-    An episode without responses starts afresh: nothing of it was handed out.
-    """
-    if runtime.players is not None:
-        return await runtime.players.open(spec, replay)
-    episode = await open_episode(runtime, spec)
-    if not replay.answers:
-        return episode
-    try:
-        if not episode.reply.deterministic:
-            raise ReplayError("the environment is not deterministic, so the episode cannot be replayed")
-        episode.session.replayed = True
-        for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
-            if episode.writes_notes is to_environment:
-                raise ReplayError("the memory asks for notes at other turns than when the episode was played")
-            stop_id = token_ids[-1] if token_ids else None
-            replayed = Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP, stop_id=stop_id)
-            await episode.step(replayed)
-        if episode.digests != list(replay.digests) or episode.stop is not None:
-            raise ReplayError("the replayed episode differs from the original")
-        episode.session.replayed = False
-    except BaseException:
-        await episode.close()
-        raise
-    return episode
-
-
 async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
     try:
         saved = Replay(item["answers"], item["stepped"], item["digests"])
-        slot.episode = await replay_episode(runtime, spec, saved)
+        slot.episode = await open_episode(runtime, spec, saved)
     except EnvironmentFault:
         runtime.counters["episodes_lost_at_resume"] += 1
 
@@ -110,7 +79,7 @@ def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
     return [saved_slot(slot.next_episode, slot.episode) for slot in slots]
 
 
-def saved_slot(next_episode: int, episode: Episode | None, turns: int | None = None) -> Mapping[str, Any]:
+def saved_slot(next_episode: int, episode: LiveEpisode | None, turns: int | None = None) -> Mapping[str, Any]:
     """The next episode's id, and the live episode as its seed and its first `turns` responses (None: all)."""
     if episode is None:
         return {"next_episode": next_episode, "episode": None}

@@ -16,12 +16,13 @@ from typing import Any
 
 from rollout.errors import ConfigError, EnvironmentFault, SlowTurnFault, TurnAbortedError
 from rollout.play.clock import Demands, WeightClock, numbered_versions, version_of
-from rollout.play.episode import ABORT_PAUSE_S, Episode
-from rollout.play.metrics import BatchLoad, measure
-from rollout.play.player import Batch, Slot, count_failure, play
+from rollout.play.episode import ABORT_PAUSE_S
+from rollout.play.load import LoadMeter
+from rollout.play.loop import LiveEpisode, Slot, play
+from rollout.play.metrics import BatchLoad
 from rollout.play.runtime import Runtime
 from rollout.play.slots import saved_slot
-from rollout.turn import Generation, Prompt, Segment, StopReason, Turn
+from rollout.turn import Batch, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import Utilization
 
 
@@ -30,7 +31,7 @@ class _Finished:
     """A finished turn that is not handed out yet."""
 
     slot: int
-    episode: Episode
+    episode: LiveEpisode
     segment: Segment
     """The turn alone, made when it finished; the episode's own prompt may have moved on since."""
     version: int
@@ -72,7 +73,7 @@ class Stream:
         self._rollout_id, self._pushes, self._limit = 0, 0, 0
         self._paused, self._stopped = True, False
         self._error: BaseException | None = None
-        self._load = measure(runtime)
+        self._meter = LoadMeter(runtime)
         self._demands = Demands(numbered=True, single=runtime.settings.on_update == "abort")
         if runtime.players is not None:
             runtime.players.demands = self._demands
@@ -95,7 +96,7 @@ class Stream:
         self._pushes = max(self._pushes, self._clock.pushes_before(rollout_id))
         self._rollout_id, self._paused = rollout_id, False
         self._set_limit()
-        if self._clock.needs_answer(rollout_id) or not self._may_issue():
+        if self._clock.needs_answer(rollout_id) or not self._has_place():
             try:
                 await self._ask_version()
             except Exception as error:
@@ -123,7 +124,7 @@ class Stream:
 
     async def since_last_batch(self) -> tuple[BatchLoad, float]:
         """Load, and the slots' seconds at the limit of `max_staleness`, since the last call."""
-        load, before = await self._load(), self._stood_s
+        load, before = await self._meter.take(), self._stood_s
         self._stood_s = self._standing.snapshot().request_s
         return load, self._stood_s - before
 
@@ -167,25 +168,19 @@ class Stream:
     async def _play(self, slot: Slot) -> None:
         """Play the slot for as long as the stream runs; `next_batch` raises the first error of any slot."""
         try:
-            await play(
-                slot,
-                may_issue=lambda: self._issue(slot),
-                ask=lambda episode: self._ask(slot, episode),
-                record=lambda episode, turn: self._record(slot, episode, turn),
-                lose=lambda fault: self._lose(slot, fault),
-            )
+            await play(slot, self)
         except Exception as error:
             self._error = self._error or error
         finally:
             self._no_longer_playing(slot)
 
-    async def _issue(self, slot: Slot) -> bool:
+    async def may_issue(self, slot: Slot) -> bool:
         """Wait until the slot may issue a turn; the stream's end is the only reason not to."""
         if not self._stopped:
-            while not self._may_issue():
+            while not self._has_place():
                 await self._gate.until(lambda: not self._paused)  # a wait for the engine's GPUs is not one for weights
                 with self._standing.request():
-                    await self._gate.until(lambda: self._paused or self._may_issue())
+                    await self._gate.until(lambda: self._paused or self._has_place())
             self.ledger["issued"] += 1
             self._playing[slot.number] = self._last_rollout(self._pushes)
         return not self._stopped
@@ -194,10 +189,10 @@ class Stream:
         self._playing.pop(slot.number, None)
         self._news.send()
 
-    def _may_issue(self) -> bool:
+    def _has_place(self) -> bool:
         return not self._paused and self.ledger["issued"] < self._limit
 
-    def _lose(self, slot: Slot, fault: EnvironmentFault) -> None:
+    def lose(self, slot: Slot, fault: EnvironmentFault) -> None:
         """Take back the turn that was issued, and end the episode with its last finished turn."""
         self.ledger["issued"] -= 1
         self._gate.send()
@@ -207,9 +202,9 @@ class Stream:
             latest.segment = replace(latest.segment, stop=StopReason.FAILED)
         self._failed += not isinstance(fault, SlowTurnFault)  # whose number the pushes bound
         self._no_longer_playing(slot)
-        count_failure(fault, self._failed, self._runtime)
+        self._runtime.count_failure(fault, self._failed)
 
-    async def _ask(self, slot: Slot, episode: Episode) -> Generation:
+    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
         """Return a response as `_one_version`; raises SlowTurnFault if new weights interrupt it too often."""
         pushes = self._pushes
         try:
@@ -220,7 +215,7 @@ class Stream:
             self._runtime.counters["episodes_too_slow"] += 1
             raise SlowTurnFault(f"{error}; new weights come faster than its response") from error
 
-    async def _one_version(self, slot: Slot, episode: Episode) -> Generation:
+    async def _one_version(self, slot: Slot, episode: LiveEpisode) -> Generation:
         """Return a response by weights of a single version; one that spans an update is requested again.
 
         With `on_update: continue`, such a response is taken; the turn is as old as its oldest token.
@@ -243,7 +238,8 @@ class Stream:
             "(max_turn_retries bounds this)"
         )
 
-    def _record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
+    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+        """Put the turn among the finished ones, by the last rollout that may train on it."""
         version, latest = version_of(turn.generation), self._latest.get(slot.number)
         assert version is not None
         due = self._playing[slot.number]

@@ -21,10 +21,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rollout.errors import PlayerError, SlimeVerlogError
+from rollout.play.build import build_runtime
 from rollout.play.clock import Demands
-from rollout.play.episode import Episode
-from rollout.play.runtime import Runtime, build_runtime
-from rollout.play.slots import replay_episode
+from rollout.play.episode import open_episode
+from rollout.play.held_out import play_episode
+from rollout.play.loop import LiveEpisode
+from rollout.play.runtime import Runtime
 from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import FinishReason, Generation
@@ -52,7 +54,7 @@ class Report(NamedTuple):
 
 
 STATE = ("index", "steps", "stop", "has_next_prompt", "total_reward")
-"""The attributes of an `Episode` by which the manager decides."""
+"""The attributes of an episode by which the manager decides."""
 
 
 class Progress(NamedTuple):
@@ -78,7 +80,7 @@ class Player:
         self._runtime: Runtime | None = None
         self._reported: Counter[str] = Counter()
         self._reported_at = 0.0
-        self._episodes: dict[int, Episode] = {}
+        self._episodes: dict[int, LiveEpisode] = {}
         self._engine_s: defaultdict[int, float] = defaultdict(float)
         """Seconds of the requests for an episode's next turn, by the episode's key."""
 
@@ -139,7 +141,7 @@ class Player:
     async def open(self, key: int, spec: EpisodeSpec, replay: Replay) -> Progress:
         """Start the episode, or replay what was played of it."""
         await self.close(key)  # what is left of it if the manager gave up waiting
-        self._episodes[key] = episode = await replay_episode(self.runtime, spec, replay)
+        self._episodes[key] = episode = await open_episode(self.runtime, spec, replay)
         return Progress(_state(episode), prompt_change(NOTHING, episode.prompt), episode.digests)
 
     async def turn(
@@ -174,8 +176,6 @@ class Player:
 
     async def evaluate(self, spec: EpisodeSpec, first_version: int | None) -> tuple[Any, list[Any]]:
         """Play a whole held-out episode; return its result without turns, and each turn with its prompt's change."""
-        from rollout.evaluate import play_episode
-
         self._note_version(first_version)
         result = await play_episode(self.runtime, spec)
         before = [NOTHING, *(turn.prompt for turn in result.turns)]
@@ -183,7 +183,7 @@ class Player:
         return replace(result, turns=()), [(turn_values(turn), prompt_change(old, turn.prompt)) for old, turn in pairs]
 
 
-def _state(episode: Episode) -> Mapping[str, Any]:
+def _state(episode: LiveEpisode) -> Mapping[str, Any]:
     return {name: getattr(episode, name) for name in STATE}
 
 

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rollout.errors import EnvironmentFault
+from rollout.play.clock import Demands
 from rollout.play.episode import Episode
-from rollout.play.player import ResponseLostError
+from rollout.play.runtime import Runtime
 from rollout.players.process import Progress
+from rollout.players.running import PlayerPlace, ResponseLostError, RunningPlayer
 from rollout.players.wire import NOTHING, changed_prompt, read_turn
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import FinishReason, Generation, Turn
+from rollout.turn import FinishReason, Generation, StopReason, Turn
 from rollout.workers.utilization import UNUSED
 
-if TYPE_CHECKING:
-    from rollout.players.manager import PlayerPlace, PlayerProcesses, RunningPlayer
+
+class Places(Protocol):
+    """What an episode needs of the manager."""
+
+    runtime: Runtime
+    demands: Demands
+    turns: int
+
+    async def live(self, place: PlayerPlace) -> RunningPlayer: ...
+    def elsewhere(self, place: PlayerPlace, tried: dict[int, object], fault: object) -> PlayerPlace | None: ...
+    def note_start(self, place: PlayerPlace, tried: Mapping[int, object]) -> None: ...
 
 
 class RemoteEpisode(Episode):
     """An episode whose environment and prompts are in a player; here is what decides about a batch."""
 
-    def __init__(
-        self, players: PlayerProcesses, place: PlayerPlace, key: int, spec: EpisodeSpec, replay: Replay
-    ) -> None:
+    def __init__(self, players: Places, place: PlayerPlace, key: int, spec: EpisodeSpec, replay: Replay) -> None:
         self.spec, self.runtime = spec, players.runtime  # not super().__init__(), which needs the environment
-        self.index, self.steps, self.stop, self.has_next_prompt, self.total_reward = 0, 0, None, True, 0.0
+        self.index = self.steps = 0
+        self.stop: StopReason | None = None
+        self.has_next_prompt, self.total_reward = True, 0.0
         self.prompt = NOTHING
         self.answers = [tuple(ids) for ids in replay.answers]
         self.stepped = list(replay.stepped)
@@ -72,11 +83,20 @@ class RemoteEpisode(Episode):
             self.prompt = changed_prompt(self.prompt, progress.prompt)
         self._digests += progress.digests
 
+    async def _call_turn(self, params: Mapping[str, Any]) -> tuple[RunningPlayer, Any]:
+        """Return the player and its answer to the next turn; a turn whose player died is asked again."""
+        while True:
+            player, self._player = await self.ensure(), None  # cancelled below, the state would be unknown
+            first = self.runtime.engine.weights.first
+            try:
+                return player, await player.call("turn", self._key, params, self._players.demands, first)
+            except ResponseLostError:
+                self.runtime.counters["turns_interrupted"] += 1
+
     async def _request(self, params: Mapping[str, Any]) -> Generation:
-        """Have the player ask the engine once, and step at once if it need not ask again; raises ResponseLostError."""
-        player, self._player = await self.ensure(), None  # cancelled below, the state would be unknown
+        """Have the player ask the engine once, and step at once if it need not ask again."""
+        player, answer = await self._call_turn(params)
         weights = self.runtime.engine.weights
-        answer = await player.call("turn", self._key, params, self._players.demands, weights.first)
         self._player = player
         if isinstance(answer, Generation):  # the player does not ask again
             again = int(answer.finish_reason is FinishReason.ABORT)

@@ -11,10 +11,10 @@ from rollout.bridge.sample import row_of
 from rollout.continuous import collect as next_batch
 from rollout.data_source import EpisodeSource
 from rollout.errors import FailureBudgetError
-from rollout.evaluate import play_episode
 from rollout.fixed_turn import collect, open_slots
 from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.play.held_out import play_episode
+from rollout.run import close_runtimes, get_runtime
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import StopReason
 from tests.envs.agent.test_agent import options

@@ -13,7 +13,7 @@ from rollout.continuous import collect
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import collect_or_draw
-from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.run import close_runtimes, get_runtime
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
@@ -178,7 +178,7 @@ async def test_each_batch_counts_its_own_part_of_the_waits_for_new_weights(tmp_p
     trainer = Trainer(tmp_path, max_staleness=3, rollout_processes=processes)
 
     async def train(engine: Engine, rollout_id: int) -> None:
-        while trainer.stream._may_issue():
+        while trainer.stream._has_place():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         if rollout_id:

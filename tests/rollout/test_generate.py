@@ -16,8 +16,8 @@ from rollout.bridge.framework import Sample
 from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError
-from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, get_runtime
+from rollout.generate import generate, parked_episodes
+from rollout.run import close_runtimes, get_runtime
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -41,7 +41,7 @@ async def play(tmp_path: Path) -> Any:
             try:
                 for _ in range(calls):
                     result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-                run.parked = len((await get_runtime(args)).parked)
+                run.parked = len(parked_episodes(await get_runtime(args)))
             finally:
                 await close_runtimes()
             return result, engine
@@ -211,7 +211,7 @@ async def test_evaluation_never_continues_a_training_episode(tmp_path: Path) -> 
         try:
             await generate(args, training, RolloutFlags.read(args).sampling_params())
             await generate(args, held_out, RolloutFlags.read(args).sampling_params(), evaluation=True)
-            assert len((await get_runtime(args)).parked) == 1
+            assert len(parked_episodes(await get_runtime(args))) == 1
         finally:
             await close_runtimes()
 
@@ -256,16 +256,16 @@ async def test_parked_episodes_are_bounded_and_closed_with_their_runtime(tmp_pat
             for sample in samples:
                 await generate(args, sample, RolloutFlags.read(args).sampling_params())
             runtime = await get_runtime(args)
-            assert len(runtime.parked) == 4 and runtime.parked.dropped == 3
-            kept = [runtime.parked.take(sample) for sample in samples]
+            assert len(parked_episodes(runtime)) == 4 and parked_episodes(runtime).dropped == 3
+            kept = [parked_episodes(runtime).take(sample) for sample in samples]
             assert [parked is not None for parked in kept] == [False] * 3 + [True] * 4
             closed = []
             for parked in kept[3:]:
                 parked.episode.close = partial(_note, closed, parked)
-                await runtime.parked.park(parked, 4)
+                await parked_episodes(runtime).park(parked, 4)
         finally:
             await close_runtimes()
-        assert len(closed) == 4 and not runtime.parked
+        assert len(closed) == 4 and not parked_episodes(runtime)
 
 
 async def _note(closed: list[Any], parked: Any) -> None:

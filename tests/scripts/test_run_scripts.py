@@ -13,7 +13,7 @@ from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
 from rollout.bridge.settings import YAML_KEYS, RolloutSettings, check_keys, load_settings
 from rollout.play.kept import draw
-from rollout.play.player import count_turns
+from rollout.play.loop import count_turns
 from rollout.turn import Segment, StopReason
 from slime_verlog import read_settings
 from tests.cases import pairs

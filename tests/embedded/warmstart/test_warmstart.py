@@ -20,7 +20,7 @@ from embedded.warmstart.policy import CHAT_TEMPLATE, PolicySize, train_tokenizer
 from envs.text_game import find_action
 from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
-from rollout.play.runtime import encoders_of
+from rollout.play.build import encoders_of
 
 SHORTENED = "(message.content.split('</think>')[-1] if message.role == 'assistant' else message.content) +"
 

@@ -11,7 +11,8 @@ import pytest
 from rollout.data_source import EpisodeSource
 from rollout.play.clock import WeightClock, version_of
 from rollout.play.engine import EngineLoad
-from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile, warn_of_bottleneck
+from rollout.play.load import warn_of_bottleneck
+from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage
 from tests.fixtures.metrics_page import unexplained

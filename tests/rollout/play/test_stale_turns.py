@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from rollout.errors import EnvironmentFault
 from rollout.play.clock import WeightClock, numbered_versions, version_of
-from rollout.play.player import Batch, Slot
+from rollout.play.loop import Slot
 from rollout.play.stream import Stream
 from rollout.spec import EnvSpec, EpisodeSpec
-from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
+from rollout.turn import Batch, FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import UNUSED
 from tests.cases import pairs
 from tests.fixtures.virtual_time import run_in_virtual_time
@@ -152,7 +152,7 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
         players=None,
         usage=lambda: [UNUSED],
     )
-    slots: Any = [Slot(k, k, plan.slots, world.episode) for k in range(plan.slots)]
+    slots: Any = [Slot(world.episode, k, plan.slots) for k in range(plan.slots)]
     clock = WeightClock(plan.interval, plan.frozen)
     stream = Stream(runtime, slots, plan.size, clock)
     cuts = []

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from advantage.settings import ValuePretrainingSettings, WarmupSettings
 from rollout.errors import ConfigError
 from rollout.play.kept import draw, play_or_draw
-from rollout.play.player import Batch
-from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
+from rollout.turn import Batch, FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 
 def segment(number: int, length: int, ended: bool) -> Segment:

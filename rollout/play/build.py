@@ -1,0 +1,113 @@
+"""Makes the parts that the episodes of one run share, from slime's flags and the YAML."""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from envs.plain_text import PlainText
+from rollout.bridge.checks import installs_advantages
+from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.framework import HAS_SLIME
+from rollout.bridge.sample import SampleWriter, is_traced
+from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
+from rollout.errors import ConfigError
+from rollout.play.engine import EngineClient, EngineLoads
+from rollout.play.memory import build_memory
+from rollout.play.runtime import Runtime
+from rollout.tokens.chat_template import ChatTemplate
+from rollout.tokens.encoding import DeltaEncoder, choose_template
+from rollout.tokens.images import load_processor, read_json
+from rollout.tokens.profile import Profile, learn_profile
+from rollout.tokens.rehearsal import rehearse
+from rollout.workers.pool import EnvPool
+
+logger = logging.getLogger(__name__)
+
+MIN_CONNECTIONS = 1024
+"""Connections to the engine that a process may open, or one per slot if there are more."""
+
+
+def build_runtime(args: Any) -> Runtime:
+    """Make the parts from slime's `args`.
+
+    Raises:
+        ConfigError: a setting or flag is invalid.
+        EncodingError: the tokenizer's chat template does not support the configured `history`.
+    """
+    settings, flags = load_settings(args), RolloutFlags.read(args)
+    small = HAS_SLIME and installs_advantages(args)
+    make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
+    encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
+    for sentence in rehearse(encoder, settings.history):
+        logger.warning("%s: %s", flags.hf_checkpoint, sentence)
+    connections = max(MIN_CONNECTIONS, settings.n_env)
+    # The first push of slime's delta mode sends nothing, so the engine still has its own name for its weights.
+    names = {"default": "0"} if flags.update_weight_mode == "delta" else {}
+    patient = _patient(settings.engine, args)
+    engine = EngineClient(url, patient, max_connections=connections, version_names=names)
+    return Runtime(
+        settings=settings,
+        flags=flags,
+        samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
+        encoder=encoder,
+        make_encoder=make_encoder,
+        engine=engine,
+        engine_loads=EngineLoads(url, engine.get),
+        pool=EnvPool(settings, encoder.profile.call_form),
+        memory=build_memory(settings.memory),
+        traced=is_traced(args),
+    )
+
+
+def _patient(engine: EngineSettings, args: Any) -> EngineSettings:
+    """With `--use-fault-tolerance`, retry longer than slime may take to find a dead engine, unless the YAML says."""
+    if not getattr(args, "use_fault_tolerance", False) or "max_retries" in engine.model_fields_set:
+        return engine
+    waits = (getattr(args, f"rollout_health_check_{name}") for name in ("first_wait", "interval", "timeout"))
+    more = math.ceil(2 * sum(waits) / engine.backoff_max_s)  # these pauses are at least half of backoff_max_s
+    return engine.model_copy(update={"max_retries": engine.max_retries + more})
+
+
+def encoders_of(
+    checkpoint: str, settings: RolloutSettings, *, small_images: bool = False
+) -> Callable[..., DeltaEncoder]:
+    """Return a function from `tools` to the checkpoint's encoder; raises ConfigError without a tokenizer.
+
+    With `small_images`, training inputs hold PNG bytes, which `advantage.patch` expands on the training ranks.
+    """
+    tokenizer, processor = _load_tokenizer_and_processor(checkpoint)
+    return partial(
+        DeltaEncoder,
+        tokenizer,
+        processor,
+        profile=profile_of(checkpoint, tokenizer, processor, settings),
+        chat_template_kwargs=dict(settings.chat_template_kwargs),
+        sanity_check=settings.tokenization_sanity_check,
+        use_inference_chat_template=settings.use_inference_chat_template,
+        history=settings.history,
+        max_image_pixels=settings.max_image_pixels,
+        small_images=small_images,
+    )
+
+
+def profile_of(checkpoint: str, tokenizer: Any, processor: Any, settings: RolloutSettings) -> Profile:
+    """Probe the checkpoint's chat template and read its stop ids; raises EncodingError if it cannot be used."""
+    source = choose_template(tokenizer, processor, tools=False)
+    text = PlainText(tokenizer, source)
+    template = ChatTemplate(tokenizer, source, None, settings.chat_template_kwargs, text.pattern)
+    return learn_profile(tokenizer, template, text, read_json(checkpoint, "generation_config.json") or {})
+
+
+def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    except (OSError, ValueError) as error:
+        is_gone = path.startswith(("/", ".", "~")) and not Path(path).exists()
+        reason = "the folder does not exist" if is_gone else str(error).strip().splitlines()[0]
+        raise ConfigError(f"no tokenizer can be loaded from the checkpoint {path!r}: {reason}") from error
+    return tokenizer, load_processor(path)
