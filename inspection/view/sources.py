@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded.run.folder import ABOUT, SUMMARY, TRAINING
-from inspection.records import FILE, read_episodes
+from inspection.records import FILE, read_episodes, rollout_of
 from inspection.view.training import metric_files
 from slime_verlog import ConfigError
 
