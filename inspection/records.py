@@ -1,4 +1,4 @@
-"""Reads and writes `episodes.jsonl`: one episode per line, as `rollout.transcript.Transcript.facts` describes it.
+"""Reads and writes `episodes.jsonl`: one episode per line, as `rollout.play.transcript.Transcript.facts` describes it.
 
 Two keys are added to the facts: `setting` (the point of a sweep, `-` without one) and `player`. A recorded prompt is
 read as messages with roles, and what each prompt shows for the first time.

@@ -10,8 +10,8 @@ from rollout.evaluate import eval_metrics
 from rollout.play.held_out import EpisodeResult
 from rollout.play.memory import Conversation, build_memory
 from rollout.play.metrics import FAULTS, batch_metrics, measure_notes, whole_episode_metrics
+from rollout.play.transcript import Transcript
 from rollout.spec import EnvSpec, EpisodeSpec
-from rollout.transcript import Transcript
 from rollout.turn import EnvReply, FinishReason, Generation, NotesEvent, Prompt, StopReason
 from tests.fixtures.metrics_page import PAGE, unexplained
 from tests.rollout.play.test_metrics import IDLE, segment

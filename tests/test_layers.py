@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("rollout", "advantage", "envs", "embedded", "inspection", "benchmarks")
-GROUND = {
+RECORDS = {
     *("rollout.turn", "rollout.errors", "rollout.spec", "advantage.errors", "envs.errors"),
     *("embedded.arguments", "embedded.run.folder"),
 }
@@ -67,8 +67,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_the_ground_imports_nothing_of_its_own_package() -> None:
-    for module in GROUND:
+def test_records_import_nothing_of_its_own_package() -> None:
+    for module in RECORDS:
         package = module.partition(".")[0]
         assert not {name for name in IMPORTS[module] if name.partition(".")[0] == package}, module
 
@@ -84,7 +84,7 @@ def test_packages_import_those_below_them_and_no_others(package: str) -> None:
 def test_no_folders_import_each_other_in_a_cycle() -> None:
     edges: dict[str, set[str]] = defaultdict(set)
     for module, names in IMPORTS.items():
-        edges[folder_of(module)] |= {folder_of(name) for name in names - GROUND} - {folder_of(module)}
+        edges[folder_of(module)] |= {folder_of(name) for name in names - RECORDS} - {folder_of(module)}
     try:
         graphlib.TopologicalSorter(edges).prepare()
     except graphlib.CycleError as error:
@@ -92,7 +92,7 @@ def test_no_folders_import_each_other_in_a_cycle() -> None:
         lines = [
             f"{module} imports {name}"
             for module, names in IMPORTS.items()
-            for name in names - GROUND
+            for name in names - RECORDS
             if (folder_of(module), folder_of(name)) in steps
         ]
         pytest.fail("\n".join(lines))

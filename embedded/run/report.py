@@ -28,7 +28,7 @@ from embedded.run.folder import (
     write_text,
 )
 from rollout.play.metrics import mean
-from rollout.transcript import RECORD_KEYS
+from rollout.play.transcript import RECORD_KEYS
 
 LINE = (
     ("reward/turn", "turn/reward", ".3f"),

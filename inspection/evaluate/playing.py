@@ -25,9 +25,9 @@ from rollout.play.build import build_runtime
 from rollout.play.engine import EngineClient
 from rollout.play.held_out import after_refusal, play_episode
 from rollout.play.memory import Conversation, Message, asks_for_notes, build_memory, write_facts
+from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec
 from rollout.tokens.image_files import data_uri, read_image
-from rollout.transcript import Transcript
 from rollout.turn import StopReason
 from rollout.workers.pool import EnvPool, EnvSession
 from slime_verlog import ConfigError
@@ -152,7 +152,7 @@ def scripted(name: str) -> Player:
 async def play_text_episode(
     pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player
 ) -> dict[str, Any]:
-    """Play one episode to its end and return its facts, as `rollout.transcript.Transcript.facts` describes them.
+    """Play one episode to its end and return its facts, as `rollout.play.transcript.Transcript.facts` describes them.
 
     An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A prompt that is too
     long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.

@@ -10,8 +10,8 @@ from rollout.play.episode import Episode, start_episode
 from rollout.play.loop import LiveEpisode, Slot, play
 from rollout.play.memory import Message
 from rollout.play.runtime import Runtime
+from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec
-from rollout.transcript import Transcript
 from rollout.turn import Generation, StopReason, Turn
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inspection.command import main
-from rollout.transcript import Transcript
+from rollout.play.transcript import Transcript
 from slime_verlog import ConfigError
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 from tests.fixtures.slime_dumps import TOKENIZER, make_samples, make_turn, save_like_slime

@@ -14,8 +14,8 @@ from inspection.records import append_episode, read_episodes
 from inspection.report.reading import read_run
 from inspection.view.page import Packer
 from rollout.bridge.settings import load_settings
+from rollout.play.transcript import Transcript
 from rollout.tasks import make_episode, read_tasks
-from rollout.transcript import Transcript
 from rollout.workers.pool import EnvPool
 from slime_verlog import ConfigError
 
