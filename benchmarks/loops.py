@@ -23,8 +23,8 @@ from rollout import continuous, fixed_turn
 from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.play import engine
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players.manager import PlayerProcesses
-from rollout.run import close_runtimes, get_runtime
 from rollout.turn import Batch
 from tests.fixtures.rollout_args import COUNTING
 

@@ -28,7 +28,7 @@ from rollout.bridge.framework import run
 from rollout.data_source import EpisodeSource
 from rollout.evaluate import evaluate
 from rollout.play.episode import Episode
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from slime_verlog import ConfigError, command
 
 CONTROLS = ("own", "empty", "foreign")

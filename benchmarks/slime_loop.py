@@ -15,7 +15,7 @@ from benchmarks.loops import MEAN_EPISODE, Case, Meter, make_args, make_engines
 from rollout.bridge.framework import run
 from rollout.bridge.sample import flatten
 from rollout.data_source import EpisodeSource
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.fixtures.stand_ins import allow_absent_packages
 
 LABELS = {

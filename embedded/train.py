@@ -23,7 +23,7 @@ from envs.loading import load_attribute
 from rollout.bridge.framework import run
 from rollout.bridge.settings import load_settings
 from rollout.checkpoint import checkpoint_path
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 
 Record = TrainingRecord | None
 

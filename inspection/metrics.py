@@ -11,7 +11,7 @@ from rollout.bridge.framework import Sample
 from rollout.bridge.sample import facts_of
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.play.metrics import FAULTS, whole_episode_metrics
-from rollout.run import open_runtimes
+from rollout.play.runtime import open_runtimes
 from rollout.turn import SampleKind
 
 _LOGGERS = ("slime.observability.rollout_metrics", "slime.ray.rollout")

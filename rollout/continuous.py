@@ -10,8 +10,8 @@ from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import open_slots, rollout_with
 from rollout.play.load import full_gc_deferred, warn_of_bottleneck
 from rollout.play.metrics import batch_metrics
+from rollout.play.runtime import get_runtime
 from rollout.play.stream import Stream
-from rollout.run import get_runtime
 from rollout.turn import Batch
 from slime_verlog import BAR_S
 

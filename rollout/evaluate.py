@@ -14,8 +14,8 @@ from rollout.data_source import EpisodeSource
 from rollout.play.held_out import EpisodeResult, play_episode
 from rollout.play.loop import gather
 from rollout.play.metrics import mean
-from rollout.play.runtime import Runtime
-from rollout.run import get_runtime
+from rollout.play.parts import Runtime
+from rollout.play.runtime import get_runtime
 from rollout.samples import evaluation_sample
 from rollout.spec import EpisodeSpec
 from slime_verlog import BAR_S

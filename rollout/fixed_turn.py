@@ -23,9 +23,9 @@ from rollout.play.episode import open_episode
 from rollout.play.load import LoadMeter, full_gc_deferred, warn_of_bottleneck
 from rollout.play.loop import LiveEpisode, Slot, count_turns, gather, play
 from rollout.play.metrics import batch_metrics
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
+from rollout.play.runtime import get_runtime
 from rollout.play.slots import restore_slots
-from rollout.run import get_runtime
 from rollout.samples import pretraining_samples
 from rollout.turn import Batch, Generation, Segment, StopReason, Turn
 from slime_verlog import BAR_S

@@ -17,8 +17,8 @@ from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
 from rollout.play.episode import start_episode
 from rollout.play.loop import LiveEpisode, Slot, play
-from rollout.play.runtime import Runtime
-from rollout.run import get_runtime
+from rollout.play.parts import Runtime
+from rollout.play.runtime import get_runtime
 from rollout.samples import episode_samples, failed_samples
 from rollout.turn import FinishReason, Generation, Segment, Turn
 

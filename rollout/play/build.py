@@ -16,7 +16,7 @@ from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settin
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.memory import build_memory
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.tokens.chat_template import ChatTemplate
 from rollout.tokens.encoding import DeltaEncoder, choose_template
 from rollout.tokens.images import load_processor, read_json

@@ -20,7 +20,7 @@ from rollout.errors import ConfigError, EncodingError, EnvironmentFault, TurnAbo
 from rollout.play.loop import LiveEpisode
 from rollout.play.memory import SUMMARY_REQUEST, Conversation, after_reasoning
 from rollout.play.metrics import measure_notes
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import ENGINE, EnvReply, FinishReason, Generation, Prompt, Segment, Span, StopReason, Turn

@@ -9,7 +9,7 @@ from rollout.errors import EngineError, EnvironmentFault
 from rollout.play.episode import Episode, start_episode
 from rollout.play.loop import LiveEpisode, Slot, play
 from rollout.play.memory import Message
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec
 from rollout.turn import Generation, StopReason, Turn

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rollout.errors import ConfigError
 from rollout.play.loop import count_turns
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.turn import Batch, Segment, StopReason
 
 MIN_EPISODES = 10

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from rollout.play.metrics import BatchLoad
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.workers.utilization import Usage
 
 logger = logging.getLogger(__name__)

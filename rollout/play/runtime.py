@@ -1,157 +1,66 @@
-"""What the episodes of one run share in this process."""
+"""One runtime for each run: made at the first batch, kept between batches, closed at the end."""
 
-from __future__ import annotations
+import asyncio
+import gc
+from dataclasses import dataclass
+from typing import Any
 
-import json
-import logging
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from rollout.bridge.flags import RolloutFlags
-from rollout.bridge.sample import SampleWriter
-from rollout.bridge.settings import RolloutSettings
-from rollout.errors import EnvironmentFault, FailureBudgetError
-from rollout.play.clock import Demands
-from rollout.play.engine import EngineClient, EngineLoads
-from rollout.play.loop import LiveEpisode
-from rollout.play.memory import Memory
-from rollout.play.metrics import count_retries
-from rollout.spec import EpisodeSpec, Replay
-from rollout.tokens.encoding import DeltaEncoder
-from rollout.turn import Turn
-from rollout.workers.pool import EnvPool
-from rollout.workers.utilization import ProcessUsage
-
-logger = logging.getLogger(__name__)
-
-MAX_TOOL_SETS = 256
-"""Encoders with tools that are kept."""
+from rollout.bridge.checks import process_count
+from rollout.play.build import build_runtime
+from rollout.play.parts import Runtime
 
 
-class Closable(Protocol):
-    """Something to close with the run."""
+@dataclass(eq=False)
+class _Opened:
+    """A runtime that is being built or in use."""
 
-    async def close(self) -> None: ...
+    args: Any
+    loop: asyncio.AbstractEventLoop
+    building: asyncio.Task[Runtime]
 
-
-class PlaysOn(Closable, Protocol):
-    """Slots that go on playing between batches (`rollout/play/stream.py`)."""
-
-    def skip(self, rollout_id: int) -> list[Mapping[str, Any]]: ...
-
-
-class Players(Protocol):
-    """Processes that play episodes for this one (`rollout/players/manager.py`)."""
-
-    faults: Counter[str]
-    demands: Demands
-
-    async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> LiveEpisode: ...
-    async def evaluate(self, spec: EpisodeSpec) -> Any: ...
-    def usage(self) -> list[ProcessUsage]: ...
-    async def refresh(self) -> None: ...
-    async def close(self) -> None: ...
+    @property
+    def failed(self) -> bool:
+        return self.building.done() and (self.building.cancelled() or self.building.exception() is not None)
 
 
-@dataclass
-class Runtime:
-    """What one run owns in this process; `rollout.run` makes one per `args` and event loop."""
+_opened: list[_Opened] = []
 
-    settings: RolloutSettings
-    flags: RolloutFlags
-    encoder: DeltaEncoder
-    engine: EngineClient
-    engine_loads: EngineLoads
-    pool: EnvPool
-    memory: Memory
-    samples: SampleWriter
-    make_encoder: Callable[..., DeltaEncoder]
-    """Makes an encoder like `encoder` whose prompts show the given `tools`."""
-    warned: set[str] = field(default_factory=set)
-    """What was warned about and is not warned about again."""
-    traced: bool = False
-    """Whether turns record where their time goes."""
-    counters: Counter[str] = field(default_factory=Counter)
-    parked: Closable | None = None
-    """Aborted episodes of slime's outer loop; None until it aborts one."""
-    _reported: Counter[str] = field(default_factory=Counter)
-    """`fault_counts()` at the last `new_faults()`."""
-    stream: PlaysOn | None = None
-    """The stream of continuous batches; None under other rollouts."""
-    players: Players | None = None
-    """The processes that play; None: this process does (`rollout_processes: 1`)."""
-    _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
-    _tools_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def trainable(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """Return the turns; those that the actor's weights did not write lose their loss and are counted.
+async def get_runtime(args: Any) -> Runtime:
+    """Return this `args`' runtime on the running event loop; builds it in a thread; raises as `build_runtime`."""
+    loop = asyncio.get_running_loop()
+    found = next((opened for opened in _opened if opened.args is args and opened.loop is loop), None)
+    if found is not None and found.failed:
+        _opened.remove(found)
+        found = None
+    if found is None:
+        found = _Opened(args, loop, asyncio.create_task(asyncio.to_thread(_build_and_freeze, args)))
+        _opened.append(found)
+    return await found.building
 
-        Such a turn was played before any engine had named its weights.
-        """
-        found = [turn if self.engine.weights.wrote(turn.generation) else turn.without_loss() for turn in turns]
-        if changed := sum(new is not old for new, old in zip(found, turns, strict=True)):
-            self.counters["turns_by_other_weights"] += changed
-        return tuple(found)
 
-    def count_failure(self, fault: EnvironmentFault, failed: int) -> None:
-        """Count a lost environment, the `failed`-th of its batch; raises FailureBudgetError beyond the YAML's limit."""
-        self.counters["episodes_failed"] += 1
-        budget = self.settings.max_episode_failures_per_batch
-        if failed > budget:
-            raise FailureBudgetError(
-                f"{failed} episodes of one batch failed; max_episode_failures_per_batch is {budget}. "
-                f"Last failure:\n{fault}"
-            ) from fault
-        logger.warning("episode abandoned (%d of %d allowed): %s", failed, budget, fault)
+def open_runtimes() -> list[Runtime]:
+    """The runtimes of this process, on any event loop."""
+    return [opened.building.result() for opened in list(_opened) if opened.building.done() and not opened.failed]
 
-    def fault_counts(self) -> Counter[str]:
-        """All faults and retries so far, by name."""
-        found = self._own_faults()
-        return found if self.players is None else found + self.players.faults
 
-    def new_faults(self) -> Counter[str]:
-        """Faults and retries since the last call, also those between batches, by name."""
-        now = self.fault_counts()
-        found, self._reported = now - self._reported, now
-        return found
+def _build_and_freeze(args: Any) -> Runtime:
+    """Build the runtime and its players, and exempt torch's and transformers' objects from garbage collection."""
+    runtime = build_runtime(args)
+    if (count := process_count(args, runtime.settings)) > 1:
+        from rollout.players.manager import PlayerProcesses  # not at the top: few runs have several processes
 
-    def _own_faults(self) -> Counter[str]:
-        found = Counter(self.counters)
-        found.update({f"env_{kind}": count for kind, count in self.pool.faults.items()})
-        found.update({f"engine_{kind}": count for kind, count in self.engine.faults.items()})
-        return found
+        runtime.players = PlayerProcesses(runtime, args, count)
+    gc.collect()
+    gc.freeze()
+    return runtime
 
-    def usage(self) -> list[ProcessUsage]:
-        """What this process and the players have used so far; called on the event loop."""
-        engine, env = self.engine.utilization.snapshot(), self.pool.utilization.snapshot()
-        own = ProcessUsage(engine, env, time.thread_time(), count_retries(self._own_faults()))
-        return [own, *(self.players.usage() if self.players is not None else ())]
 
-    def encoder_for(self, tools: Sequence[Mapping[str, Any]]) -> DeltaEncoder:
-        """Return the encoder whose prompts show these tools; raises EncodingError if the template ignores them."""
-        if not tools:
-            return self.encoder
-        key = json.dumps(list(tools), sort_keys=True)
-        with self._tools_lock:  # prompts of agents are built in threads
-            if (encoder := self._with_tools.pop(key, None)) is not None:
-                self._with_tools[key] = encoder  # now the last to be dropped
-                return encoder
-        encoder = self.make_encoder(tools=tools)
-        with self._tools_lock:
-            self._with_tools[key] = encoder
-            if len(self._with_tools) > MAX_TOOL_SETS:
-                self._with_tools.pop(next(iter(self._with_tools)))
-        return encoder
-
-    async def close(self) -> None:
-        """Close the stream, the parked episodes, the players, the workers and the connections."""
-        for part in (self.stream, self.parked, self.players):
-            if part is not None:
-                await part.close()
-        self.pool.close()
-        self.engine_loads.close()
-        await self.engine.close()
+async def close_runtimes() -> None:
+    """Close every runtime of the running event loop; the next `get_runtime` makes a new one."""
+    loop = asyncio.get_running_loop()
+    for opened in [opened for opened in _opened if opened.loop is loop]:
+        _opened.remove(opened)
+        await asyncio.wait([opened.building])  # an interrupted run may close while the runtime is being built
+        if not opened.failed:
+            await opened.building.result().close()

@@ -10,7 +10,7 @@ from rollout.errors import EnvironmentFault
 from rollout.play.engine import MAX_TOKEN_ID
 from rollout.play.episode import open_episode
 from rollout.play.loop import LiveEpisode, Slot, gather
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
 
 logger = logging.getLogger(__name__)

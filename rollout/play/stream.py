@@ -20,7 +20,7 @@ from rollout.play.episode import ABORT_PAUSE_S
 from rollout.play.load import LoadMeter
 from rollout.play.loop import LiveEpisode, Slot, play
 from rollout.play.metrics import BatchLoad
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.play.slots import saved_slot
 from rollout.turn import Batch, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import Utilization

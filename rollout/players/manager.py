@@ -19,7 +19,7 @@ from typing import Any
 from rollout.errors import PlayerError
 from rollout.play.clock import Demands
 from rollout.play.loop import LiveEpisode
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.players.process import EndedEarlyError, Report, launch
 from rollout.players.remote import RemoteEpisode
 from rollout.players.running import PlayerPlace, ResponseLostError, RunningPlayer

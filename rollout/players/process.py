@@ -26,7 +26,7 @@ from rollout.play.clock import Demands
 from rollout.play.episode import open_episode
 from rollout.play.held_out import play_episode
 from rollout.play.loop import LiveEpisode
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import FinishReason, Generation

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rollout.errors import EnvironmentFault
 from rollout.play.clock import Demands
 from rollout.play.episode import Episode
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
 from rollout.players.process import Progress
 from rollout.players.running import PlayerPlace, ResponseLostError, RunningPlayer
 from rollout.players.wire import NOTHING, changed_prompt, read_turn

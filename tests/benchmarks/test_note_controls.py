@@ -9,7 +9,7 @@ import pytest
 from benchmarks.note_controls import Notes, main
 from rollout.data_source import EpisodeSource
 from rollout.evaluate import evaluate
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

@@ -20,7 +20,7 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from rollout.samples import convert_samples_to_train_data
 from rollout.tokens.encoding import DeltaEncoder
 from slime_verlog import read_settings

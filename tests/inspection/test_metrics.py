@@ -11,7 +11,7 @@ from rollout.bridge.flags import RolloutFlags
 from rollout.data_source import EpisodeSource
 from rollout.generate import generate
 from rollout.play.metrics import FAULTS
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from rollout.turn import StopReason
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

@@ -17,7 +17,7 @@ from inspection.report.numbers import MEASURES, Verdict
 from rollout.bridge.sample import facts_of
 from rollout.data_source import EpisodeSource
 from rollout.evaluate import evaluate
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.recorded_episodes import make_turn, number, numbers, report, write
 from tests.fixtures.rollout_args import rollout_args

@@ -11,7 +11,7 @@ import pytest
 from rollout.bridge.flags import RolloutFlags
 from rollout.data_source import EpisodeSource
 from rollout.generate import generate
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from tests.envs.agent.test_coding_agents import RECIPES
 from tests.fixtures.families import family
 from tests.fixtures.rollout_args import rollout_args

@@ -14,7 +14,7 @@ from rollout.errors import FailureBudgetError
 from rollout.fixed_turn import collect, open_slots
 from rollout.generate import generate
 from rollout.play.held_out import play_episode
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import StopReason
 from tests.envs.agent.test_agent import options

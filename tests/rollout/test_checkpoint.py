@@ -10,7 +10,7 @@ from rollout.checkpoint import checkpoint_path, read_checkpoint
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.fixed_turn import collect_or_draw
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.fixtures import counting_env
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

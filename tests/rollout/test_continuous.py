@@ -13,7 +13,7 @@ from rollout.continuous import collect
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import collect_or_draw
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

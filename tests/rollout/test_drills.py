@@ -12,7 +12,7 @@ from embedded.engine.process import EngineProcess
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
 from rollout import continuous, fixed_turn
 from rollout.data_source import EpisodeSource
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.cases import some
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.warm_python import warm_engines

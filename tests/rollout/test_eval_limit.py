@@ -14,7 +14,7 @@ from rollout.bridge.settings import EvalSettings, RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError
 from rollout.evaluate import evaluate
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from rollout.tasks import training_seed
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

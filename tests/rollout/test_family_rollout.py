@@ -10,7 +10,7 @@ from rollout.bridge.flags import RolloutFlags
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from tests.fixtures.families import family
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

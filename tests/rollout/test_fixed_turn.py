@@ -16,7 +16,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EncodingError, FailureBudgetError
 from rollout.fixed_turn import collect_or_draw, generate_rollout
 from rollout.play.episode import Episode
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from rollout.samples import convert_samples_to_train_data
 from rollout.turn import Generation, Prompt
 from tests.cases import some

@@ -17,7 +17,7 @@ from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError
 from rollout.generate import generate, parked_episodes
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw

@@ -9,7 +9,7 @@ from PIL import Image
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
 from rollout.generate import generate
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine

@@ -19,7 +19,7 @@ from rollout import fixed_turn
 from rollout.bridge.roles import samples_multiple
 from rollout.bridge.sample import flatten
 from rollout.data_source import EpisodeSource
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from rollout.samples import convert_samples_to_train_data
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.checkouts import CHECKOUTS, checkout_or_skip

@@ -19,7 +19,7 @@ from rollout.evaluate import evaluate
 from rollout.fixed_turn import collect_or_draw
 from rollout.generate import generate
 from rollout.play.clock import WeightClock
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from tests.cases import pairs
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

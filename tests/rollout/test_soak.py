@@ -26,8 +26,8 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError
 from rollout.fixed_turn import collect_or_draw
 from rollout.play.engine import EngineClient
-from rollout.play.runtime import Runtime
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.parts import Runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.workers.hosts import ProcessHost
 from tests.fixtures.rollout_args import rollout_args
 

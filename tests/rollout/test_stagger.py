@@ -9,7 +9,7 @@ from rollout.bridge.checks import CONTINUOUS, GENERATE
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.fixed_turn import collect_or_draw
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

@@ -14,7 +14,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import EncodingError
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

@@ -20,7 +20,7 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect
 from rollout.generate import generate
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from slime_verlog import read_settings
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

@@ -25,7 +25,7 @@ from rollout.fixed_turn import collect_or_draw
 from rollout.generate import generate
 from rollout.play.memory import Conversation, build_memory, read_notes
 from rollout.play.metrics import whole_episode_metrics
-from rollout.run import close_runtimes, get_runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.tasks import make_episode, read_tasks
 from rollout.turn import EnvReply
 from rollout.workers.pool import EnvPool

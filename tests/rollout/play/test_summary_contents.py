@@ -10,7 +10,7 @@ import pytest
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect_or_draw
 from rollout.play.memory import SUMMARY_REQUEST
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args

@@ -20,9 +20,9 @@ from rollout.evaluate import play_episodes
 from rollout.fixed_turn import collect_or_draw
 from rollout.generate import generate
 from rollout.play.metrics import measure_notes, whole_episode_metrics
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.play.slots import check_slot
 from rollout.preflight import first_prompt_check
-from rollout.run import close_runtimes, get_runtime
 from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
 from rollout.turn import FinishReason, Generation, Prompt

@@ -15,8 +15,8 @@ from rollout.bridge.framework import Sample
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect_or_draw
 from rollout.generate import generate
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.play.stream import Stream
-from rollout.run import close_runtimes, get_runtime
 from rollout.samples import convert_samples_to_train_data
 from tests.advantage.batches import make_args
 from tests.fixtures.chatml import chatml_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import turn_bytes
 from tests.fixtures.rollout_args import COUNTING

@@ -20,9 +20,9 @@ import pytest
 
 from rollout import continuous, fixed_turn
 from rollout.data_source import EpisodeSource
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players import manager
 from rollout.players.manager import PlayerProcesses
-from rollout.run import close_runtimes, get_runtime
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays
 from tests.fixtures.rollout_args import rollout_args

@@ -9,7 +9,7 @@ import pytest
 
 from rollout.errors import EnvironmentFault, FailureBudgetError
 from rollout.evaluate import evaluate
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays, sample_bytes
 from tests.fixtures.scripted_engine import ScriptedEngine

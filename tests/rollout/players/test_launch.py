@@ -15,11 +15,11 @@ from rollout import continuous
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
 from rollout.fixed_turn import collect_or_draw
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players import manager
 from rollout.players import process as launch
 from rollout.players.manager import PlayerProcesses
 from rollout.players.process import _accept
-from rollout.run import close_runtimes, get_runtime
 from tests.fixtures.playing import play_batches
 from tests.fixtures.rollout_args import rollout_args
 from tests.rollout.players.test_players import content, turns_of

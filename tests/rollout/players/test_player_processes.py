@@ -13,10 +13,10 @@ from rollout import continuous
 from rollout.bridge.checks import process_count
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, FailureBudgetError, PlayerError
+from rollout.play.runtime import close_runtimes
 from rollout.players import manager
 from rollout.players.process import Launched, Report, launch
 from rollout.players.running import RunningPlayer
-from rollout.run import close_runtimes
 from rollout.workers.utilization import UNUSED, ProcessUsage
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer

@@ -11,10 +11,10 @@ from rollout import continuous, fixed_turn
 from rollout.data_source import EpisodeSource
 from rollout.errors import PlayerError
 from rollout.evaluate import evaluate
-from rollout.play.runtime import Runtime
+from rollout.play.parts import Runtime
+from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players import manager
 from rollout.players.manager import MAX_DEATHS, PlayerProcesses
-from rollout.run import close_runtimes, get_runtime
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays, sample_bytes

@@ -14,7 +14,7 @@ from envs.base import make_observation
 from envs.plain_text import LONG_CHARS, PlainText
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import collect, collect_or_draw
-from rollout.run import close_runtimes
+from rollout.play.runtime import close_runtimes
 from rollout.spec import ObservationLimits
 from rollout.workers.pool import EnvPool
 from rollout.workers.reply import cut_messages, cut_observation, cut_text, shares
