@@ -151,6 +151,7 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
         counters=world.counters,
         players=None,
         usage=lambda: [UNUSED],
+        count_failure=lambda fault, failed: world.counters.update(["episodes_failed"]),
     )
     slots: Any = [Slot(world.episode, k, plan.slots) for k in range(plan.slots)]
     clock = WeightClock(plan.interval, plan.frozen)

@@ -21,7 +21,7 @@ import pytest
 from rollout import continuous, fixed_turn
 from rollout.data_source import EpisodeSource
 from rollout.play.runtime import close_runtimes, get_runtime
-from rollout.players import manager
+from rollout.players import running
 from rollout.players.manager import PlayerProcesses
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import plays
@@ -141,7 +141,7 @@ class Memory:
 async def test_a_player_that_hangs_is_ended_and_the_batch_is_that_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "HANG_S", 2.0)
+    monkeypatch.setattr(running, "HANG_S", 2.0)
     runs: list[Any] = []
     for processes in (1, 2):
         with warm_players():

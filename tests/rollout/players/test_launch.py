@@ -16,7 +16,7 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
 from rollout.fixed_turn import collect_or_draw
 from rollout.play.runtime import close_runtimes, get_runtime
-from rollout.players import manager
+from rollout.players import manager, running
 from rollout.players import process as launch
 from rollout.players.manager import PlayerProcesses
 from rollout.players.process import _accept
@@ -231,7 +231,7 @@ async def test_continuous_batches_of_two_ray_actors_lose_no_turn_when_weights_co
 async def test_a_player_that_does_not_start_in_time_stops_the_run_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "START_S", 0.0)
+    monkeypatch.setattr(running, "START_S", 0.0)
     args = rollout_args(tmp_path, rollout_processes=2)
     players = (await get_runtime(args)).players
     assert isinstance(players, PlayerProcesses)
