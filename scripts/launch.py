@@ -8,7 +8,6 @@ kinds of runs share; `launch_*.py` have the other kinds.
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -21,18 +20,16 @@ from scripts.launcher.own_python import ensure_packages
 ensure_packages()
 
 from rollout.bridge.settings import RolloutSettings, check_keys  # noqa: E402
+from scripts.launcher.cluster import find_ray, preflight, preflight_if_possible  # noqa: E402
+from scripts.launcher.config import read_config, with_key, without_key  # noqa: E402
 from scripts.launcher.gpus import layout  # noqa: E402
 from scripts.launcher.job import GROUPS, Job, dry_run, flat  # noqa: E402
 from scripts.launcher.models import find_shape, read_shape, reference_name  # noqa: E402
-from scripts.launcher.ray_cluster import find_ray  # noqa: E402
 from scripts.launcher.resume import TRACKER, Start, checkpoints  # noqa: E402
 from scripts.launcher.variables import ROOT, PpoVariables, Variables, header, help_text, parser_of, read_variables  # noqa: E402
 from slime_verlog import ConfigError, command, parse_yaml  # noqa: E402
 
 V = TypeVar("V", bound=Variables)
-HYBRID = re.compile(r"Qwen3(\.\d+)?-[\d.]+B(-A[\d.]+B)?(-FP8|-AWQ|-GPTQ-Int[48])?")
-"""Models that think by default, which no response length here fits; Instruct, Thinking, Coder and Next are others."""
-
 HOOKS = """
 --rollout-function-path {rollout_function} --data-source-path rollout.data_source.EpisodeSource
 --custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data
@@ -59,6 +56,7 @@ OPTIMIZER = """
 """
 PARALLEL = "--tensor-model-parallel-size {tensor} --pipeline-model-parallel-size 1 --context-parallel-size 1"
 RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+SGLANG = "--rollout-num-gpus-per-engine {gpus} --sglang-mem-fraction-static {share}"
 MISC = """
 --attention-dropout 0.0 --hidden-dropout 0.0 --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32
 --attention-backend flash
@@ -73,9 +71,6 @@ def words(text: str, **values: object) -> list[str]:
     return [word.format(**values) for word in text.split()]
 
 
-SGLANG = "--rollout-num-gpus-per-engine {gpus} --sglang-mem-fraction-static {share}"
-
-
 class Run(Generic[V]):
     """What all kinds of runs share: variables, options, folders and some groups of flags."""
 
@@ -86,8 +81,6 @@ class Run(Generic[V]):
     """Whether this kind always trains with pictures."""
     prefix: ClassVar[str] = ""
     """Begins the folder's name, unless EXPERIMENT gives one."""
-    preparation: str = ""
-    """What a script of `--flat` does before it submits the job."""
 
     def __init__(self, script: str, given: V, options: argparse.Namespace) -> None:
         self.script = script
@@ -113,37 +106,37 @@ class Run(Generic[V]):
     @cached_property
     def config(self) -> str:
         """The experiment's YAML as this run uses it; raises ConfigError if there is no such file."""
-        path = ROOT / self.given.config
-        if not path.is_file():
-            place = f"an absolute path or relative to {ROOT}"
-            raise ConfigError(f"no CONFIG={self.given.config}; give a YAML file, as {place}")
-        text = path.read_text(encoding="utf-8").rstrip("\n")
-        if HYBRID.fullmatch(self.model):
-            text = with_key(text, "chat_template_kwargs", "{enable_thinking: false}")
-        return text
+        return read_config(self.given.config, self.model)
 
-    @cached_property
     def settings(self) -> RolloutSettings:
-        """The YAML's settings; raises ConfigError for a mistake in them."""
+        """Return the YAML's settings; raises ConfigError for a mistake in them."""
         return check_keys(parse_yaml(self.config, f"CONFIG={self.given.config}"))
 
     def groups(self) -> dict[str, list[str]]:
         """Return the flags of this kind of run by the names of `GROUPS`."""
         raise NotImplementedError
 
+    def preparation(self) -> str:
+        """Return what a script of `--flat` does before it submits the job, if anything."""
+        return ""
+
     def before(self) -> None:
         """Make what the job needs besides its YAML files; not in a dry run."""
 
+    def after(self) -> None:
+        """Say what can follow the finished job."""
+
     def build(self) -> Job:
         """Write the run's YAML files, unless `--flat` prints them, and return the job; raises ConfigError."""
+        self.settings()  # refuses a wrong YAML
         shape = find_shape(self.model, self.given.slime_path, self.images)
         arguments = [] if self.options.flat else read_shape(shape, self.slime, self.options.dry_run)
         tracking = words(TENSORBOARD, name=self.name)
         if self.given.wandb_project:
             tracking = words(WANDB, project=self.given.wandb_project, name=self.name)
         shared = {"MODEL": arguments, "TRACKING": tracking, "MISC": words(MISC), "EXTRA": self.options.extra}
-        self.write("config.yaml", self.settings and self.config)
         groups = {**shared, **self.groups()}
+        self.write("config.yaml", self.config)
         return Job(
             script=self.script,
             purpose=header(self.script),
@@ -156,7 +149,7 @@ class Run(Generic[V]):
             run_dir=self.run_dir,
             config=self.config,
             roles=self.roles,
-            preparation=self.preparation,
+            preparation=self.preparation(),
         )
 
     def write(self, name: str, text: str) -> None:
@@ -204,16 +197,6 @@ class Run(Generic[V]):
         return [*flags, "--sequence-parallel"] if given.tensor_parallel > 1 else flags
 
 
-def with_key(text: str, key: str, value: str) -> str:
-    """Append a key to a YAML text, unless it has the key."""
-    return text if re.search(f"(?m)^{key}:", text) else f"{text}\n{key}: {value}"
-
-
-def without_key(text: str, key: str) -> str:
-    """Remove a key and the indented lines below it from a YAML text."""
-    return re.sub(rf"(?m)^{key}:.*\n?(?:[ \t].*\n?)*", "", text).rstrip("\n")
-
-
 class Ppo(Run[PpoVariables]):
     """An actor and a critic, trained on fixed-turn batches; or the critic alone, in value pretraining."""
 
@@ -232,10 +215,11 @@ class Ppo(Run[PpoVariables]):
         if given.pretraining or given.pretrained_critic:
             warmup = check_keys(parse_yaml(text, f"CONFIG={given.config}")).critic_warmup
             text = without_key(text, "critic_warmup")
-        if given.pretraining:
-            batches = given.batches or warmup.w_epoch or 20
-            values = f"held_out: {given.held_out}\n  passes: {given.passes}\n  patience: {given.patience}"
-            text = with_key(text, "value_pretraining", f"\n  batches: {batches}\n  {values}")
+            if given.pretraining:
+                batches = given.batches or warmup.w_epoch or 20
+                counts = f"  batches: {batches}\n  held_out: {given.held_out}"
+                limits = f"  passes: {given.passes}\n  patience: {given.patience}"
+                text = with_key(text, "value_pretraining", f"\n{counts}\n{limits}")
         if given.checkpoints_kept == "all":
             return text
         return with_key(text, "checkpoints_kept", str(given.checkpoints_kept))
@@ -243,10 +227,17 @@ class Ppo(Run[PpoVariables]):
     @property
     def critic_only(self) -> int:
         """Batches that train the critic alone."""
-        settings, given = self.settings, self.given
+        settings, given = self.settings(), self.given
         is_extra = not given.pretraining and not given.pretrained_critic
         warmup = settings.critic_warmup.w_epoch + settings.critic_warmup.w_iter
         return given.critic_only * is_extra + warmup + settings.value_pretraining.batches
+
+    def after(self) -> None:
+        """Say where the critic of value pretraining is."""
+        if self.given.pretraining:
+            folder = f"{self.run_dir}/critic"
+            page = f"scripts/run_{os.environ.get('RUN') or 'babyai'}.sh"
+            print(f"the critic is in {folder}; PPO from it: PRETRAINED_CRITIC={folder} bash {page}")
 
     def groups(self) -> dict[str, list[str]]:
         """Return the flags of PPO, and write roles.yaml."""
@@ -309,7 +300,7 @@ def submit(run: Run[Any], job: Job) -> int:
         raise ConfigError(
             f"{run.reference} holds no finished checkpoint; run: bash scripts/prepare_model.sh {run.model}{option}"
         )
-    if status := preflight(run, job):
+    if status := preflight(job, given.train_script):
         return status
     find_ray(given)
     if "--use-tensorboard" in job.words:
@@ -317,27 +308,8 @@ def submit(run: Run[Any], job: Job) -> int:
     return subprocess.run(job.submission()).returncode
 
 
-def preflight(run: Run[Any], job: Job) -> int:
-    """Check the job's flags in the job's environment; returns the exit status."""
-    environment = {**os.environ, **job.environment}
-    arguments = ["-m", "rollout.preflight", run.given.train_script, *job.words]
-    stdout = sys.stderr if run.options.dry_run else None
-    return subprocess.run(["python3", *arguments], env=environment, stdout=stdout, cwd=ROOT).returncode
-
-
-def preflight_if_possible(run: Run[Any], job: Job) -> int:
-    """End a dry run with preflight's verdict where slime and the model are there; returns the exit status."""
-    if Path(run.hf_checkpoint, "config.json").is_file():
-        environment = {**os.environ, **job.environment}
-        imports = ["python3", "-c", "import slime, megatron"]
-        if subprocess.run(imports, env=environment, stderr=subprocess.DEVNULL, cwd=ROOT).returncode == 0:
-            return preflight(run, job)
-    print(f"note: the flags were not checked, which needs slime, Megatron and {run.hf_checkpoint}", file=sys.stderr)
-    return 0
-
-
-def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> int:
-    """Do what a script was asked for, and return its exit status; raises ConfigError for what it cannot do."""
+def read_run(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> Run[Any]:
+    """Return the run that a script's user asked for; raises ConfigError for an option or a variable it cannot obey."""
     end = given.index("--") if "--" in given else len(given)
     parser = parser_of(script)
     options, unknown = parser.parse_known_args(given[:end])
@@ -345,25 +317,31 @@ def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given
         print(parser.format_usage(), end="", file=sys.stderr)
         raise ConfigError(f"unknown option {unknown[0]}; slime's own flags come after --")
     options.extra = given[end + 1 :]
-    variables = read_variables(kind.variables, defaults, os.environ)
-    run = kind(script, variables, options)
-    if options.help:
-        print(help_text(script, parser, variables, run.images))
-        return 0
     reason, names = kind.refused
     for name in names:
         if os.environ.get(name):
             raise ConfigError(f"{name}={os.environ[name]} has no meaning here: {reason}")
-    job = run.build()
-    if options.flat:
-        paths = variables.model_dump(include={"slime_path", "megatron_path", "models", "output"}, by_alias=True)
-        print(flat(job, {"REPO": "$PWD", **paths}, variables.num_gpus, starts_ray=variables.num_nodes == 1))
+    return kind(script, read_variables(kind.variables, defaults, os.environ), options)
+
+
+def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> int:
+    """Do what a script was asked for, and return its exit status; raises ConfigError for what it cannot do."""
+    run = read_run(kind, script, defaults, given)
+    if run.options.help:
+        print(help_text(script, run.given, run.images))
         return 0
-    if options.dry_run:
+    job = run.build()
+    if run.options.flat:
+        print(flat(job, run.given))
+        return 0
+    if run.options.dry_run:
         print(dry_run(job), flush=True)
-        return preflight_if_possible(run, job)
+        return preflight_if_possible(job, run.given.train_script, run.hf_checkpoint)
     run.before()
-    return submit(run, job)
+    status = submit(run, job)
+    if status == 0:
+        run.after()
+    return status
 
 
 def exit_with(program: Callable[..., int], *arguments: Any) -> NoReturn:

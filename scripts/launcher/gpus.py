@@ -7,13 +7,13 @@ from slime_verlog import ConfigError
 def layout(given: Variables, disaggregated: bool, engine_gpus: int) -> list[str]:
     """Return the flags of nodes and GPUs; raises ConfigError if training, serving or engines do not divide them."""
     nodes, gpus, per_node = given.num_nodes, given.num_gpus, given.num_gpus
+    rollout_gpus = given.rollout_gpus or per_node // 2
     serving = per_node * nodes
     offset = 0  # where serving starts inside a node
     if disaggregated and given.rollout_gpus is None and nodes > 1:
         nodes -= given.num_nodes // 2  # whole nodes, the last of which serve
         serving = per_node * (given.num_nodes // 2)
     elif disaggregated:
-        rollout_gpus = given.rollout_gpus or per_node // 2
         gpus -= rollout_gpus
         if not 0 < gpus < per_node:
             raise ConfigError(f"ROLLOUT_GPUS={rollout_gpus} leaves none of NUM_GPUS={per_node} for training or serving")

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scripts.launcher.variables import Variables
+
 GROUPS = {
     "LAYOUT": "GPUs, and whether training and serving share them",
     "MODEL": "the model's shape, from slime's scripts/models",
@@ -119,16 +121,17 @@ RUNTIME_ENV_JSON="{environment}"
 """
 
 
-def flat(job: Job, paths: dict[str, str], gpus: int, starts_ray: bool) -> str:
+def flat(job: Job, given: Variables) -> str:
     """Return the job as one script in the style of slime's examples, which starts a new run.
 
-    Its words may begin with the variables that the script sets: `paths`, RUN_DIR and PATHS. `gpus` are those of a node.
+    Its words may begin with variables that the script sets: SLIME_PATH, MODELS, RUN_DIR and PATHS.
     """
+    paths = given.model_dump(include={"slime_path", "megatron_path", "models", "output"}, by_alias=True)
     notes = {"REPO": "  # the slime-verlog checkout", "SLIME_PATH": "  # the checkout whose train.py runs"}
     notes["MODELS"] = "  # scripts/prepare_model.sh puts checkpoints here"
-    settings = [f"{name}=${{{name}:-{path}}}{notes.get(name, '')}" for name, path in paths.items()]
+    settings = [f"{name}=${{{name}:-{path}}}{notes.get(name, '')}" for name, path in {"REPO": "$PWD", **paths}.items()]
     settings.append(f"RUN_DIR=$OUTPUT/{job.name}")
-    comment = textwrap.wrap(_purpose(job.purpose, gpus), 118, break_on_hyphens=False, break_long_words=False)
+    comment = textwrap.wrap(_purpose(job.purpose, given.num_gpus), 117, break_on_hyphens=False, break_long_words=False)
     text = FLAT.format(
         purpose="\n".join(f"# {line}" for line in comment),
         script=job.script,
@@ -137,14 +140,14 @@ def flat(job: Job, paths: dict[str, str], gpus: int, starts_ray: bool) -> str:
     )
     text += ROLES.format(roles=job.roles) if job.roles else ""
     text += "".join(f"\n{line}\n" for line in job.model_lines)
-    given = [name for name in GROUPS if job.groups[name]]
-    text += "".join(f"{_group(name, job.groups[name])}\n" for name in given)
+    filled = [name for name in GROUPS if job.groups[name]]
+    text += "".join(f"{_group(name, job.groups[name])}\n" for name in filled)
     text += f"\n{job.preparation}\n" if job.preparation else ""
     environment = runtime_environment(job.environment, ",\n  ")
     text += ENVIRONMENT.format(environment=environment.replace('"', '\\"'))
-    text += START_RAY.format(gpus=gpus) if starts_ray else ""
+    text += START_RAY.format(gpus=given.num_gpus) if given.num_nodes == 1 else ""
     command = [f"ray job submit --address={job.address}", '--runtime-env-json="$RUNTIME_ENV_JSON"']
-    expansions = [_expansion(name) for name in GROUPS if name in given or name == "MODEL"]
+    expansions = [_expansion(name) for name in GROUPS if name in filled or name == "MODEL"]
     return text + _continued([*command, f'-- python3 "{job.program}"', *expansions])
 
 

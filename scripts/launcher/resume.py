@@ -29,10 +29,8 @@ class Start:
 
 def last_step(folder: Path) -> int:
     """Return the step that a role saved last, completely; -1 if there is none."""
-    try:
-        return int((folder / TRACKER).read_text())
-    except FileNotFoundError:
-        return -1
+    tracker = folder / TRACKER
+    return int(tracker.read_text()) if tracker.is_file() else -1
 
 
 def step_name(step: int) -> str:

@@ -54,9 +54,8 @@ class Sft(Run[SftVariables]):
         """The file of demonstrations."""
         return self.given.demonstrations or f"{self.run_dir}/demonstrations.jsonl"
 
-    @property
     def preparation(self) -> str:
-        """Plays the demonstrations, in a script of `--flat`."""
+        """Play the demonstrations, in a script of `--flat`."""
         play = f'PYTHONPATH=$REPO python3 -m inspection.demonstrations --config "{self.config_file}"'
         return f'[ -f "{self.data}" ] || {play} \\\n  --episodes {self.given.episodes} --out "{self.data}"'
 

@@ -142,7 +142,9 @@ def header(script: str) -> str:
 def parser_of(script: str) -> argparse.ArgumentParser:
     """Return the parser of a script's options; slime's own flags, after `--`, are split off before."""
     usage = f"bash scripts/{script} [--dry-run | --flat] [--model NAME] [--disaggregated] [-- SLIME FLAGS]"
-    parser = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        script, usage=usage, add_help=False, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+    )
     add = parser.add_argument
     add("--dry-run", action="store_true", help="write the YAML files, print the job as a script, start nothing")
     add("--flat", action="store_true", help="print the run as one script in slime's style; write and start nothing")
@@ -153,12 +155,12 @@ def parser_of(script: str) -> argparse.ArgumentParser:
     return parser
 
 
-def help_text(script: str, parser: argparse.ArgumentParser, variables: Paths, images: bool) -> str:
+def help_text(script: str, variables: Paths, images: bool) -> str:
     """Return the script's comment, its options, and each variable with its value and meaning."""
     models = f"{', '.join(VISION_MODELS)}: those that slime trains with pictures"
     if not images:
         models = "Qwen2.5-3B-Instruct, Qwen2.5-7B-Instruct, Qwen3-4B, ...: any model in slime's scripts/models/"
-    lines = [header(script), "", parser.format_help().format(models=models)]
+    lines = [header(script), "", parser_of(script).format_help().format(models=models)]
     lines.append("environment variables, with their current values:")
     for name, field in type(variables).model_fields.items():
         value = getattr(variables, name)

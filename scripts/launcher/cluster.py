@@ -1,13 +1,36 @@
-"""Finds the Ray cluster that a job is given to, or starts one on this machine."""
+"""Checks a job before it is submitted, and finds the Ray cluster that it is given to."""
 
 import os
 import re
 import subprocess
+import sys
 import time
 import urllib.request
+from pathlib import Path
+from typing import Any
 
-from scripts.launcher.variables import Variables
+from scripts.launcher.job import Job
+from scripts.launcher.variables import ROOT, Variables
 from slime_verlog import ConfigError
+
+
+def preflight(job: Job, train_script: str, stdout: Any = None) -> int:
+    """Check the job's flags in the job's environment; returns the exit status."""
+    return _python(job, "-m", "rollout.preflight", train_script, *job.words, stdout=stdout)
+
+
+def preflight_if_possible(job: Job, train_script: str, hf_checkpoint: str) -> int:
+    """End a dry run with preflight's verdict where slime and the model are there; returns the exit status."""
+    has_model = Path(hf_checkpoint, "config.json").is_file()
+    if has_model and _python(job, "-c", "import slime, megatron", stderr=subprocess.DEVNULL) == 0:
+        return preflight(job, train_script, sys.stderr)
+    print(f"note: the flags were not checked, which needs slime, Megatron and {hf_checkpoint}", file=sys.stderr)
+    return 0
+
+
+def _python(job: Job, *arguments: str, **streams: Any) -> int:
+    environment = {**os.environ, **job.environment}
+    return subprocess.run(["python3", *arguments], env=environment, cwd=ROOT, **streams).returncode
 
 
 def ray_answers(address: str) -> bool:
