@@ -5,5 +5,4 @@
 # step unless STEP is given, writes RUN/hf/STEP and needs no GPU. SLIME_PATH, MEGATRON_PATH and MODELS are those of the
 # run_*.sh scripts.
 [ $# -lt 2 ] || set -- "$(realpath -ms "$1")" "${@:2}"
-cd "$(dirname "$0")/.."
-exec python3 -m scripts.launcher.convert "$0" "$@"
+cd "$(dirname "$0")/.." && exec python3 -m scripts.launcher.convert "$0" "$@"

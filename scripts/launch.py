@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
-from scripts.launcher.own_python import ensure_packages
+from scripts.launcher.own_python import ROOT, ensure_packages, header
 
 ensure_packages()
 
@@ -26,7 +26,7 @@ from scripts.launcher.gpus import layout  # noqa: E402
 from scripts.launcher.job import GROUPS, Job, dry_run, flat  # noqa: E402
 from scripts.launcher.models import find_shape, read_shape, reference_name  # noqa: E402
 from scripts.launcher.resume import TRACKER, Start, checkpoints  # noqa: E402
-from scripts.launcher.variables import ROOT, PpoVariables, Variables, header, help_text, parser_of, read_variables  # noqa: E402
+from scripts.launcher.variables import PpoVariables, Variables, help_text, parser_of, read_variables  # noqa: E402
 from slime_verlog import ConfigError, command, parse_yaml  # noqa: E402
 
 V = TypeVar("V", bound=Variables)

@@ -4,5 +4,4 @@
 # --images converts the part that sees, too (for run_crafter_vlm.sh), into a folder of its own.
 # An interrupted download or conversion goes on. SLIME_PATH, MEGATRON_PATH and MODELS are those of the run_*.sh scripts;
 # HUB_OWNER is Qwen unless given.
-cd "$(dirname "$0")/.."
-exec python3 -m scripts.launcher.convert "$0" "$@"
+cd "$(dirname "$0")/.." && exec python3 -m scripts.launcher.convert "$0" "$@"

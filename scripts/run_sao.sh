@@ -5,8 +5,7 @@
 #   bash scripts/prepare_model.sh Qwen2.5-7B-Instruct
 #   bash scripts/run_sao.sh               --help lists the options; run it again to resume
 SETTINGS=(
-  CONFIG=custom_configs/crafter_sao.yaml EXPERIMENT=sao
-  MODEL=Qwen2.5-7B-Instruct
+  CONFIG=custom_configs/crafter_sao.yaml EXPERIMENT=sao MODEL=Qwen2.5-7B-Instruct
   NUM_GPUS=8 TENSOR_PARALLEL=2 MEM_FRACTION=0.75
   CRITIC_LR=5.0e-6
   TURNS=2048 STEP_TURNS=1024         # turns per batch, turns per training step
@@ -14,5 +13,4 @@ SETTINGS=(
   UPDATES=280                        # after the critic's
   CRITIC_ONLY=10                     # batches that train the critic alone, unless it is a pretrained one
 )
-cd "$(dirname "$0")/.."
-exec python3 -m scripts.launcher.sao "$0" "${SETTINGS[@]}" -- --disaggregated "$@"
+cd "$(dirname "$0")/.." && exec python3 -m scripts.launcher.sao "$0" "${SETTINGS[@]}" -- --disaggregated "$@"

@@ -6,11 +6,8 @@
 # PPO then starts from what it saved. REFERENCE is where actor and critic start, and what KL is measured against:
 #   REFERENCE=/root/runs/sft-babyai-Qwen2.5-3B-Instruct/actor bash scripts/run_babyai.sh
 SETTINGS=(
-  CONFIG=custom_configs/babyai.yaml
-  MODEL=Qwen2.5-3B-Instruct
-  NUM_GPUS=4
+  CONFIG=custom_configs/babyai.yaml MODEL=Qwen2.5-3B-Instruct NUM_GPUS=4
   EPISODES=60 EPOCHS=3 BATCH=32      # demonstrated episodes, passes, turns per step
   PROMPT_LEN=2048 RESPONSE_LEN=512   # for the size of micro-batches only
 )
-cd "$(dirname "$0")/.."
-exec python3 -m scripts.launcher.sft "$0" "${SETTINGS[@]}" -- "$@"
+cd "$(dirname "$0")/.." && exec python3 -m scripts.launcher.sft "$0" "${SETTINGS[@]}" -- "$@"

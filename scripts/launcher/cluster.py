@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.launcher.job import Job
-from scripts.launcher.variables import ROOT, Variables
+from scripts.launcher.own_python import ROOT
+from scripts.launcher.variables import Variables
 from slime_verlog import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from scripts.launcher.variables import ROOT
+from scripts.launcher.own_python import ROOT
 from slime_verlog import ConfigError
 
 HYBRID = re.compile(r"Qwen3(\.\d+)?-[\d.]+B(-A[\d.]+B)?(-FP8|-AWQ|-GPTQ-Int[48])?")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from scripts.launch import exit_with
 from scripts.launcher.models import download_model, find_shape, read_shape, reference_name, run
+from scripts.launcher.own_python import header
 from scripts.launcher.resume import TRACKER, last_step, step_name
-from scripts.launcher.variables import Paths, header, read_variables
+from scripts.launcher.variables import Paths, read_variables
 from slime_verlog import ConfigError
 
 

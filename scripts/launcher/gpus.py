@@ -46,4 +46,5 @@ def training_flags(nodes: int, gpus: int, per_node: int) -> list[str]:
 def check_division(name: str, count: int, gpus: int, use: str) -> None:
     """Raise ConfigError if a variable does not divide the GPUs that train or serve."""
     if gpus % count:
-        raise ConfigError(f"{name}={count} does not divide the {gpus} GPUs that {use}; change it or the number of GPUs")
+        uneven = f"{name}={count} does not divide the {gpus} GPUs that {use}"
+        raise ConfigError(f"{uneven}; change it, or the number of GPUs")

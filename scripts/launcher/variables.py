@@ -2,15 +2,13 @@
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal, Self, TypeVar, get_args
 
 from pydantic import ConfigDict, model_validator
 
 from scripts.launcher.models import VISION_MODELS
+from scripts.launcher.own_python import header
 from slime_verlog import ConfigError, Field, Settings, read_settings
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Paths(Settings):
@@ -130,13 +128,6 @@ def read_variables(model: type[V], defaults: Mapping[str, str], environment: Map
         if text:
             values[name] = int(text) if is_number else text
     return read_settings(model, {**values, **given})
-
-
-def header(script: str) -> str:
-    """Return the comment at the head of a script."""
-    lines = (ROOT / "scripts" / script).read_text(encoding="utf-8").splitlines()[1:]
-    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines[:end])
 
 
 def parser_of(script: str) -> argparse.ArgumentParser:
