@@ -157,6 +157,7 @@ def train_flags(words: list[str]) -> list[str]:
 def by_flag(words: list[str]) -> dict[str, list[str]]:
     """Values by flag; the last one of a repeated flag wins."""
     found: dict[str, list[str]] = {}
+    values: list[str] = []
     for word in words:
         if word.startswith("--"):
             values = found[word] = []
