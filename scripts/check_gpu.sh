@@ -4,11 +4,9 @@
 #   PYTHON=python3 bash scripts/check_gpu.sh --as-is     with a Python that has everything, e.g. in slime's image
 #   bash scripts/check_gpu.sh --device cpu       tries the checks themselves where there is no GPU
 # --turns N, --longest N: how many turns are checked, and how long the longest is.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
-help_if_asked "$@"
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false TQDM_DISABLE=1
+export TQDM_DISABLE=1
 if [ "${1:-}" = --as-is ]; then
   shift
   exec "${PYTHON:-python3}" -m tests.gpu.check "$@"

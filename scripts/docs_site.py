@@ -1,6 +1,7 @@
 """MkDocs hook: links from pages to the code that they name, and pages that are made from other files.
 
-CONTRIBUTING.md and CHANGELOG.md become pages, and reference/commands.md lists the options of each command.
+CONTRIBUTING.md and CHANGELOG.md become pages, reference/commands.md lists the options of each command, and
+examples/run_crafter.md shows what `bash scripts/run_crafter.sh --flat` prints.
 
 A page writes `advantage/hook.py::compute_advantages`. In the site this is a link to the line of that function in a page
 with the file's source. The line is looked up when the site is built.
@@ -8,7 +9,9 @@ with the file's source. The line is looked up when the site is built.
 
 import argparse
 import ast
+import os
 import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -37,6 +40,7 @@ def on_files(files: Files, config: Any) -> Files:
     for name, file in PAGES.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
+    files.append(File.generated(config, "examples/run_crafter.md", content=_flat_run("run_crafter.sh")))
     named = {path for page in files.documentation_pages() for path, _ in NAMED.findall(page.content_string)}
     for path in sorted(path for path in named if (ROOT / path).is_file()):
         text = (ROOT / path).read_text(encoding="utf-8").rstrip()
@@ -44,6 +48,14 @@ def on_files(files: Files, config: Any) -> Files:
         head = "---\nsearch: {exclude: true}\nhide: [toc]\n---\n"
         files.append(File.generated(config, f"source/{path}.md", content=f"{head}# {path}\n\n{code}"))
     return files
+
+
+def _flat_run(script: str) -> str:
+    """A page with a training run as one script."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", str(ROOT / "scripts" / script), "--flat"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": path})
+    return f"# One run as a single script\n\n`bash scripts/{script} --flat` prints:\n\n```bash\n{done.stdout}```\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:

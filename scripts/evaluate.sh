@@ -8,29 +8,25 @@
 # SGLang serves a model's folder where it is installed (TP sets its GPUs, default 1); elsewhere the embedded engine does,
 # on the CPU, for small models. --engine names an SGLang server that already serves the model. Other options are those
 # of `slime-verlog evaluate`: --out FOLDER, --episodes N, --repeats N, --baselines, --price IN OUT, --set KEY=VALUE,
-# --sweep KEY=V1,V2, --allow-failures N,
-# --tokenizer FOLDER, --model NAME, --api-key-env NAME, --temperature, --max-response-len, --max-context-len, --seed,
-# --concurrency N.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# --sweep KEY=V1,V2, --allow-failures N, --tokenizer FOLDER, --model NAME, --api-key-env NAME, --temperature,
+# --max-response-len, --max-context-len, --seed, --concurrency N.
+cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
-help_if_asked "$@"
 [ $# -ge 2 ] || { print_header >&2; exit 2; }
 config=$1 player=$2
 shift 2
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-engine=
-options=()
+engine= options=() python=python3
 while [ $# -gt 0 ]; do
   case $1 in
-    --engine) engine=${2:?--engine needs an address}; shift 2 ;;
-    --engine=*) engine=${1#*=}; shift ;;
-    *) options+=("$1"); shift ;;
+    --engine) engine=${2:?--engine needs an address}; shift ;;
+    --engine=*) engine=${1#*=} ;;
+    *) options+=("$1") ;;
   esac
+  shift
 done
 
-python=python3
 if python3 -c 'import sglang' > /dev/null 2>&1; then
   if [ -z "$engine" ] && [ -d "$player" ]; then
     port=${PORT:-30000}

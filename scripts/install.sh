@@ -5,21 +5,14 @@
 # VENV names another folder and PYTHON the interpreter. A complete installation is kept.
 
 # Other scripts source this file and call: install EXTRA[,EXTRA...], try_install EXTRA.
-
 VENV=${VENV:-.venv}
-
-# Packages are installed without compiled modules (see below), and a Python that may not keep those that it compiles
-# would compile torch again in each process.
-unset PYTHONDONTWRITEBYTECODE
+unset PYTHONDONTWRITEBYTECODE  # a Python that may not keep compiled modules would compile torch in each process
 
 find_python() {
   local candidate
   for candidate in "${PYTHON:-}" python3.11 python3.12 python3 python; do
-    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
-      > /dev/null 2>&1; then
-      echo "$candidate"
-      return
-    fi
+    [ -n "$candidate" ] && "$candidate" -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))" \
+      > /dev/null 2>&1 && { echo "$candidate"; return; }
   done
   echo "Python 3.11 or 3.12 is needed and was not found; install one or set PYTHON to it." >&2
   return 1
@@ -30,39 +23,48 @@ stamp_of() {
   echo "$VENV/.installed-$(echo "$1" | cat - pyproject.toml | cksum | cut -d' ' -f1)"
 }
 
+pip_install() {
+  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile "$@"
+}
+
+make_venv() {
+  local python
+  [ -x "$VENV/bin/python" ] || { python=$(find_python) && "$python" -m venv "$VENV"; }
+}
+
+# What scripts/launch.py imports, without torch; a later install adds the rest.
+install_launcher() {
+  echo "installing pydantic and PyYAML into $VENV, because python3 lacks them"
+  make_venv && pip_install -q "pydantic>=2.7" "pyyaml>=6"
+}
+
 install() {
-  local extras=$1 python stamp
-  stamp=$(stamp_of "$extras")
+  local stamp
+  stamp=$(stamp_of "$1")
   [ -e "$stamp" ] && return
-  python=$(find_python) || return 1
-  [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
+  make_venv || return 1
   # --no-compile: Python compiles the modules that are imported, a small part of all, on first use.
   # torch first and by exact version, so that no other package chooses the build. An ordinary index gives the CUDA
   # build (gigabytes); where you have an index of CPU builds, name it in PIP_EXTRA_INDEX_URL.
-  echo "installing torch and the extras $extras into $VENV; the first time, this takes minutes"
-  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile "torch==2.13.0"
-  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]"
+  echo "installing torch and the extras $1 into $VENV; the first time, this takes minutes"
+  pip_install "torch==2.13.0"
+  pip_install -e ".[$1]"
   touch "$stamp"
 }
 
 # For extras with packages that are compiled on the way: where that fails, what needs them is skipped and says so.
 try_install() {
-  local extra=$1 stamp
-  stamp=$(stamp_of "$extra")
+  local stamp
+  stamp=$(stamp_of "$1")
   [ -e "$stamp" ] && return
-  echo "installing the extra $extra into $VENV"
-  if "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -e ".[$extra]"; then
-    touch "$stamp"
-  else
-    echo "The extra '$extra' could not be installed here (it needs make and a C compiler); going on without it." >&2
-  fi
+  echo "installing the extra $1 into $VENV"
+  pip_install -e ".[$1]" && touch "$stamp" ||
+    echo "The extra '$1' could not be installed here (it needs make and a C compiler); going on without it." >&2
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-  set -euo pipefail
   cd "$(dirname "$0")/.."
   source scripts/lib/help.sh
-  help_if_asked "$@"
   install "${1:-envs,embedded}"
   echo "installed; now run: source $VENV/bin/activate"
 fi

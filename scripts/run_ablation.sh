@@ -8,13 +8,10 @@
 # The same command also resumes: it skips finished runs and continues an interrupted one.
 # Options: --seeds, --variants NAME..., --updates N, --eval-episodes N, --eval-interval N, --config YAML, --out FOLDER,
 # --jobs N, --keep-policies, --list, --dry-run.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
-help_if_asked "$@"
-refuse_variables "a study's flags stand in its YAML file (docs/studies.md)" TURNS
-options_of_environment
+[ -z "${TURNS:-}" ] ||
+  { echo "error: TURNS=$TURNS has no meaning here: a study's flags stand in its YAML file (docs/studies.md)" >&2; exit 2; }
 source scripts/install.sh
 install envs,embedded,studies
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 exec "$VENV/bin/python" -m embedded.studies.run ${OPTIONS[@]+"${OPTIONS[@]}"} "$@"

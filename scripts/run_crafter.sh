@@ -3,19 +3,11 @@
 # update takes 13 minutes on 8 H100 (docs/slime.md, Time), and what differs from Verlog is listed there, too.
 #   bash scripts/prepare_model.sh Qwen2.5-7B-Instruct
 #   bash scripts/run_crafter.sh           --help lists the options; run it again to resume
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-CONFIG=${CONFIG:-custom_configs/crafter.yaml}
-MODEL=${MODEL:-Qwen2.5-7B-Instruct}
-NUM_GPUS=${NUM_GPUS:-8}
-TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
-MEM_FRACTION=${MEM_FRACTION:-0.75}
-TURNS=${TURNS:-2048} STEP_TURNS=${STEP_TURNS:-1024}   # turns per batch, turns per training step
-PROMPT_LEN=${PROMPT_LEN:-4096} RESPONSE_LEN=${RESPONSE_LEN:-512}
-UPDATES=${UPDATES:-280}          # after the critic's warm-up
-
-source scripts/lib/slime.sh
-parse_options "$@"
-build_arguments
-submit
+SETTINGS=(
+  CONFIG=custom_configs/crafter.yaml MODEL=Qwen2.5-7B-Instruct
+  NUM_GPUS=8 TENSOR_PARALLEL=2 MEM_FRACTION=0.75
+  TURNS=2048 STEP_TURNS=1024         # turns per batch, turns per training step
+  PROMPT_LEN=4096 RESPONSE_LEN=512   # in tokens
+  UPDATES=280                        # after the critic's warm-up
+)
+cd "$(dirname "$0")/.." && exec python3 -m scripts.launch "$0" "${SETTINGS[@]}" -- "$@"

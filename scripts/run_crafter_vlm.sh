@@ -4,19 +4,10 @@
 #   bash scripts/prepare_model.sh Qwen3.5-4B --images
 #   bash scripts/run_crafter_vlm.sh       --help lists the options; run it again to resume
 # The nodes that run environments need: pip install pillow.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-CONFIG=${CONFIG:-custom_configs/crafter_vlm.yaml}
-MODEL=${MODEL:-Qwen3.5-4B}
-NUM_GPUS=${NUM_GPUS:-8}
-TENSOR_PARALLEL=${TENSOR_PARALLEL:-2}
-TURNS=${TURNS:-2048} STEP_TURNS=${STEP_TURNS:-1024}   # turns per batch, turns per training step
-PROMPT_LEN=${PROMPT_LEN:-4096} RESPONSE_LEN=${RESPONSE_LEN:-512}
-UPDATES=${UPDATES:-280}           # after the critic's warm-up
-
-source scripts/lib/slime.sh
-source scripts/lib/vision.sh
-parse_options "$@"
-build_arguments
-submit
+SETTINGS=(
+  CONFIG=custom_configs/crafter_vlm.yaml MODEL=Qwen3.5-4B NUM_GPUS=8 TENSOR_PARALLEL=2
+  TURNS=2048 STEP_TURNS=1024         # turns per batch, turns per training step
+  PROMPT_LEN=4096 RESPONSE_LEN=512   # in tokens
+  UPDATES=280                        # after the critic's warm-up
+)
+cd "$(dirname "$0")/.." && exec python3 -m scripts.launch "$0" "${SETTINGS[@]}" -- --images "$@"

@@ -6,14 +6,10 @@
 #     --set-flag rollout_batch_size=8 --set-flag global_batch_size=4     a trial of minutes, without a GPU
 # It is slime-verlog train with the flags below. Its other options: --config YAML, --seed, --seeds, --out FOLDER, --resume,
 # --overwrite, --set KEY=VALUE, --set-flag NAME=VALUE. A model from the hub is downloaded once.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
-help_if_asked "$@"
-options_of_environment
 source scripts/install.sh
 install envs,embedded
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 if [ -z "${CUDA_VISIBLE_DEVICES+set}" ] && ! "$VENV/bin/python" -c "import torch; assert torch.cuda.is_available()" 2> /dev/null; then
   echo "error: torch finds no CUDA device; take a machine with a GPU, or set CUDA_VISIBLE_DEVICES= to train on the CPU" >&2
   exit 1

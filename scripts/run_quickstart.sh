@@ -4,15 +4,10 @@
 #   bash scripts/run_quickstart.sh --seeds 0 1 2      three seeds and their table
 #   bash scripts/run_quickstart.sh --config custom_configs/my.yaml --updates 40 --out outputs/mine
 # Options: --seed or --seeds, --config YAML, --updates N, --episodes N, --out FOLDER, --model MODEL, --demonstrations N,
-# --set KEY=VALUE, --set-flag NAME=VALUE, --overwrite (docs/studies.md). CONFIG=, UPDATES= and TURNS= work as well. The same command again continues a run that was
-# stopped. It ends with the commands that evaluate and show the trained policy.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# --set KEY=VALUE, --set-flag NAME=VALUE, --overwrite (docs/studies.md). CONFIG=, UPDATES= and TURNS= work as well. The
+# same command again continues a stopped run. It ends with the commands that evaluate and show the trained policy.
+cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
-help_if_asked "$@"
-options_of_environment
 source scripts/install.sh
 install envs,embedded
-# One thread each for engine, actor and critic: more of them would only wait for each other.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 exec "$VENV/bin/python" -m embedded.quickstart ${OPTIONS[@]+"${OPTIONS[@]}"} "$@"

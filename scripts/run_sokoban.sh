@@ -2,17 +2,10 @@
 # Sokoban with one and two boxes on a slime cluster: 4 GPUs unless NUM_GPUS says otherwise.
 #   bash scripts/prepare_model.sh Qwen2.5-3B-Instruct
 #   bash scripts/run_sokoban.sh         --help lists the options; run it again to resume
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-CONFIG=${CONFIG:-custom_configs/sokoban.yaml}
-MODEL=${MODEL:-Qwen2.5-3B-Instruct}
-NUM_GPUS=${NUM_GPUS:-4}
-TURNS=${TURNS:-256} STEP_TURNS=${STEP_TURNS:-128}   # turns per batch, turns per training step
-PROMPT_LEN=${PROMPT_LEN:-1024} RESPONSE_LEN=${RESPONSE_LEN:-384}
-UPDATES=${UPDATES:-295}          # after the critic's warm-up
-
-source scripts/lib/slime.sh
-parse_options "$@"
-build_arguments
-submit
+SETTINGS=(
+  CONFIG=custom_configs/sokoban.yaml MODEL=Qwen2.5-3B-Instruct NUM_GPUS=4
+  TURNS=256 STEP_TURNS=128           # turns per batch, turns per training step
+  PROMPT_LEN=1024 RESPONSE_LEN=384   # in tokens
+  UPDATES=295                        # after the critic's warm-up
+)
+cd "$(dirname "$0")/.." && exec python3 -m scripts.launch "$0" "${SETTINGS[@]}" -- "$@"

@@ -4,10 +4,8 @@
 #   bash scripts/run_tests.sh                 the default suite, several test files at a time
 #   bash scripts/run_tests.sh -m slow         the slow tests, one at a time
 #   bash scripts/run_tests.sh tests/advantage one folder
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
-help_if_asked "$@"
 source scripts/install.sh
 source scripts/lib/system_packages.sh
 need_package bwrap bubblewrap
@@ -15,7 +13,6 @@ need_package skopeo skopeo
 need_package umoci umoci
 install envs,embedded,dev,docs
 try_install text-games
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 # A test of the default suite that takes five minutes hangs: it fails, and its stack is printed.
 # Two workers more than cores, six at most: a third of a worker's time is spent waiting for servers and environments.
 workers=$(($(nproc) < 4 ? $(nproc) + 2 : 6))
@@ -25,11 +22,10 @@ case " $* " in *" -m "*) selection=() ;; *) selection=("${default[@]}") ;; esac
 "$VENV/bin/python" -m ruff format --check .
 "$VENV/bin/python" -m codespell_lib
 # The type checker keeps one core busy for a while, so it runs beside the tests. Its complaints come last.
-said=$(mktemp)
+said=$(mktemp) status=0
 trap 'rm -f "$said"' EXIT
 "$VENV/bin/python" -m basedpyright --pythonpath "$VENV/bin/python" > "$said" &
 checker=$!
-status=0
 "$VENV/bin/python" -m pytest -rs "${selection[@]}" "$@" || status=$?
 wait "$checker" || { status=$?; cat "$said"; }
 exit "$status"

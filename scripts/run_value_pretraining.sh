@@ -7,16 +7,11 @@
 #   PRETRAINED_CRITIC=/root/runs/critic-babyai-Qwen2.5-3B-Instruct/critic bash scripts/run_babyai.sh
 # RUN=babyai names the PPO script. BATCHES is how many batches are played: unless set, as many as its warm-up collects.
 # HELD_OUT=0.2 is the share of held-out turns, PASSES=50 the most passes, PATIENCE=3 how many without a gain end it.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-source scripts/lib/help.sh
-refuse_variables "the policy does not train; BATCHES is how many batches are played" UPDATES
-RUN=${RUN:-babyai}
-SCRIPT=scripts/run_$RUN.sh
-if [ ! -f "$SCRIPT" ] || ! grep -q build_arguments "$SCRIPT"; then
+die() { echo "error: $*" >&2; exit 2; }
+cd "$(dirname "$0")/.."
+SCRIPT=scripts/run_${RUN:=babyai}.sh
+[ -z "${UPDATES:-}" ] ||
+  die "UPDATES=$UPDATES has no meaning here: the policy does not train; BATCHES is how many batches are played"
+grep -qsE 'scripts\.launch(er\.sao)? ' "$SCRIPT" ||
   die "RUN=$RUN, but there is no $SCRIPT that trains a critic; RUN=babyai means scripts/run_babyai.sh"
-fi
-PRETRAINING=yes  # scripts/lib/slime.sh reads it
-source "$SCRIPT" "$@"
-[ -n "$DRY_RUN" ] || echo "the critic is in $CRITIC_DIR; PPO from it: PRETRAINED_CRITIC=$CRITIC_DIR bash $SCRIPT"
+PRETRAINING=$0 exec bash "$SCRIPT" "$@"

@@ -1,15 +1,13 @@
-"""Writes docs/reference/configuration.md, custom_configs/schema.json and docs/examples/run_crafter.sh.
+"""Writes docs/reference/configuration.md and custom_configs/schema.json.
 
 It also names the schema in the first line of each YAML file in custom_configs/ that lacks this line. Run it after a
-change to a settings model, a YAML file or a script: python scripts/write_reference.py
+change to a settings model or a YAML file: python scripts/write_reference.py
 """
 
 import importlib
 import json
-import os
 import pkgutil
 import re
-import subprocess
 import sys
 import typing
 from collections.abc import Iterator, Mapping
@@ -32,7 +30,6 @@ from slime_verlog import Settings  # noqa: E402
 REFERENCE = ROOT / "docs" / "reference" / "configuration.md"
 SCHEMA = ROOT / "custom_configs" / "schema.json"
 SCHEMA_LINE = "# yaml-language-server: $schema=schema.json\n"
-FLAT = ROOT / "docs" / "examples" / "run_crafter.sh"
 COMMAND = "python scripts/write_reference.py"
 
 PARTS = {
@@ -74,10 +71,7 @@ def outputs() -> dict[Path, str]:
     environments = environment_models()
     configs = {path: path.read_text(encoding="utf-8") for path in SCHEMA.parent.glob("*.yaml")}
     configs = {path: SCHEMA_LINE + text.removeprefix(SCHEMA_LINE) for path, text in configs.items()}
-    # The Crafter run as one file, with the scripts' default paths.
-    command = ["bash", str(ROOT / "scripts" / FLAT.name), "--flat"]
-    flat = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
-    return {REFERENCE: reference(environments), SCHEMA: schema(environments), FLAT: flat.stdout, **configs}
+    return {REFERENCE: reference(environments), SCHEMA: schema(environments), **configs}
 
 
 def environment_models() -> dict[str, type[Settings]]:

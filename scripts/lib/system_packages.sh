@@ -1,5 +1,4 @@
 # Installs Debian packages that tests need; sourced by run_tests.sh. Usage: need_package PROGRAM PACKAGE.
-
 # Nothing is asked: as root, or where sudo needs no password, apt-get installs the package. Otherwise its tests are
 # skipped and the summary says so, except in CI (CI=true), where a missing package is a failure.
 need_package() {

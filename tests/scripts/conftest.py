@@ -1,15 +1,26 @@
-"""What tests of the training scripts share: a fresh shell beside a slime checkout, and the recorded flags."""
+"""What tests of the training scripts share: a machine with a slime checkout, and the recorded flags."""
 
 import json
 import os
+import re
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.launch import Ppo, Run, read_run
+from scripts.launcher.geo3k import Geo3k
+from scripts.launcher.job import Job
+from scripts.launcher.sao import Sao
+from scripts.launcher.sft import Sft
+
 REPO = Path(__file__).parents[2]
+PYTHON = Path(sys.executable).parent
 FLAGS = Path(__file__).with_name("slime_flags.txt")
 
 QWEN_3B = """\
@@ -22,14 +33,28 @@ SPEC = "MODEL_ARGS=(--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec --num-l
 MODELS = ("qwen2.5-3B", "qwen2.5-7B", "qwen3-4B", "qwen3-8B", "qwen3-30B-A3B", "qwen3.5-4B", "qwen3.5-35B-A3B-vl")
 
 Command = Callable[..., list[str]]
+KINDS: dict[str, type[Run[Any]]] = {"launch": Ppo, "launcher.sao": Sao, "launcher.sft": Sft, "launcher.geo3k": Geo3k}
+EXEC = re.compile(r'exec python3 -m scripts\.([\w.]+) "\$0" "\$\{SETTINGS\[@\]\}" -- (.*)"\$@"')
+PRETRAINING = "run_value_pretraining.sh"
+SCRIPTS = sorted(path.name for path in (REPO / "scripts").glob("run_*.sh") if EXEC.search(path.read_text()))
+SCRIPTS.append(PRETRAINING)
+"""The scripts that start runs."""
 
 SHOW_WORDS = 'ray() { printf "%s\\0" ray "$@"; }; source "$1"'
 """What the printed script would run, without running it."""
 
 
+def read_page(text: str) -> tuple[type[Run[Any]], dict[str, str], list[str]]:
+    """What a script gives to the launcher: the kind of run, its variables, and its own options."""
+    settings = text.partition("SETTINGS=(")[2].partition("\n)\n")[0]
+    called = EXEC.search(text)
+    assert called
+    return KINDS[called[1]], dict(re.findall(r"([A-Z_]+)=(\S+)", settings)), called[2].split()
+
+
 @dataclass
-class Fresh:
-    """A fresh shell in a folder that stands for slime's image: HOME, PATH, and where the image's folders are here."""
+class Machine:
+    """A folder that stands for slime's image: HOME, PATH, and where the image's folders are here."""
 
     home: Path
     slime: Path
@@ -40,9 +65,9 @@ class Fresh:
 
     @property
     def variables(self) -> dict[str, str]:
-        """All that the shell has; programs in `home`/bin come first."""
+        """All that a shell has; programs in `home`/bin come first."""
         folders = {"SLIME_PATH": str(self.slime), "OUTPUT": str(self.output), "MODELS": str(self.home / "models")}
-        return {"HOME": str(self.home), "PATH": f"{self.home}/bin:{os.environ['PATH']}", **folders}
+        return {"HOME": str(self.home), "PATH": f"{self.home}/bin:{PYTHON}:{os.environ['PATH']}", **folders}
 
     def install(self, program: str, text: str) -> None:
         """Put a shell script into `home`/bin."""
@@ -52,40 +77,60 @@ class Fresh:
         path.chmod(0o755)
 
     def run(self, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Start one of the scripts, with what the user exported."""
+        """Start one of the scripts in a shell, with what the user exported."""
         words = ["bash", str(REPO / "scripts" / script), *options]
         variables = {**self.variables, **environment}
         return subprocess.run(words, capture_output=True, text=True, env=variables, timeout=300)
 
-    def words(self, done: subprocess.CompletedProcess[str]) -> list[str]:
-        """The words that Ray would be given by the script that a dry run printed."""
-        assert done.returncode == 0, done.stderr
-        printed = self.home / "printed.sh"
-        printed.write_text(done.stdout)
-        bash = ["bash", "-euc", SHOW_WORDS, "-", str(printed)]
+    @contextmanager
+    def exported(self, **environment: str) -> Iterator[None]:
+        """This process with the machine's variables and no others."""
+        variables = {**self.variables, **environment}
+        with pytest.MonkeyPatch.context() as patch:
+            for name in list(os.environ):
+                patch.delenv(name)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            yield
+
+    def build(self, script: str, *options: str, **environment: str) -> Job:
+        """The job that a script would submit, without a shell."""
+        page = script
+        if script == PRETRAINING:
+            page = f"run_{environment.get('RUN', 'babyai')}.sh"
+            environment = {**environment, "PRETRAINING": script}
+        kind, settings, own = read_page((REPO / "scripts" / page).read_text())
+        with self.exported(**environment):
+            return read_run(kind, script, settings, ["--dry-run", *own, *options]).build()
+
+    def job(self, script: str, *options: str, **environment: str) -> list[str]:
+        """The words that Ray would be given by the script."""
+        return self.build(script, *options, **environment).submission()
+
+    def words(self, printed: str) -> list[str]:
+        """The words that Ray would be given by a script that was printed."""
+        file = self.home / "printed.sh"
+        file.write_text(printed)
+        bash = ["bash", "-euc", SHOW_WORDS, "-", str(file)]
         shown = subprocess.run(bash, capture_output=True, text=True, env=self.variables)
         assert shown.returncode == 0, shown.stderr
         return shown.stdout.split("\0")[:-1]
 
-    def job(self, script: str, *options: str, **environment: str) -> list[str]:
-        """The words that Ray would be given by the script."""
-        return self.words(self.run(script, "--dry-run", *options, **environment))
-
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Fresh:
-    """A fresh shell beside a folder that has slime's model files and no slime."""
+def machine(tmp_path: Path) -> Machine:
+    """A machine with slime's model files and no slime."""
     models = tmp_path / "slime" / "scripts" / "models"
     models.mkdir(parents=True)
     for name in MODELS:
         (models / f"{name}.sh").write_text(SPEC if "3.5" in name else QWEN_3B)
-    return Fresh(tmp_path, tmp_path / "slime")
+    return Machine(tmp_path, tmp_path / "slime")
 
 
 @pytest.fixture
-def command(fresh: Fresh) -> Command:
-    """`Fresh.job`, for tests that need nothing else."""
-    return fresh.job
+def command(machine: Machine) -> Command:
+    """`Machine.job`, for tests that need nothing else."""
+    return machine.job
 
 
 def recorded_flags() -> dict[str, str]:
@@ -112,6 +157,7 @@ def train_flags(words: list[str]) -> list[str]:
 def by_flag(words: list[str]) -> dict[str, list[str]]:
     """Values by flag; the last one of a repeated flag wins."""
     found: dict[str, list[str]] = {}
+    values: list[str] = []
     for word in words:
         if word.startswith("--"):
             values = found[word] = []

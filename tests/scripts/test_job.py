@@ -1,9 +1,10 @@
-"""A job from nothing: help without an installation, the printed script, and the Ray cluster that it is given to."""
+"""A job: help, GPUs, what is printed, what is checked, and the Ray cluster that it is given to."""
 
 import http.server
 import os
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.launcher import cluster
+from scripts.launcher.cluster import find_ray
+from scripts.launcher.config import HYBRID
+from scripts.launcher.gpus import layout
+from scripts.launcher.job import dry_run
+from scripts.launcher.variables import Variables
+from slime_verlog import ConfigError
 from tests.cases import pairs
-from tests.scripts.conftest import REPO, Command, Fresh, by_flag, job_environment, train_flags
-from tests.scripts.test_run_scripts import SCRIPTS as CLUSTER_SCRIPTS
+from tests.scripts.conftest import REPO, Machine, by_flag, job_environment, train_flags
+from tests.scripts.conftest import SCRIPTS as CLUSTER_SCRIPTS
 
 SCRIPTS = sorted(path.name for path in (REPO / "scripts").glob("*.sh"))
 
@@ -25,16 +33,11 @@ def bash(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPO, capture_output=True, text=True, env=variables)
 
 
-@pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_answers_with_no_python_and_no_home(tmp_path: Path, script: str, option: str) -> None:
-    """Only the tools that print: whatever installs, downloads or trains would fail here."""
-    for tool in ("bash", "dirname", "basename", "sed", "cat", "grep"):
-        path = next(Path(folder) / tool for folder in os.environ["PATH"].split(":") if (Path(folder) / tool).exists())
-        (tmp_path / tool).symlink_to(path)
-    done = bash(f"bash scripts/{script} {option}", PATH=str(tmp_path), VENV=str(tmp_path / "venv"))
+def test_help_shows_how_the_script_is_called(machine: Machine, script: str) -> None:
+    done = machine.run(script, "--help", VENV=str(machine.home / "venv"))
     assert done.returncode == 0 and not done.stderr and f"bash scripts/{script}" in done.stdout
-    assert not (tmp_path / "venv").exists()
+    assert not (machine.home / "venv").exists(), "it installs nothing"
 
 
 def test_compiled_modules_are_kept_where_the_environment_says_otherwise() -> None:
@@ -117,59 +120,49 @@ def test_the_evaluation_script_names_the_player_and_ends_as_the_command_does(
     assert done.stdout == f"-m inspection evaluate c.yaml --player {player.format(**words)}\n"
 
 
-def test_a_dry_run_prints_a_script_with_one_flag_per_line_under_a_comment_per_group(tmp_path: Path) -> None:
-    done = bash("bash scripts/run_babyai.sh --dry-run", SLIME_PATH=str(tmp_path), OUTPUT=str(tmp_path / "out"))
-    lines = done.stdout.splitlines()
-    groups = [line for line in lines if line.endswith(tuple("abcdefghijklmnopqrstuvwxyz-")) and "=(  # " in line]
-    assert len(groups) == 13 and all(line.split("=(  # ")[1] for line in groups)
+def test_a_dry_run_prints_the_job_as_a_script_with_one_flag_per_line(machine: Machine) -> None:
+    odd = """{"image": "it's $HOME"}"""
+    job = machine.build("run_babyai.sh", "--", "--multimodal-keys", odd)
+    printed = dry_run(job)
+    assert machine.words(printed) == job.submission() and job.submission()[-1] == odd
+    lines = printed.splitlines()
+    assert len([line for line in lines if "_ARGS=(  # " in line]) == 13
     flags = [line for line in lines if line.startswith("  --") and not line.startswith("  -- ")]
     assert len(flags) > 50 and all(line.count(" --") == 1 for line in flags)
-    assert str(tmp_path / "out/babyai-Qwen2.5-3B-Instruct") in lines[1]
+    assert job.run_dir in lines[1]
 
 
-def _written() -> dict[Path, int]:
-    """When each file of the repository was written, without what tests that run meanwhile leave in caches."""
-    caches = {".git", ".venv", "__pycache__", ".pytest_cache"}
-    files = (path for path in REPO.rglob("*") if not caches & set(path.parts) and path.is_file())
-    return {path: path.stat().st_mtime_ns for path in files}
+def test_a_dry_run_writes_only_into_the_runs_folder(machine: Machine) -> None:
+    done = machine.run("run_babyai.sh", "--dry-run", SLIME_PATH=str(machine.home / "none"))
+    assert done.returncode == 0 and done.stdout.startswith("#!/usr/bin/env bash") and "were not checked" in done.stderr
+    written = {path.name for path in machine.home.rglob("*") if path.is_file() and path.suffix != ".sh"}
+    assert written == {"config.yaml", "roles.yaml"}
 
 
-def test_a_dry_run_writes_only_into_the_folder_that_it_names(tmp_path: Path) -> None:
-    before = _written()
-    bash("bash scripts/run_babyai.sh --dry-run", SLIME_PATH=str(tmp_path / "none"), OUTPUT=str(tmp_path / "out"))
-    assert not [path for path, time in _written().items() if time != before.get(path)]
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "roles.yaml"]
+def test_a_python_without_packages_hands_over_to_the_environment(machine: Machine) -> None:
+    """`python3` has no packages; the environment's Python says what it was asked to run."""
+    machine.install("python3", f'exec {sys.executable} -S "$@"')
+    machine.install("python", 'echo "$@"')
+    done = machine.run("run_babyai.sh", "--flat", VENV=str(machine.home))
+    assert "-m pip install" in done.stderr and "pydantic" in done.stderr
+    assert "-m scripts.launch " in done.stdout and done.stdout.endswith("-- --flat\n")
+    shown = machine.run("run_babyai.sh", "--help", VENV=str(machine.home))
+    assert "bash scripts/run_babyai.sh" in shown.stdout and not shown.stderr, "it installs nothing"
 
 
-def test_the_critics_folders_may_have_any_name(tmp_path: Path) -> None:
-    out = tmp_path / "it's, a #1: folder"
-    bash("bash scripts/run_babyai.sh --dry-run", SLIME_PATH=str(tmp_path / "none"), OUTPUT=str(out))
-    (written,) = out.rglob("roles.yaml")
-    (role,) = yaml.safe_load(written.read_text())["megatron"]
-    assert role["overrides"]["save"] == str(written.parent / "critic"), role
-
-
-def test_an_output_folder_that_cannot_be_written_ends_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = bash("bash scripts/run_babyai.sh --dry-run", OUTPUT=str(tmp_path / "file"))
-    assert done.returncode == 2 and done.stderr.startswith("error: cannot write") and "set OUTPUT" in done.stderr
-
-
-def test_words_with_spaces_quotes_and_braces_come_back_as_they_were_given(command: Command) -> None:
-    odd = """{"image": "it's $HOME"}"""
-    flags = by_flag(train_flags(command("run_babyai.sh", "--", "--multimodal-keys", odd)))
-    assert flags["--multimodal-keys"] == [odd]
-
-
-def test_metrics_land_in_the_runs_folder(command: Command, tmp_path: Path) -> None:
-    environment = job_environment(command("run_babyai.sh"))
-    assert environment["TENSORBOARD_DIR"] == str(tmp_path / "out/babyai-Qwen2.5-3B-Instruct/tensorboard")
+def test_the_critics_folders_may_have_any_name(machine: Machine) -> None:
+    out = machine.home / "it's, a #1: folder"
+    job = machine.build("run_babyai.sh", OUTPUT=str(out))
+    (role,) = yaml.safe_load(Path(job.run_dir, "roles.yaml").read_text())["megatron"]
+    assert role["overrides"]["save"] == f"{job.run_dir}/critic"
 
 
 PREFLIGHT = """
-case "$*" in *rollout.preflight*)
-  [ "$CUDA_DEVICE_MAX_CONNECTIONS" = 1 ] || { echo "error: tensor parallelism needs it" >&2; exit 1; }
-  env > "$HOME/preflight" ;;
+case "$*" in
+  *rollout.preflight*)
+    [ "$CUDA_DEVICE_MAX_CONNECTIONS" = 1 ] || { echo "error: tensor parallelism needs it" >&2; exit 1; }
+    env > "$HOME/preflight" ;;
+  *scripts.launch*) exec PYTHON "$@" ;;
 esac
 """
 """A `python3` in which preflight writes down its environment, after Megatron has looked at it."""
@@ -177,108 +170,105 @@ esac
 
 @pytest.mark.parametrize(("script", "options"), pairs(CLUSTER_SCRIPTS, [("--dry-run",), ()]))
 def test_preflight_runs_in_the_environment_that_ray_gives_to_the_job(
-    fresh: Fresh, script: str, options: tuple[str, ...]
+    machine: Machine, job_server: str, script: str, options: tuple[str, ...]
 ) -> None:
     """The machine has slime and the model, and a Ray cluster that takes whatever it is given."""
-    words = fresh.job(script)
-    fresh.install("python3", PREFLIGHT)
-    fresh.install("hf", "exit 0")
-    fresh.install("curl", 'echo \'{"ray_version": "2.50.0"}\'')
-    fresh.install("ray", 'printf "%s\\0" ray "$@" > "$HOME/submitted"')
-    (fresh.slime / "train.py").write_text("")
+    words = machine.job(script)
+    machine.install("python3", PREFLIGHT.replace("PYTHON", sys.executable))
+    machine.install("hf", "exit 0")
+    machine.install("ray", 'printf "%s\\0" ray "$@" > "$HOME/submitted"')
+    (machine.slime / "train.py").write_text("")
     flags = by_flag(train_flags(words))
     for flag, name in (("--hf-checkpoint", "config.json"), ("--ref-load", "latest_checkpointed_iteration.txt")):
         if flag in flags:
             Path(flags[flag][0]).mkdir(parents=True)
             (Path(flags[flag][0]) / name).write_text("")
-    done = fresh.run(script, *options)
+    done = machine.run(script, *options, RAY_ADDRESS=job_server)
     assert done.returncode == 0, done.stderr
     if not options:
-        words = (fresh.home / "submitted").read_text().split("\0")
-    had = dict(line.split("=", 1) for line in (fresh.home / "preflight").read_text().splitlines())
+        words = (machine.home / "submitted").read_text().split("\0")
+    had = dict(line.split("=", 1) for line in (machine.home / "preflight").read_text().splitlines())
     given = job_environment(words)
     assert {name: had.get(name) for name in given} == given
 
 
-def test_the_job_finds_the_games_that_the_user_named(command: Command) -> None:
+def test_the_job_finds_the_games_that_the_user_named(machine: Machine) -> None:
     """A Ray cluster that was started in another shell does not know the variable."""
-    assert (
-        job_environment(command("run_alfworld.sh", ALFWORLD_DATA="/data/alfworld"))["ALFWORLD_DATA"] == "/data/alfworld"
-    )
-    assert "ALFWORLD_DATA" not in job_environment(command("run_alfworld.sh"))
+    given = machine.build("run_alfworld.sh", ALFWORLD_DATA="/data/alfworld").environment
+    assert given["ALFWORLD_DATA"] == "/data/alfworld"
+    assert "ALFWORLD_DATA" not in machine.build("run_alfworld.sh").environment
 
 
-def test_checkpoints_rotate_unless_all_are_wanted(command: Command) -> None:
+def test_checkpoints_rotate_unless_all_are_wanted(machine: Machine) -> None:
     def kept(**environment: str) -> object:
-        flags = by_flag(train_flags(command("run_babyai.sh", **environment)))
-        return yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text()).get("checkpoints_kept")
+        return yaml.safe_load(machine.build("run_babyai.sh", **environment).config).get("checkpoints_kept")
 
     assert (kept(), kept(CHECKPOINTS_KEPT="5"), kept(CHECKPOINTS_KEPT="all")) == (2, 5, None)
 
 
-@pytest.mark.parametrize(
-    ("model", "thinks_by_default"),
-    [
-        *[(name, True) for name in ("Qwen3-4B", "Qwen3-0.6B", "Qwen3-30B-A3B", "Qwen3-235B-A22B", "Qwen3-8B-FP8")],
-        *[(name, True) for name in ("Qwen3.5-4B", "Qwen3.5-35B-A3B", "Qwen3.5-0.8B")],
-        *[(name, False) for name in ("Qwen2.5-3B-Instruct", "Qwen3-4B-Instruct-2507", "Qwen3-30B-A3B-Thinking-2507")],
-        *[(name, False) for name in ("Qwen3-Next-80B-A3B-Instruct", "Qwen3-Coder-30B-A3B-Instruct", "GLM-Z1-9B-0414")],
-    ],
+THINKING = "Qwen3-4B Qwen3-0.6B Qwen3-30B-A3B Qwen3-235B-A22B Qwen3-8B-FP8 Qwen3.5-4B Qwen3.5-35B-A3B Qwen3.5-0.8B"
+OTHERS = (
+    "Qwen2.5-3B-Instruct Qwen3-4B-Instruct-2507 Qwen3-30B-A3B-Thinking-2507 Qwen3-Next-80B-A3B-Instruct "
+    "Qwen3-Coder-30B-A3B-Instruct GLM-Z1-9B-0414"
 )
-def test_thinking_is_off_for_every_hybrid_and_left_alone_elsewhere(
-    command: Command, model: str, thinks_by_default: bool
-) -> None:
-    flags = by_flag(train_flags(command("run_babyai.sh", "--model", model)))
-    config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
-    assert config.get("chat_template_kwargs") == ({"enable_thinking": False} if thinks_by_default else None)
+
+
+def test_thinking_is_off_for_every_hybrid_and_left_alone_elsewhere(machine: Machine) -> None:
+    assert all(HYBRID.fullmatch(name) for name in THINKING.split())
+    assert not any(HYBRID.fullmatch(name) for name in OTHERS.split())
+    config = yaml.safe_load(machine.build("run_babyai.sh", "--model", "Qwen3-4B").config)
+    assert config["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "chat_template_kwargs" not in yaml.safe_load(machine.build("run_babyai.sh").config)
+
+
+def gpus(**given: int) -> Variables:
+    """The variables of a run on four GPUs."""
+    sizes = {"num_gpus": 4, **given}
+    named = {name.upper(): value for name, value in sizes.items()}
+    return Variables(CONFIG="c.yaml", MODEL="m", PROMPT_LEN=1, RESPONSE_LEN=1, **named)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("disaggregated", "given", "words"),
     [
-        ({"NUM_NODES": "two"}, "NUM_NODES=two must be a whole number"),
-        ({"NUM_GPUS": "0"}, "NUM_GPUS=0 must be a whole number"),
-        ({"TENSOR_PARALLEL": "3"}, "TENSOR_PARALLEL=3 does not divide the 4 GPUs that train"),
-        ({"ENGINE_GPUS": "3"}, "ENGINE_GPUS=3 does not divide the 4 GPUs that serve"),
+        (False, {"tensor_parallel": 3}, "TENSOR_PARALLEL=3 does not divide the 4 GPUs that train"),
+        (False, {"engine_gpus": 3}, "ENGINE_GPUS=3 does not divide the 4 GPUs that serve"),
+        (False, {"engine_gpus": 3, "num_nodes": 3}, "ENGINE_GPUS=3 must divide NUM_GPUS=4 or be a multiple of it"),
         (
-            {"ROLLOUT_GPUS": "3", "NUM_NODES": "2", "DISAGGREGATED": "yes"},
-            "with ROLLOUT_GPUS=3 and NUM_NODES=2, serving starts inside a node and goes on in the next",
+            True,
+            {"rollout_gpus": 3, "num_nodes": 2},
+            "ROLLOUT_GPUS=3 and NUM_NODES=2, serving starts inside a node",
         ),
-        ({"ENGINE_GPUS": "3", "NUM_NODES": "3"}, "ENGINE_GPUS=3 must divide NUM_GPUS=4 or be a multiple of it"),
-        ({"ROLLOUT_GPUS": "4", "DISAGGREGATED": "yes"}, "leaves none of NUM_GPUS=4 for training"),
-        ({"ROLLOUT_GPUS": "0", "DISAGGREGATED": "yes"}, "ROLLOUT_GPUS=0 must be a whole number"),
-        ({"ROLLOUT_GPUS": "1", "ENGINE_GPUS": "2", "DISAGGREGATED": "yes"}, "does not divide the 1 GPUs that serve"),
+        (True, {"rollout_gpus": 4}, "leaves none of NUM_GPUS=4 for training"),
+        (True, {"num_gpus": 1}, "ROLLOUT_GPUS=0 leaves none of NUM_GPUS=1"),
+        (True, {"rollout_gpus": 1, "engine_gpus": 2}, "does not divide the 1 GPUs that serve"),
     ],
 )
-def test_gpus_that_do_not_divide_are_refused(tmp_path: Path, environment: dict[str, str], words: str) -> None:
-    option = "--disaggregated" if environment.pop("DISAGGREGATED", None) else ""
-    done = bash(f"bash scripts/run_babyai.sh --dry-run {option}", OUTPUT=str(tmp_path), **environment)
-    assert done.returncode == 2 and words in done.stderr
-
-
-def test_several_nodes_multiply_what_each_of_them_gives(command: Command) -> None:
-    flags = by_flag(train_flags(command("run_babyai.sh", "--disaggregated", NUM_NODES="2", ROLLOUT_GPUS="1")))
-    assert (flags["--actor-num-nodes"], flags["--actor-num-gpus-per-node"]) == (["2"], ["3"])
-    assert (flags["--rollout-num-gpus"], flags["--num-gpus-per-node"]) == (["2"], ["4"])
+def test_gpus_that_do_not_divide_are_refused(disaggregated: bool, given: dict[str, int], words: str) -> None:
+    variables = gpus(**given)
+    with pytest.raises(ConfigError, match=words):
+        layout(variables, disaggregated, variables.engine_gpus or 1)
 
 
 @pytest.mark.parametrize(
     ("nodes", "given", "expected"),
     [
-        ("1", {}, ("1", "2", "2")),
-        ("2", {}, ("1", "4", "4")),
-        ("3", {}, ("2", "4", "4")),
-        ("5", {"ENGINE_GPUS": "8"}, ("3", "4", "8")),
-        ("2", {"ROLLOUT_GPUS": "2"}, ("2", "2", "4")),
-        ("4", {"ROLLOUT_GPUS": "3"}, ("4", "1", "12")),
+        (1, {}, (1, 2, 2)),
+        (2, {}, (1, 4, 4)),
+        (3, {}, (2, 4, 4)),
+        (5, {"engine_gpus": 8}, (3, 4, 8)),
+        (2, {"rollout_gpus": 1}, (2, 3, 2)),
+        (2, {"rollout_gpus": 2}, (2, 2, 4)),
+        (4, {"rollout_gpus": 3}, (4, 1, 12)),
     ],
 )
 def test_serving_starts_with_a_node_or_ends_in_the_node_where_it_starts(
-    command: Command, nodes: str, given: dict[str, str], expected: tuple[str, ...]
+    nodes: int, given: dict[str, int], expected: tuple[int, ...]
 ) -> None:
-    flags = by_flag(train_flags(command("run_babyai.sh", "--disaggregated", NUM_NODES=nodes, **given)))
+    variables = gpus(num_nodes=nodes, **given)
+    flags = by_flag(layout(variables, True, variables.engine_gpus or 1))
     names = ("--actor-num-nodes", "--actor-num-gpus-per-node", "--rollout-num-gpus")
-    assert tuple(flags[name][0] for name in names) == expected
+    assert tuple(int(flags[name][0]) for name in names) == expected
 
 
 @pytest.fixture
@@ -300,36 +290,45 @@ def job_server() -> Iterator[str]:
     server.shutdown()
 
 
-FIND_RAY = """
-NUM_GPUS=4
-source scripts/lib/slime.sh
-ray() { echo "ray $* [RAY_ADDRESS=${RAY_ADDRESS:-}]" >&2; }
-env() { shift 2; RAY_ADDRESS= "$@"; }
-find_ray
-"""
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that start Ray, none of which does."""
+    commands: list[list[str]] = []
+
+    def run(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        assert "RAY_ADDRESS" not in env
+        commands.append(words)
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(cluster.subprocess, "run", run)
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    return commands
 
 
 @pytest.mark.parametrize("end", ["", "/"])
-def test_a_cluster_that_runs_is_used_with_the_address_exported_as_the_usage_says(job_server: str, end: str) -> None:
-    done = bash(FIND_RAY, RAY_ADDRESS=job_server + end)
-    assert done.returncode == 0 and "ray start" not in done.stderr
+def test_a_cluster_that_runs_is_used(job_server: str, started: list[list[str]], end: str) -> None:
+    find_ray(gpus().model_copy(update={"ray_address": job_server + end}))
+    assert not started
 
 
-def test_a_head_is_started_on_this_machine_where_none_answers() -> None:
-    done = bash(FIND_RAY, RAY_ADDRESS="http://127.0.0.1:1", RAY_WAIT="1")
-    assert "ray start --head --num-gpus=4 --dashboard-port=1 --disable-usage-stats [RAY_ADDRESS=]" in done.stderr
-    assert done.returncode == 2 and "its job server does not answer" in done.stderr
+def test_a_head_is_started_on_this_machine_where_none_answers(started: list[list[str]]) -> None:
+    with pytest.raises(ConfigError, match="its job server does not answer at http://127.0.0.1:1"):
+        find_ray(gpus().model_copy(update={"ray_address": "http://127.0.0.1:1", "ray_wait": 1}))
+    assert started == [["ray", "start", "--head", "--num-gpus=4", "--dashboard-port=1", "--disable-usage-stats"]]
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("address", "nodes", "words"),
     [
-        ({"RAY_ADDRESS": "http://127.0.0.1:1", "NUM_NODES": "2"}, "join the other nodes first"),
-        ({"RAY_ADDRESS": "http://192.0.2.1.invalid:8265"}, "start one on that host"),
-        ({"RAY_ADDRESS": "auto"}, "give it as http://HOST:8265"),
-        ({"RAY_ADDRESS": "10.0.0.1:6379"}, "give it as http://HOST:8265"),
+        ("http://127.0.0.1:1", 2, "join the other nodes first"),
+        ("http://192.0.2.1.invalid:8265", 1, "start one on that host"),
+        ("auto", 1, "give it as http://HOST:8265"),
+        ("10.0.0.1:6379", 1, "give it as http://HOST:8265"),
     ],
 )
-def test_a_cluster_that_cannot_be_reached_is_not_replaced_by_another(environment: dict[str, str], words: str) -> None:
-    done = bash(FIND_RAY, **environment)
-    assert done.returncode == 2 and words in done.stderr and "ray start --head --num" not in done.stderr
+def test_a_cluster_that_cannot_be_reached_is_not_replaced_by_another(
+    started: list[list[str]], address: str, nodes: int, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_ray(gpus().model_copy(update={"ray_address": address, "num_nodes": nodes}))
+    assert not started

@@ -8,14 +8,11 @@ import pytest
 import yaml
 
 from tests.fixtures.broken_envs import BROKEN
-from tests.scripts.conftest import REPO, Fresh, by_flag, job_environment, recorded_own_flags, train_flags
+from tests.scripts.conftest import REPO, SCRIPTS, Machine, by_flag, job_environment, recorded_own_flags, train_flags
 from tests.slime.cpu.harness import IMPORTS, Slime, find_slime
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = sorted(
-    path.name for path in (REPO / "scripts").glob("run_*.sh") if "lib/slime.sh" in path.read_text(encoding="utf-8")
-)
 PATCHED_MEGATRON = "--use-gated-attention"
 """A flag of slime's Qwen3.5 models that only the Megatron in slime's image has; on any other, preflight refuses it."""
 OWN_PACKAGES = ("run_alfworld.sh", "run_swe.sh", "run_textworld.sh")
@@ -70,11 +67,11 @@ exec {python} "$@"
 
 
 @pytest.fixture
-def image(slime: Slime, tmp_path: Path) -> Fresh:
+def image(slime: Slime, tmp_path: Path) -> Machine:
     """A fresh shell beside the slime checkout, where `python3` has what slime needs."""
-    fresh = Fresh(tmp_path, slime.path)
-    fresh.install("python3", IMAGE_PYTHON.format(imports=IMPORTS, python=slime.python))
-    return fresh
+    machine = Machine(tmp_path, slime.path)
+    machine.install("python3", IMAGE_PYTHON.format(imports=IMPORTS, python=slime.python))
+    return machine
 
 
 def write_weights(words: list[str]) -> None:
@@ -86,7 +83,7 @@ def write_weights(words: list[str]) -> None:
             write_model(folder, flags) if name == "--hf-checkpoint" else write_reference(folder)
 
 
-def preflight(image: Fresh, words: list[str], script: str = "train.py") -> subprocess.CompletedProcess[str]:
+def preflight(image: Machine, words: list[str], script: str = "train.py") -> subprocess.CompletedProcess[str]:
     """Preflight as the script would run it, for a job whose words may have been changed."""
     write_weights(words)
     variables = {**image.variables, **job_environment(words)}
@@ -97,7 +94,7 @@ def preflight(image: Fresh, words: list[str], script: str = "train.py") -> subpr
 @pytest.mark.parametrize("options", [(), ("--disaggregated",), ("--model", "Qwen3-4B")], ids=" ".join)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_dry_run_of_every_script_ends_with_the_verdict_of_slimes_own_parser(
-    image: Fresh, script: str, options: tuple[str, ...]
+    image: Machine, script: str, options: tuple[str, ...]
 ) -> None:
     """From a fresh shell, where slime and the model are there."""
     if options and script != "run_babyai.sh":
@@ -139,7 +136,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("mistake", "words"), MISTAKES, ids=[mistake[0][0] for mistake in MISTAKES])
 def test_a_mistake_ends_with_one_sentence_before_anything_starts(
-    image: Fresh, mistake: tuple[str, ...], words: str
+    image: Machine, mistake: tuple[str, ...], words: str
 ) -> None:
     done = preflight(image, image.job("run_babyai.sh", "--", *mistake))
     assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr
@@ -147,7 +144,7 @@ def test_a_mistake_ends_with_one_sentence_before_anything_starts(
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(image: Fresh, broken: str) -> None:
+def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(image: Machine, broken: str) -> None:
     config, sentence = BROKEN[broken].write(image.home)
     flags = image.job("run_babyai.sh")
     own = yaml.safe_load(Path(by_flag(train_flags(flags))["--custom-config-path"][0]).read_text(encoding="utf-8"))
@@ -167,7 +164,7 @@ def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(imag
     ],
     ids=" ".join,
 )
-def test_continuous_batches_pass(image: Fresh, flags: tuple[str, ...]) -> None:
+def test_continuous_batches_pass(image: Machine, flags: tuple[str, ...]) -> None:
     done = preflight(image, image.job("run_babyai.sh", "--", *flags))
     assert done.returncode == 0, done.stderr
 
@@ -180,7 +177,7 @@ def test_continuous_batches_pass(image: Fresh, flags: tuple[str, ...]) -> None:
     ],
 )
 def test_pictures_for_a_model_that_only_reads_are_refused(
-    image: Fresh, model: str, options: tuple[str, ...], words: str
+    image: Machine, model: str, options: tuple[str, ...], words: str
 ) -> None:
     flags = image.job("run_babyai.sh", "--model", model, "--", *options, CONFIG="custom_configs/crafter_vlm.yaml")
     done = preflight(image, without(flags, PATCHED_MEGATRON) if PATCHED_MEGATRON in flags else flags)
@@ -195,7 +192,7 @@ SAO_MISTAKES = [
 
 
 @pytest.mark.parametrize(("mistake", "words"), SAO_MISTAKES, ids=[mistake[0][0] for mistake in SAO_MISTAKES])
-def test_another_loss_on_the_ratio_of_dis_is_refused(image: Fresh, mistake: tuple[str, ...], words: str) -> None:
+def test_another_loss_on_the_ratio_of_dis_is_refused(image: Machine, mistake: tuple[str, ...], words: str) -> None:
     done = preflight(image, image.job("run_sao.sh", "--", *mistake))
     assert done.returncode == 1 and words in done.stderr
 
@@ -204,19 +201,19 @@ def test_another_loss_on_the_ratio_of_dis_is_refused(image: Fresh, mistake: tupl
     ("instead", "words"),
     [((), "give --use-rollout-logprobs"), (("--use-tis",), "--use-tis would weigh the same ratio twice")],
 )
-def test_dis_without_the_rollouts_log_probs_is_refused(image: Fresh, instead: tuple[str, ...], words: str) -> None:
+def test_dis_without_the_rollouts_log_probs_is_refused(image: Machine, instead: tuple[str, ...], words: str) -> None:
     flags = without(image.job("run_sao.sh"), "--use-rollout-logprobs")
     done = preflight(image, [*flags, *instead])
     assert done.returncode == 1 and words in done.stderr
 
 
-def test_train_async_with_shared_gpus_is_refused(image: Fresh) -> None:
+def test_train_async_with_shared_gpus_is_refused(image: Machine) -> None:
     flags = image.job("run_babyai.sh")
     done = preflight(image, flags, "train_async.py")
     assert done.returncode == 1 and "--colocate cannot share their GPUs: leave it out" in done.stderr
 
 
-def test_continuous_batches_without_staleness_are_refused(image: Fresh) -> None:
+def test_continuous_batches_without_staleness_are_refused(image: Machine) -> None:
     flags = image.job("run_sao.sh")
     path = Path(by_flag(train_flags(flags))["--custom-config-path"][0])
     path.write_text(path.read_text().replace("max_staleness: 1", "max_staleness: 0"))
@@ -234,13 +231,13 @@ def test_continuous_batches_without_staleness_are_refused(image: Fresh) -> None:
         ("--megatron-config-path", "both actor and critic"),
     ],
 )
-def test_a_missing_hook_is_refused_though_slime_has_a_default_for_it(image: Fresh, missing: str, words: str) -> None:
+def test_a_missing_hook_is_refused_though_slime_has_a_default_for_it(image: Machine, missing: str, words: str) -> None:
     flags = without(image.job("run_babyai.sh"), missing)
     done = preflight(image, flags)
     assert done.returncode == 1 and words in done.stderr
 
 
-def test_roles_that_share_a_folder_are_refused(image: Fresh) -> None:
+def test_roles_that_share_a_folder_are_refused(image: Machine) -> None:
     flags = image.job("run_babyai.sh")
     roles = Path(by_flag(train_flags(flags))["--megatron-config-path"][0])
     roles.write_text(roles.read_text().replace("/critic}", "/actor}"))
@@ -248,14 +245,14 @@ def test_roles_that_share_a_folder_are_refused(image: Fresh) -> None:
     assert done.returncode == 1 and "both actor and critic" in done.stderr
 
 
-def test_an_empty_reference_folder_is_refused(image: Fresh) -> None:
+def test_an_empty_reference_folder_is_refused(image: Machine) -> None:
     flags = image.job("run_babyai.sh")
     Path(by_flag(train_flags(flags))["--ref-load"][0]).mkdir(parents=True)
     done = preflight(image, flags)
     assert done.returncode == 1 and "no Megatron checkpoint" in done.stderr
 
 
-def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Fresh) -> None:
+def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Machine) -> None:
     vain = ("--gamma", "0.9", "--lambd", "0.9", "--custom-rm-path", "a.b", "--custom-reward-post-process-path", "a.c")
     vain += ("--custom-generate-function-path", "a.d")
     flags = image.job("run_babyai.sh", "--", *vain)
@@ -270,7 +267,7 @@ def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Fresh)
     assert done.stdout == "preflight: flags, YAML and environments are fine\n"
 
 
-def test_the_recorded_flags_of_slimes_own_parser_are_those_of_this_checkout(image: Fresh, slime: Slime) -> None:
+def test_the_recorded_flags_of_slimes_own_parser_are_those_of_this_checkout(image: Machine, slime: Slime) -> None:
     """Run tests/scripts/record_flags.py after a change in slime, then decide in rollout/bridge/slime_flags.yaml."""
     program = "from tests.scripts.record_flags import own_flags; print(*own_flags())"
     path = f"{IMPORTS}:{slime.path}:{REPO}"
@@ -280,13 +277,13 @@ def test_the_recorded_flags_of_slimes_own_parser_are_those_of_this_checkout(imag
     assert set(done.stdout.split()) - recorded_own_flags() == set()
 
 
-def test_training_on_saved_batches_may_carry_the_engines_flags(image: Fresh) -> None:
+def test_training_on_saved_batches_may_carry_the_engines_flags(image: Machine) -> None:
     saved = ("--debug-train-only", "--load-debug-rollout-data", "/data/{rollout_id}.pt")
     done = preflight(image, image.job("run_babyai.sh", "--", *saved))
     assert done.returncode == 0, done.stderr
 
 
-def test_a_dry_run_of_a_mistake_ends_with_the_error(image: Fresh) -> None:
+def test_a_dry_run_of_a_mistake_ends_with_the_error(image: Machine) -> None:
     write_weights(image.job("run_babyai.sh"))
     wrong = image.run("run_babyai.sh", "--dry-run", "--", "--lora-rank", "8")
     assert wrong.returncode == 1 and "knows --lora-rank" in wrong.stderr and wrong.stdout.startswith("#!")

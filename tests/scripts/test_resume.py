@@ -1,4 +1,4 @@
-"""Every way in which a kill can leave the parts of a run, and what the script resumes from."""
+"""Every way in which a kill can leave the parts of a run, and what it resumes from."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.scripts.conftest import Command, Fresh, by_flag, train_flags
+from scripts.launcher.resume import Start, checkpoints
+from tests.scripts.conftest import Command, by_flag, train_flags
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ def step_of(folder: str) -> int | None:
     return step
 
 
-def loaded(words: list[str]) -> Loaded:
-    flags = by_flag(train_flags(words))
+def loaded(words: list[str], roles: str) -> Loaded:
+    flags = by_flag(words)
     assert "--ckpt-step" not in flags
-    critic = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"][0]["overrides"]
+    critic = yaml.safe_load(roles)["megatron"][0]["overrides"]
     found = Loaded(
         step_of(flags["--load"][0]),
         step_of(critic["load"]),
@@ -65,6 +66,19 @@ def loaded(words: list[str]) -> Loaded:
     restored = [critic.get(name) for name in ("finetune", "no_load_optim", "no_load_rng")]
     assert restored == ([False] * 3 if found.first else [None] * 3)
     return found
+
+
+def resume(run: Path, critic_only: int) -> Loaded:
+    """What a run in this folder loads, whose reference and pretrained critic are somewhere else."""
+    start = Start(
+        run_dir=str(run),
+        hf_checkpoint="/m",
+        reference="/m_torch_dist",
+        critic="/c_torch_dist",
+        critic_only=critic_only,
+        critic_lr="1e-5",
+    )
+    return loaded(*checkpoints(start))
 
 
 START = Loaded(actor=None, critic=None, first=0)
@@ -80,7 +94,7 @@ def warming(step: int) -> Loaded:
     return Loaded(actor=None, critic=step, first=step + 1)
 
 
-# run_babyai.sh trains the critic alone in steps 0 to 44.
+# The critic trains alone in steps 0 to 44.
 WITH_WARMUP = {
     "a new run": (Saved(), NEW, ""),
     "the rollout's state before the first models": (Saved(state=(19,)), NEW, ""),
@@ -134,36 +148,30 @@ WITHOUT_WARMUP = {
 }
 
 
-def resume(fresh: Fresh, case: tuple[Saved, Loaded, str], **environment: str) -> None:
-    saved, wanted, note = case
-    saved.write(fresh.output / "babyai-Qwen2.5-3B-Instruct")
-    done = fresh.run("run_babyai.sh", "--dry-run", **environment)
-    assert loaded(fresh.words(done)) == wanted
-    notes = [line for line in done.stderr.splitlines() if "saved completely" in line]
-    assert len(notes) == bool(note) and all(note in line for line in notes), done.stderr
+CASES = [(45, name) for name in WITH_WARMUP] + [(0, name) for name in WITHOUT_WARMUP]
 
 
-@pytest.mark.parametrize("case", WITH_WARMUP)
-def test_a_run_with_warm_up_continues_from_the_last_step_that_all_parts_have(fresh: Fresh, case: str) -> None:
-    resume(fresh, WITH_WARMUP[case])
+@pytest.mark.parametrize(("critic_only", "case"), CASES)
+def test_a_run_continues_from_the_last_step_that_all_parts_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], critic_only: int, case: str
+) -> None:
+    saved, wanted, note = (WITH_WARMUP if critic_only else WITHOUT_WARMUP)[case]
+    saved.write(tmp_path)
+    assert resume(tmp_path, critic_only) == wanted
+    printed = capsys.readouterr().err
+    assert note in printed and bool(note) == bool(printed)
 
 
-@pytest.mark.parametrize("case", WITHOUT_WARMUP)
-def test_a_run_without_warm_up_continues_from_the_last_step_that_all_parts_have(fresh: Fresh, case: str) -> None:
-    """A pretrained critic replaces the warm-up; only a new run starts from it."""
-    pretrained = fresh.home / "critic_torch_dist"
-    resume(fresh, WITHOUT_WARMUP[case], PRETRAINED_CRITIC=str(pretrained))
-
-
-def test_a_checkpoint_that_was_not_written_to_its_end_does_not_count(fresh: Fresh) -> None:
-    run = fresh.output / "babyai-Qwen2.5-3B-Instruct"
-    Saved(actor=(59,), critic=(59, 79), state=(59, 79)).write(run)
-    (run / "actor" / "iter_0000079").mkdir()
-    assert loaded(fresh.words(fresh.run("run_babyai.sh", "--dry-run"))) == at(59)
+def test_a_checkpoint_that_was_not_written_to_its_end_does_not_count(tmp_path: Path) -> None:
+    Saved(actor=(59,), critic=(59, 79), state=(59, 79)).write(tmp_path)
+    (tmp_path / "actor" / "iter_0000079").mkdir()
+    assert resume(tmp_path, 45) == at(59)
+    assert resume(tmp_path, 45) == at(59), "the links of an earlier start are replaced"
 
 
 def test_sao_trains_its_critic_alone_in_the_first_ten_steps(command: Command, tmp_path: Path) -> None:
-    Saved(critic=(9,), state=(9,)).write(tmp_path / "out" / "sao-Qwen2.5-7B-Instruct")
-    assert loaded(command("run_sao.sh")) == warming(9)
-    Saved(critic=(10,), state=(10,)).write(tmp_path / "out" / "sao-Qwen2.5-7B-Instruct")
-    assert loaded(command("run_sao.sh")) == warming(9), "the actor trains in step 10, and was not saved"
+    run = tmp_path / "out" / "sao-Qwen2.5-7B-Instruct"
+    for step in (9, 10):  # the actor trains in step 10, and was not saved
+        Saved(critic=(step,), state=(step,)).write(run)
+        words = train_flags(command("run_sao.sh"))
+        assert loaded(words, (run / "roles.yaml").read_text()) == warming(9)

@@ -1,7 +1,5 @@
 """The training scripts: flags that train.py has, hooks that exist, the paper's numbers, and resumption."""
 
-import os
-import subprocess
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +9,15 @@ import yaml
 
 from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
-from rollout.bridge.settings import YAML_KEYS, RolloutSettings, check_keys, load_settings
+from rollout.bridge.settings import YAML_KEYS, check_keys, load_settings
 from rollout.play.kept import draw
 from rollout.play.loop import count_turns
 from rollout.turn import Segment, StopReason
-from slime_verlog import read_settings
+from scripts.launch import read_run, spaced_evaluations
+from slime_verlog import ConfigError
 from tests.cases import pairs
-from tests.scripts.conftest import REPO, Command, Fresh, by_flag, job_environment, recorded_flags, train_flags
+from tests.scripts.conftest import REPO, SCRIPTS, Command, Machine, by_flag, read_page, recorded_flags, train_flags
 
-SCRIPTS = sorted(
-    path.name for path in (REPO / "scripts").glob("run_*.sh") if "lib/slime.sh" in path.read_text(encoding="utf-8")
-)
 VARIANTS = [(), ("--disaggregated",), ("--model",)]
 
 
@@ -115,18 +111,14 @@ def test_the_warm_up_makes_as_many_optimizer_steps_as_verlogs(command: Command, 
 WITH_CRITIC = [script for script in SCRIPTS if script not in ("run_geo3k_vlm.sh", "run_sft.sh")]
 
 
-@pytest.mark.parametrize("given", [{}, {"UPDATES": "100"}, {"UPDATES": "97"}, {"UPDATES": "1"}])
-@pytest.mark.parametrize("script", [script for script in WITH_CRITIC if script != "run_value_pretraining.sh"])
-def test_held_out_episodes_are_played_when_they_tell_something(
-    command: Command, script: str, given: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("critic_only", [0, 10, 40, 50])
+@pytest.mark.parametrize("updates", [1, 97, 100, 280, 295])
+def test_held_out_episodes_are_played_when_they_tell_something(critic_only: int, updates: int) -> None:
     """Never before the policy has changed, after the last update, and at most five times."""
-    flags = by_flag(train_flags(command(script, **given)))
-    rollouts, frozen, every = (
-        int(flags[name][0]) for name in ("--num-rollout", "--num-critic-only-steps", "--eval-interval")
-    )
-    evaluated = [rollout for rollout in range(1, rollouts + 1) if rollout % every == 0]
-    assert evaluated[0] > frozen and evaluated[-1] == rollouts and len(evaluated) <= 5
+    batches = critic_only + updates
+    every = spaced_evaluations(critic_only, batches)
+    evaluated = range(every, batches + 1, every)
+    assert every > critic_only and evaluated[-1] == batches and len(evaluated) <= 5
 
 
 def test_an_interval_of_evaluations_is_taken_as_given(command: Command) -> None:
@@ -165,17 +157,20 @@ def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command
         ("run_geo3k_vlm.sh", {"TURNS": "9"}, "TURNS=9 has no meaning here: a batch is PROBLEMS x EPISODES"),
         ("run_geo3k_vlm.sh", {"PRETRAINED_CRITIC": "/c"}, "there is no critic"),
         ("run_sft.sh", {"UPDATES": "9"}, "UPDATES=9 has no meaning here: supervised training makes EPOCHS passes"),
-        ("run_value_pretraining.sh", {"UPDATES": "9"}, "BATCHES is how many batches are played"),
+        ("run_value_pretraining.sh", {"BATCHES": "0"}, "BATCHES must be at least 1, got 0"),
+        ("run_value_pretraining.sh", {"PRETRAINED_CRITIC": "/critics/mine"}, "unset PRETRAINED_CRITIC"),
+        ("run_babyai.sh", {"NUM_NODES": "two"}, "NUM_NODES must be an integer, got 'two'"),
+        ("run_babyai.sh", {"OUTPUT": "/dev/null"}, "cannot write /dev/null/.*set OUTPUT"),
         ("run_babyai.sh", {"TURNS": "100"}, "STEP_TURNS=128 does not divide TURNS=100"),
-        ("run_babyai.sh", {"UPDATES": "many"}, "UPDATES=many must be a whole number of at least 1"),
+        ("run_babyai.sh", {"UPDATES": "many"}, "UPDATES must be an integer, got 'many'"),
         ("run_babyai.sh", {"CONFIG": "none.yaml"}, "no CONFIG=none.yaml; give a YAML file"),
     ],
 )
 def test_a_variable_that_a_script_cannot_obey_is_refused(
-    fresh: Fresh, script: str, environment: dict[str, str], words: str
+    machine: Machine, script: str, environment: dict[str, str], words: str
 ) -> None:
-    done = fresh.run(script, "--dry-run", **environment)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
+    with pytest.raises(ConfigError, match=words):
+        machine.build(script, **environment)
 
 
 def test_sao_has_the_papers_numbers_on_separate_gpus(command: Command) -> None:
@@ -206,26 +201,23 @@ def test_later_flags_and_options_win(command: Command) -> None:
     assert config["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-def test_disaggregated_gpus_are_split_between_training_and_serving(command: Command) -> None:
-    together = by_flag(train_flags(command("run_babyai.sh")))
-    assert "--colocate" in together and together["--actor-num-gpus-per-node"] == ["4"]
-    apart = by_flag(train_flags(command("run_babyai.sh", "--disaggregated", ROLLOUT_GPUS="1")))
-    assert "--colocate" not in apart
-    assert (apart["--actor-num-gpus-per-node"], apart["--rollout-num-gpus"]) == (["3"], ["1"])
+def test_the_job_finds_the_project(machine: Machine) -> None:
+    job = machine.build("run_babyai.sh", PYTHONPATH="/mine")
+    assert job.environment["PYTHONPATH"] == f"{REPO}:{machine.slime}:/root/Megatron-LM:/mine"
+    assert job.environment["TENSORBOARD_DIR"] == f"{machine.output}/babyai-Qwen2.5-3B-Instruct/tensorboard"
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_job_finds_the_project_and_kills_nothing(command: Command, script: str) -> None:
-    words = command(script)
-    assert words[:3] == ["ray", "job", "submit"]
-    assert job_environment(words)["PYTHONPATH"].split(":")[0] == str(REPO)
-    text = (REPO / "scripts" / script).read_text() + (REPO / "scripts" / "lib" / "slime.sh").read_text()
-    assert "kill" not in text and "ray stop" not in text
-
-
-def test_a_misspelt_option_is_answered_with_the_usage() -> None:
-    done = subprocess.run(["bash", str(REPO / "scripts/run_babyai.sh"), "--dryrun"], capture_output=True, text=True)
+def test_a_misspelt_option_is_answered_with_the_usage(machine: Machine) -> None:
+    done = machine.run("run_babyai.sh", "--dryrun")
     assert done.returncode == 2 and "unknown option --dryrun" in done.stderr and "usage:" in done.stderr
+
+
+def test_a_mistake_in_the_yaml_is_refused_before_anything_is_written(machine: Machine) -> None:
+    config = machine.home / "mine.yaml"
+    config.write_text("rollout_interaction_env_path: envs.recall\nn_envs: 6\n")
+    with pytest.raises(ConfigError, match="unknown key 'n_envs'"):
+        machine.build("run_babyai.sh", CONFIG=str(config))
+    assert not machine.output.exists()
 
 
 def test_supervised_training_reads_the_demonstrations_and_starts_no_engine(command: Command) -> None:
@@ -275,42 +267,33 @@ def test_value_pretraining_collects_as_many_batches_as_the_warm_up_unless_told(c
     [
         ({"RUN": "geo3k_vlm"}, "no scripts/run_geo3k_vlm.sh that trains a critic"),
         ({"RUN": "nothing"}, "no scripts/run_nothing.sh that trains a critic"),
-        ({"BATCHES": "0"}, "BATCHES=0 must be a whole number of at least 1"),
-        ({"PRETRAINED_CRITIC": "/critics/mine"}, "unset PRETRAINED_CRITIC"),
+        ({"UPDATES": "9"}, "BATCHES is how many batches are played"),
     ],
 )
 def test_value_pretraining_refuses_a_mistake_in_one_sentence(
-    environment: dict[str, str], words: str, tmp_path: Path
+    machine: Machine, environment: dict[str, str], words: str
 ) -> None:
-    script = REPO / "scripts" / "run_value_pretraining.sh"
-    variables = {"PATH": os.environ["PATH"], "OUTPUT": str(tmp_path), "SLIME_PATH": str(tmp_path), **environment}
-    done = subprocess.run(["bash", str(script), "--dry-run"], capture_output=True, text=True, env=variables)
+    done = machine.run("run_value_pretraining.sh", "--dry-run", **environment)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_the_tutorials_script_is_one_that_slime_takes(tmp_path: Path) -> None:
+def test_value_pretraining_starts_the_script_that_run_names(machine: Machine) -> None:
+    done = machine.run("run_value_pretraining.sh", "--dry-run", RUN="sao")
+    flags = by_flag(train_flags(machine.words(done.stdout)))
+    assert flags["--rollout-function-path"] == ["rollout.continuous.generate_rollout"]
+    assert "What scripts/run_value_pretraining.sh submits" in done.stdout and "/critic-sao-" in done.stdout
+
+
+def test_the_tutorials_script_is_one_that_slime_takes(machine: Machine) -> None:
     """The reader saves three files as the tutorial says, and asks for a dry run."""
-    for folder in ("lib", "../envs", "../custom_configs"):
-        (tmp_path / "scripts" / folder).mkdir(parents=True)
-    for file in (REPO / "scripts" / "lib").iterdir():
-        (tmp_path / "scripts" / "lib" / file.name).write_text(file.read_text())
-    examples = REPO / "docs" / "examples"
-    (tmp_path / "scripts" / "run_treasure.sh").write_text((examples / "run_treasure.sh").read_text())
-    config = (
-        (examples / "treasure.yaml").read_text().replace("treasure.py", "envs.treasure").replace("inline", "process")
-    )
-    (tmp_path / "custom_configs" / "treasure.yaml").write_text(config)
-    done = subprocess.run(
-        ["bash", str(tmp_path / "scripts" / "run_treasure.sh"), "--dry-run"],
-        capture_output=True,
-        text=True,
-        env={"PATH": os.environ["PATH"], "OUTPUT": str(tmp_path / "out"), "SLIME_PATH": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.partition("ray job")[0].splitlines()
-    assert "  --num-critic-only-steps 20" in printed and "  --eval-interval 24" in printed
-    flags = [line.split()[0] for line in printed if line.startswith("  --")]
+    kind, settings, _ = read_page((REPO / "docs/examples/run_treasure.sh").read_text())
+    text = (REPO / "docs/examples/treasure.yaml").read_text()
+    config = machine.home / "treasure.yaml"
+    config.write_text(text.replace("treasure.py", "envs.treasure").replace("inline", "process"))
+    with machine.exported(CONFIG=str(config)):
+        job = read_run(kind, "run_babyai.sh", settings, ["--dry-run"]).build()
+    flags = by_flag(job.words)
+    assert flags["--num-critic-only-steps"] == ["20"] and flags["--eval-interval"] == ["24"]
     assert len(flags) > 50 and set(flags) <= set(recorded_flags())
-    written = yaml.safe_load((tmp_path / "out/treasure-Qwen2.5-3B-Instruct/config.yaml").read_text())
-    assert read_settings(RolloutSettings, written).rollout_interaction_env_path == "envs.treasure"
+    assert check_keys(yaml.safe_load(job.config)).rollout_interaction_env_path == "envs.treasure"

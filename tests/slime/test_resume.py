@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from embedded.engine.server import EngineServer
+from scripts.launcher.resume import Start, checkpoints
 from tests.slime.conftest import engine_flags
-from tests.slime.cpu.harness import REPO, Run, stop_all
+from tests.slime.cpu.harness import Run, stop_all
 
 pytestmark = pytest.mark.slow
 
@@ -22,17 +23,23 @@ WARMUP = {"w_epoch": 1, "w_iter": 1, "fraction": 0.5}
 ROLLOUTS = 4
 
 
+def checkpoint_flags(run: Run, critic_lr: str, critic: Path | None = None) -> list[str]:
+    """What `scripts/launch.py` gives train.py to start or resume the experiment in `run.work`."""
+    start = Start(
+        run_dir=str(run.work),
+        hf_checkpoint=str(run.model),
+        reference=str(run.reference),
+        critic=str(critic or run.reference),
+        critic_only=critic_only_steps(run),
+        critic_lr=critic_lr,
+    )
+    flags, roles = checkpoints(start)
+    (run.work / "roles.yaml").write_text(roles)
+    return flags
+
+
 def script_arguments(run: Run) -> list[str]:
-    """What `scripts/lib/slime.sh` gives train.py to start or resume the experiment in `run.work`."""
-    program = f"""
-      source {REPO}/scripts/lib/slime.sh
-      CRITIC_ONLY_STEPS={critic_only_steps(run)}
-      RUN_DIR={run.work} ACTOR_DIR={run.work}/actor CRITIC_DIR={run.work}/critic
-      HF_CHECKPOINT={run.model} REFERENCE={run.reference} CRITIC_LR=5.0e-3
-      resume_arguments; printf '%s\\n' "${{CKPT_ARGS[@]}}"
-    """
-    done = subprocess.run(["bash", "-euc", program], check=True, capture_output=True, text=True)
-    return [*done.stdout.split(), "--save-interval", "1"]
+    return [*checkpoint_flags(run, "5.0e-3"), "--save-interval", "1"]
 
 
 def critic_only_steps(run: Run) -> int:

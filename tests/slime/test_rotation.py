@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM
 
 from embedded.engine.server import EngineServer
-from tests.scripts.conftest import Fresh
+from tests.scripts.conftest import Machine
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import IMPORTS, REPO, Run
 from tests.slime.test_resume import lose_critic, script_arguments
@@ -56,7 +56,7 @@ def read_tags(path: Path) -> list[str]:
 
 
 def test_a_checkpoint_becomes_a_hugging_face_folder_with_the_trained_weights(run: Run, tmp_path: Path) -> None:
-    image = Fresh(tmp_path, run.slime.path)
+    image = Machine(tmp_path, run.slime.path)
     path = f"{IMPORTS}:{REPO}:$PYTHONPATH"
     image.install("python3", f'export PYTHONPATH={path} SLIME_CPU_WORK=$HOME\nexec {run.slime.python} "$@"')
     done = image.run("export_model.sh", str(run.work), str(run.model))

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from advantage.critic import MIN_GAIN
 from advantage.turn_table import TurnKind
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
-from tests.slime.cpu.harness import REPO, Run
+from tests.slime.cpu.harness import Run
 from tests.slime.expectation import Trained, trained_samples
-from tests.slime.test_resume import critic_only_steps
+from tests.slime.test_resume import checkpoint_flags
 
 pytestmark = pytest.mark.slow
 
@@ -30,17 +29,7 @@ SAME_TURNS = ("--sglang-enable-deterministic-inference", "--rollout-batch-size",
 
 
 def start_flags(run: Run, critic: Path | None = None) -> list[str]:
-    """What `scripts/lib/slime.sh` gives train.py to start `run`, from a pretrained critic if there is one."""
-    program = f"""
-      PRETRAINED_CRITIC={critic or ""}
-      source {REPO}/scripts/lib/slime.sh
-      CRITIC_ONLY_STEPS={critic_only_steps(run)}
-      RUN_DIR={run.work} ACTOR_DIR={run.work}/actor CRITIC_DIR={run.work}/critic
-      HF_CHECKPOINT={run.model} REFERENCE={run.reference} CRITIC_LR=1.0e-3
-      resume_arguments; printf '%s\\n' "${{CKPT_ARGS[@]}}"
-    """
-    done = subprocess.run(["bash", "-euc", program], check=True, capture_output=True, text=True)
-    return done.stdout.split()
+    return checkpoint_flags(run, "1.0e-3", critic)
 
 
 @pytest.fixture(scope="module")

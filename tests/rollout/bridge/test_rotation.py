@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import subprocess
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from rollout.bridge.roles import rotate_checkpoints
 from rollout.checkpoint import checkpoint_path, load_state
 from rollout.errors import CheckpointError
-from tests.scripts.conftest import REPO
+from scripts.launcher.resume import common_step
 
 
 @pytest.fixture
@@ -119,10 +118,7 @@ def test_half_deleted_checkpoints_are_deleted_and_links_are_left_alone(args: Nam
 
 def resumes_at(args: Namespace) -> int:
     """The step from which the scripts would continue; -1 for the beginning."""
-    folders = {"ACTOR_DIR": args.save, "CRITIC_DIR": str(Path(args.save).with_name("critic"))}
-    code = f"source {REPO}/scripts/lib/resume.sh; common_step"
-    variables = {**os.environ, **folders, "CRITIC_ONLY_STEPS": "0"}
-    return int(subprocess.run(["bash", "-c", code], env=variables, capture_output=True, text=True, check=True).stdout)
+    return common_step(Path(args.save), Path(args.save).with_name("critic"), critic_only=0)
 
 
 MOMENTS = 10

@@ -1,0 +1,1 @@
+"""Commands that start training, evaluate and install."""

@@ -1,0 +1,368 @@
+"""Starts or resumes a run on a slime cluster: builds train.py's flags, checks them, and gives the job to Ray.
+
+    python3 -m scripts.launch SCRIPT NAME=VALUE... -- OPTIONS
+
+The scripts call it with their variables' values, and with the options of their user. This file has PPO and what all
+kinds of runs share; `launch_*.py` have the other kinds.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+
+from scripts.launcher.own_python import ROOT, ensure_packages, header
+
+ensure_packages()
+
+from rollout.bridge.settings import RolloutSettings, check_keys  # noqa: E402
+from scripts.launcher.cluster import find_ray, preflight, preflight_if_possible  # noqa: E402
+from scripts.launcher.config import read_config, with_key, without_key  # noqa: E402
+from scripts.launcher.gpus import layout  # noqa: E402
+from scripts.launcher.job import GROUPS, Job, dry_run, flat  # noqa: E402
+from scripts.launcher.models import find_shape, read_shape, reference_name  # noqa: E402
+from scripts.launcher.resume import TRACKER, Start, checkpoints  # noqa: E402
+from scripts.launcher.variables import PpoVariables, Variables, help_text, parser_of, read_variables  # noqa: E402
+from slime_verlog import ConfigError, command, parse_yaml  # noqa: E402
+
+V = TypeVar("V", bound=Variables)
+HOOKS = """
+--rollout-function-path {rollout_function} --data-source-path rollout.data_source.EpisodeSource
+--custom-convert-samples-to-train-data-path rollout.samples.convert_samples_to_train_data
+--custom-megatron-init-path advantage.patch.install
+--rollout-data-postprocess-path advantage.kl_split.log_kl_split
+--custom-rollout-log-function-path inspection.metrics.log_rollout
+--custom-eval-rollout-log-function-path inspection.metrics.log_eval_rollout
+"""
+ROLLOUT = """
+--num-rollout {batches} --rollout-batch-size {turns} --n-samples-per-prompt 1 --global-batch-size {step_turns}
+--rollout-max-prompt-len {prompt} --rollout-max-response-len {response} --rollout-max-context-len {context}
+--rollout-temperature 1 --balance-data
+"""
+EVAL = "--eval-interval {interval} --skip-eval-before-train --eval-prompt-data held-out from-the-yaml --eval-top-k 1"
+"""slime wants a data set to be named wherever it evaluates; the held-out episodes are those of the YAML."""
+PPO = """
+--advantage-estimator ppo --num-critic-only-steps {critic_only} --normalize-advantages
+--kl-coef 0.001 --kl-loss-type k1 --entropy-coef 0.001
+--eps-clip 0.2 --eps-clip-c 3.0 --value-clip 0.5 --calculate-per-token-loss
+"""
+OPTIMIZER = """
+--optimizer adam --lr {lr} --lr-decay-style constant --weight-decay 0.01
+--adam-beta1 0.9 --adam-beta2 0.999 --clip-grad 1.0
+"""
+PARALLEL = "--tensor-model-parallel-size {tensor} --pipeline-model-parallel-size 1 --context-parallel-size 1"
+RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+SGLANG = "--rollout-num-gpus-per-engine {gpus} --sglang-mem-fraction-static {share}"
+MISC = """
+--attention-dropout 0.0 --hidden-dropout 0.0 --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32
+--attention-backend flash
+"""
+TENSORBOARD = "--use-tensorboard --tb-project-name slime-verlog --tb-experiment-name {name}"
+"""TENSORBOARD_DIR of the job's environment wins over these names, which whoever copies the flags without it needs."""
+WANDB = "--use-wandb --wandb-project {project} --wandb-group {name}"
+
+
+def words(text: str, **values: object) -> list[str]:
+    """Split flags at white space, and then fill in the values, which may contain white space."""
+    return [word.format(**values) for word in text.split()]
+
+
+class Run(Generic[V]):
+    """What all kinds of runs share: variables, options, folders and some groups of flags."""
+
+    variables: ClassVar[type[Variables]]
+    refused: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
+    """Why this kind cannot obey some variables of others, and their names."""
+    sees: ClassVar[bool] = False
+    """Whether this kind always trains with pictures."""
+    prefix: ClassVar[str] = ""
+    """Begins the folder's name, unless EXPERIMENT gives one."""
+
+    def __init__(self, script: str, given: V, options: argparse.Namespace) -> None:
+        self.script = script
+        self.given = given
+        self.options = options
+        self.model = options.model or given.model
+        self.images = self.sees or options.images
+        self.name = f"{self.experiment()}-{self.model}"
+        self.engine_gpus = given.engine_gpus or 1
+        self.slime, self.models, self.run_dir = given.slime_path, given.models, f"{given.output}/{self.name}"
+        if options.flat:  # names of variables; no such folder exists, so the run counts as a new one
+            self.slime, self.models, self.run_dir = "$SLIME_PATH", "$MODELS", "$RUN_DIR"
+        self.actor_dir = f"{self.run_dir}/actor"
+        self.config_file = f"{self.run_dir}/config.yaml"
+        self.hf_checkpoint = f"{self.models}/{self.model}"
+        self.reference = given.reference or f"{self.models}/{reference_name(self.model, self.images)}"
+        self.roles = ""
+
+    def experiment(self) -> str:
+        """Return what the run's folder is named after."""
+        return self.given.experiment or self.prefix + Path(self.given.config).name.removesuffix(".yaml")
+
+    @cached_property
+    def config(self) -> str:
+        """The experiment's YAML as this run uses it; raises ConfigError if there is no such file."""
+        return read_config(self.given.config, self.model)
+
+    def settings(self) -> RolloutSettings:
+        """Return the YAML's settings; raises ConfigError for a mistake in them."""
+        return check_keys(parse_yaml(self.config, f"CONFIG={self.given.config}"))
+
+    def groups(self) -> dict[str, list[str]]:
+        """Return the flags of this kind of run by the names of `GROUPS`."""
+        raise NotImplementedError
+
+    def preparation(self) -> str:
+        """Return what a script of `--flat` does before it submits the job, if anything."""
+        return ""
+
+    def before(self) -> None:
+        """Make what the job needs besides its YAML files; not in a dry run."""
+
+    def after(self) -> None:
+        """Say what can follow the finished job."""
+
+    def build(self) -> Job:
+        """Write the run's YAML files, unless `--flat` prints them, and return the job; raises ConfigError."""
+        self.settings()  # refuses a wrong YAML
+        shape = find_shape(self.model, self.given.slime_path, self.images)
+        arguments = [] if self.options.flat else read_shape(shape, self.slime, self.options.dry_run)
+        tracking = words(TENSORBOARD, name=self.name)
+        if self.given.wandb_project:
+            tracking = words(WANDB, project=self.given.wandb_project, name=self.name)
+        shared = {"MODEL": arguments, "TRACKING": tracking, "MISC": words(MISC), "EXTRA": self.options.extra}
+        groups = {**shared, **self.groups()}
+        self.write("config.yaml", self.config)
+        return Job(
+            script=self.script,
+            purpose=header(self.script),
+            program=f"{self.slime}/{self.given.train_script}",
+            groups={name: groups.get(name, []) for name in GROUPS},
+            model_lines=shape.lines,
+            environment=self.environment(),
+            address=self.given.ray_address,
+            name=self.name,
+            run_dir=self.run_dir,
+            config=self.config,
+            roles=self.roles,
+            preparation=self.preparation(),
+        )
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file into the run's folder, unless `--flat` prints it; raises ConfigError if it cannot be written."""
+        if self.options.flat:
+            return
+        path = Path(self.run_dir, name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path}: {error.strerror}; set OUTPUT to a folder that you may write to, and that all "
+                "nodes share"
+            ) from error
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that every process of the job gets, and preflight too.
+
+        Megatron reads CUDA_DEVICE_MAX_CONNECTIONS while it checks flags, slime's writers take TENSORBOARD_DIR before
+        any flag. slime's own launcher sets four more, which are not needed here. NCCL_NVLS_ENABLE: NCCL looks for
+        NVLink itself. MASTER_ADDR: slime's training processes set it. PYTHONUNBUFFERED: Ray sets it for train.py, and
+        runs workers with -u. no_proxy: it would replace that of the nodes, and they know each other's addresses
+        (docs/troubleshooting.md).
+        """
+        names = self.given.job_variables.split(",")
+        paths = [str(ROOT), self.slime, self.given.megatron_path, os.environ.get("PYTHONPATH", "")]
+        return {
+            **{name: os.environ[name] for name in names if os.environ.get(name)},
+            "PYTHONPATH": "$PATHS" if self.options.flat else ":".join(filter(None, paths)),
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            "TENSORBOARD_DIR": f"{self.run_dir}/tensorboard",
+        }
+
+    def layout(self) -> list[str]:
+        """Return the flags of nodes and GPUs; raises ConfigError for a number that does not divide them."""
+        return layout(self.given, self.options.disaggregated, self.engine_gpus)
+
+    def parallel(self) -> list[str]:
+        """Return the flags of parallel and micro-batched training."""
+        given = self.given
+        tokens = given.max_tokens_per_gpu or 4 * (given.prompt_len + given.response_len)
+        flags = words(f"{PARALLEL} {RECOMPUTE}", tensor=given.tensor_parallel)
+        flags += ["--use-dynamic-batch-size", "--max-tokens-per-gpu", str(tokens)]
+        return [*flags, "--sequence-parallel"] if given.tensor_parallel > 1 else flags
+
+
+class Ppo(Run[PpoVariables]):
+    """An actor and a critic, trained on fixed-turn batches; or the critic alone, in value pretraining."""
+
+    variables = PpoVariables
+    rollout_function: ClassVar[str] = "rollout.fixed_turn.generate_rollout"
+    losses: ClassVar[str] = PPO
+
+    def experiment(self) -> str:
+        """Value pretraining has a folder of its own."""
+        return "critic-" * bool(self.given.pretraining) + super().experiment()
+
+    @cached_property
+    def config(self) -> str:
+        """The YAML of this run; value pretraining, or a critic that comes from it, replaces the warm-up."""
+        text, given = super().config, self.given
+        if given.pretraining or given.pretrained_critic:
+            warmup = check_keys(parse_yaml(text, f"CONFIG={given.config}")).critic_warmup
+            text = without_key(text, "critic_warmup")
+            if given.pretraining:
+                batches = given.batches or warmup.w_epoch or 20
+                counts = f"  batches: {batches}\n  held_out: {given.held_out}"
+                limits = f"  passes: {given.passes}\n  patience: {given.patience}"
+                text = with_key(text, "value_pretraining", f"\n{counts}\n{limits}")
+        if given.checkpoints_kept == "all":
+            return text
+        return with_key(text, "checkpoints_kept", str(given.checkpoints_kept))
+
+    @property
+    def critic_only(self) -> int:
+        """Batches that train the critic alone."""
+        settings, given = self.settings(), self.given
+        is_extra = not given.pretraining and not given.pretrained_critic
+        warmup = settings.critic_warmup.w_epoch + settings.critic_warmup.w_iter
+        return given.critic_only * is_extra + warmup + settings.value_pretraining.batches
+
+    def after(self) -> None:
+        """Say where the critic of value pretraining is."""
+        if self.given.pretraining:
+            folder = f"{self.run_dir}/critic"
+            page = f"scripts/run_{os.environ.get('RUN') or 'babyai'}.sh"
+            print(f"the critic is in {folder}; PPO from it: PRETRAINED_CRITIC={folder} bash {page}")
+
+    def groups(self) -> dict[str, list[str]]:
+        """Return the flags of PPO, and write roles.yaml."""
+        given, critic_only = self.given, self.critic_only
+        start = Start(
+            run_dir=self.run_dir,
+            hf_checkpoint=self.hf_checkpoint,
+            reference=self.reference,
+            critic=given.pretrained_critic or self.reference,
+            critic_only=critic_only,
+            critic_lr=given.critic_lr,
+        )
+        saved, self.roles = checkpoints(start)
+        self.write("roles.yaml", self.roles)
+        batches = critic_only + (0 if given.pretraining else given.updates)
+        rollout = words(
+            ROLLOUT,
+            batches=batches,
+            turns=given.turns,
+            step_turns=given.step_turns,
+            prompt=given.prompt_len,
+            response=given.response_len,
+            context=given.prompt_len + given.response_len,
+        )
+        evaluation = words(EVAL, interval=given.eval_interval or spaced_evaluations(critic_only, batches))
+        hooks = words(HOOKS, rollout_function=self.rollout_function)
+        return {
+            "LAYOUT": self.layout(),
+            "CKPT": saved,
+            "HOOK": ["--custom-config-path", self.config_file, *hooks],
+            "ROLLOUT": rollout,
+            "EVAL": [] if given.pretraining else evaluation,  # the policy does not change
+            "PPO": words(self.losses, critic_only=critic_only),
+            "OPTIMIZER": words(OPTIMIZER, lr=given.actor_lr),
+            "PERF": self.parallel(),
+            "SGLANG": words(SGLANG, gpus=self.engine_gpus, share=given.mem_fraction),
+        }
+
+
+def spaced_evaluations(critic_only: int, batches: int) -> int:
+    """Return the batches between evaluations: the smallest divisor above the warm-up that gives at most 5.
+
+    slime evaluates after every N-th batch, and not after the last unless N divides their number. Before the actor
+    trains, there is nothing to measure. All GPUs but those that serve a few games wait meanwhile (docs/slime.md, Time).
+    """
+    divisors = (n for n in range(critic_only + 1, batches) if batches % n == 0 and batches // n <= 5)
+    return next(divisors, max(batches, critic_only + 1))
+
+
+def submit(run: Run[Any], job: Job) -> int:
+    """Check the whole command line, so that a mistake costs seconds and no GPU; then hand the job to Ray.
+
+    Returns the exit status. Raises ConfigError if slime, the reference or the Ray cluster is missing.
+    """
+    given = run.given
+    if not Path(job.program).is_file():
+        raise ConfigError(f"no {job.program}; set SLIME_PATH to a slime checkout")
+    if run.reference != run.hf_checkpoint and not Path(run.reference, TRACKER).is_file():
+        option = " --images" if run.images else ""
+        raise ConfigError(
+            f"{run.reference} holds no finished checkpoint; run: bash scripts/prepare_model.sh {run.model}{option}"
+        )
+    if status := preflight(job, given.train_script):
+        return status
+    find_ray(given)
+    if "--use-tensorboard" in job.words:
+        print(f"metrics: tensorboard --logdir {run.run_dir}/tensorboard --reload_multifile=true", flush=True)
+    return subprocess.run(job.submission()).returncode
+
+
+def read_run(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> Run[Any]:
+    """Return the run that a script's user asked for; raises ConfigError for an option or a variable it cannot obey."""
+    end = given.index("--") if "--" in given else len(given)
+    parser = parser_of(script)
+    options, unknown = parser.parse_known_args(given[:end])
+    if unknown:
+        print(parser.format_usage(), end="", file=sys.stderr)
+        raise ConfigError(f"unknown option {unknown[0]}; slime's own flags come after --")
+    options.extra = given[end + 1 :]
+    reason, names = kind.refused
+    for name in names:
+        if os.environ.get(name):
+            raise ConfigError(f"{name}={os.environ[name]} has no meaning here: {reason}")
+    return kind(script, read_variables(kind.variables, defaults, os.environ), options)
+
+
+def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> int:
+    """Do what a script was asked for, and return its exit status; raises ConfigError for what it cannot do."""
+    run = read_run(kind, script, defaults, given)
+    if run.options.help:
+        print(help_text(script, run.given, run.images))
+        return 0
+    job = run.build()
+    if run.options.flat:
+        print(flat(job, run.given))
+        return 0
+    if run.options.dry_run:
+        print(dry_run(job), flush=True)
+        return preflight_if_possible(job, run.given.train_script, run.hf_checkpoint)
+    run.before()
+    status = submit(run, job)
+    if status == 0:
+        run.after()
+    return status
+
+
+def exit_with(program: Callable[..., int], *arguments: Any) -> NoReturn:
+    """Run a script's program in the repository, and exit with its status: 2 after a refusal, which is one sentence."""
+    os.chdir(ROOT)
+    with command():
+        try:
+            status = program(*arguments)
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 2
+    raise SystemExit(status)
+
+
+def main(kind: type[Run[Any]]) -> NoReturn:
+    """Read the command line that a script gives: its name, its variables, `--`, and the words of its user."""
+    start = sys.argv.index("--")
+    defaults = dict(word.split("=", 1) for word in sys.argv[2:start])
+    script = Path(os.environ.get("PRETRAINING") or sys.argv[1]).name
+    exit_with(launch, kind, script, defaults, sys.argv[start + 1 :])
+
+
+if __name__ == "__main__":
+    main(Ppo)

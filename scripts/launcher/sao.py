@@ -1,0 +1,21 @@
+"""Starts or resumes a run with SAO: PPO on a stream of turns, with the paper's losses (docs/asynchronous.md)."""
+
+from scripts.launch import Ppo, main
+
+SAO = """
+--advantage-estimator ppo --num-critic-only-steps {critic_only} --normalize-advantages
+--kl-coef 0 --entropy-coef 0 --use-rollout-logprobs
+--eps-clip 0.3 --eps-clip-high 5.0 --value-clip 0.5 --calculate-per-token-loss
+"""
+"""The interval of ratios is the paper's for mathematics and tools; 0.8 and 3.0 are for coding."""
+
+
+class Sao(Ppo):
+    """PPO with turns that older weights played."""
+
+    rollout_function = "rollout.continuous.generate_rollout"
+    losses = SAO
+
+
+if __name__ == "__main__":
+    main(Sao)
