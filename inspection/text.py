@@ -30,9 +30,9 @@ def paint(text: str, code: str) -> str:
     return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text
 
 
-def align(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+def align(rows: Sequence[Sequence[str]], left: int | None = None, border: str = "  ") -> list[str]:
     """Return the rows as lines with aligned columns; those after the first `left` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = len(widths) if left is None else left
     aligned = lambda k, cell: cell.ljust(widths[k]) if k < left else cell.rjust(widths[k])
-    return ["  ".join(aligned(k, cell) for k, cell in enumerate(row)).rstrip() for row in rows]
+    return [border.join(aligned(k, cell) for k, cell in enumerate(row)).rstrip() for row in rows]

@@ -19,28 +19,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with episodes.jsonl, or the file")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run")
-    parser.add_argument("--actions", metavar="A,B,...", help="legal actions; default: the game's, or those executed")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Read, judge, print and write."""
+    """Read, judge, write and print."""
     from embedded.run.ending import PROGRAM
+    from embedded.run.folder import write_text
     from inspection.report.columns import find_alarms, read_columns
-    from inspection.report.output import summarize, write_json, write_page
+    from inspection.report.output import render_json, render_page
     from slime_verlog import ConfigError
 
-    actions = [name.strip() for name in (options.actions or "").split(",") if name.strip()]
-    columns = read_columns(options.runs, actions)
+    columns = read_columns(options.runs)
     alarms = find_alarms(columns)
+    page = render_page(columns, alarms)
     first = options.runs[0]
     folder = options.out or (first if first.is_dir() else first.parent)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "report.json", columns, alarms)
-        write_page(folder / "report.md", columns, alarms)
+        write_text(folder / "report.json", render_json(columns, alarms))
+        write_text(folder / "report.md", page)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error
-    see = f"See the episodes: {PROGRAM} view {shlex.quote(str(first))}"
-    written = [f"Written to {folder}: report.md, report.json", see]
-    print(summarize(columns, alarms, written))
+    print(page)
+    print(f"Written to {folder}: report.md, report.json")
+    print(f"See the episodes: {PROGRAM} view {shlex.quote(str(first))}")
     return 0

@@ -14,14 +14,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from inspection.records import names_of
-from inspection.report.invalid import Rejections, legal_actions, sort_rejections
-from inspection.report.numbers import BY_KEY, MEASURES, QUESTIONS, Measure, Value, Verdict, measure
-from inspection.report.reading import Episode, Played, read_run
+from inspection.report.invalid import Rejections, sort_rejections
+from inspection.report.numbers import MEASURES, QUESTIONS, Value, Verdict, find_repeats, measure
+from inspection.report.reading import EXCERPT, Episode, Place, place_of, read_run
 
-_JUDGED_IF_SCRIPTED = ("valid_actions", "valid_task_gap", "lost_environment")
-_NOT_JUDGED_ALONE = ("mean_progression", "out_of_time", "out_of_context", "early_losses", "valid_drop")
-"""Numbers of episodes, which are not judged with a single one."""
 _FEW_EPISODES = 20
+_MAX_ACTIONS = 50
+"""With more kinds of executed actions, actions count as free text, which has no near matches."""
+_MAX_EXAMPLES = 3
 _UPDATE = re.compile(r"(?<![a-z.])(?:update|step|iter|iteration|rollout|epoch|checkpoint|ckpt)s?[^a-z=\d]*(\d+)", re.I)
 LONGER = 1.5
 """Growth of the median response that counts as an explosion, if validity falls as well."""
@@ -30,30 +30,75 @@ VARIANCE_LEFT = 0.25
 """Share of the first evaluation's standard deviation of returns below which the variance has vanished."""
 COLLAPSE = 0.5
 """Share of the first evaluation's number below which diversity has collapsed."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one of the four questions."""
-
-    verdict: Verdict
-    sentence: str
-    advice: Sequence[str]
+SOLVED = 0.95
+"""Success from which on equal returns mean that the tasks are solved."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the report."""
+    """One column of the report: the episodes of a run, a setting and a player."""
 
     label: str
     run: str
     setting: str
-    played: Played
+    player: str
+    episodes: Sequence[Episode]
     rejections: Rejections
     values: Mapping[str, Value]
     verdicts: Mapping[str, Verdict]
-    answers: Mapping[int, Answer]
-    cautions: Sequence[str]
+
+    @property
+    def turns(self) -> int:
+        return sum(len(episode.turns) for episode in self.episodes)
+
+    @property
+    def is_scripted(self) -> bool:
+        """Whether a scripted player gave the responses, without reasoning."""
+        return self.player in ("random", "expert") and not self.values["answers_with_reasoning"].number
+
+    @property
+    def by_task(self) -> Mapping[str, Sequence[Episode]]:
+        found: dict[str, list[Episode]] = {}
+        for episode in self.episodes:
+            found.setdefault(episode.task, []).append(episode)
+        return found
+
+    @property
+    def questions(self) -> Mapping[int, Verdict]:
+        """The verdict on each question: the worst of its numbers."""
+        worst = dict.fromkeys(QUESTIONS, Verdict.NONE)
+        for item in MEASURES:
+            worst[item.question] = max(worst[item.question], self.verdicts[item.key], key=list(Verdict).index)
+        return worst
+
+    @property
+    def cautions(self) -> Sequence[str]:
+        """What limits the numbers, in sentences."""
+        found = []
+        if len(self.episodes) < _FEW_EPISODES:
+            few = f"Only {len(self.episodes)} episodes: success and the spread of returns mean little."
+            found.append(f"{few} Evaluate at least 50.")
+        if not self.turns:
+            found.append("No episode has a turn: all failed before the first answer.")
+        elif self.is_scripted:
+            found.append(f"The {self.player} player is a baseline: it gives no reasons, and is not judged.")
+        elif not self.values["reasoning_words"].number:
+            found.append("The answers hold no reasoning, so its diversity is not measured.")
+        return found
+
+    @property
+    def examples(self) -> Sequence[tuple[str, Place]]:
+        """The episodes with the most repeated attempts, and the first failures."""
+        stuck, failed = [], []
+        for episode in self.episodes:
+            if repeated := find_repeats(episode):
+                stuck.append((len(repeated), place_of(episode, repeated[0])))
+            if episode.fault:
+                number = episode.turns[-1].number if episode.turns else 0
+                failed.append(("failed", Place(episode.task, episode.seed, number, episode.fault[:EXCERPT])))
+        stuck.sort(key=lambda item: -item[0])
+        found = [(f"{count} repeated attempts", place) for count, place in stuck[:_MAX_EXAMPLES]]
+        return found + failed[:_MAX_EXAMPLES]
 
 
 @dataclass(frozen=True)
@@ -66,78 +111,28 @@ class Alarm:
     advice: str
 
 
-def read_columns(runs: Sequence[Path], actions: Sequence[str] = ()) -> list[Column]:
+def read_columns(runs: Sequence[Path]) -> list[Column]:
     """Read all runs; columns keep the order of the files. Raises ConfigError if a run is unreadable or empty."""
     found: dict[tuple[str, str, str], list[Episode]] = {}
     for path, name in zip(runs, names_of(runs), strict=True):
         for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
             found.setdefault((name, *episode.group), []).append(episode)
-    columns, differs = [], [len({key[part] for key in found}) > 1 for part in range(3)]
-    for (run, setting, player), episodes in found.items():
+    differs = [len(set(names)) > 1 for names in zip(*found, strict=True)]
+    columns = []
+    for names, episodes in found.items():
         # Only those parts that differ; the setting if there is one.
-        named = zip((run, setting, player), differs, strict=True)
-        parts = dict.fromkeys(name for name, differ in named if differ and name != "-")
+        parts = dict.fromkeys(name for name, differ in zip(names, differs, strict=True) if differ and name != "-")
+        run, setting, player = names
         label = ", ".join(parts) or next((name for name in (setting, player) if name != "-"), run)
-        played = Played(player, episodes)
-        legal = legal_actions(played.env_paths, played.actions, actions)
-        rejections = sort_rejections(played.rejected(), legal)
-        values = measure(played, legal, rejections)
-        verdicts = {item.key: _judge(item, values[item.key], played) for item in MEASURES}
-        answers = {question: _answer(question, played, values, verdicts) for question in QUESTIONS}
-        cautions = _cautions(played)
-        columns.append(Column(label, run, setting, played, rejections, values, verdicts, answers, cautions))
+        executed = Counter(turn.executed for episode in episodes for turn in episode.turns if turn.valid)
+        rejections = sort_rejections(episodes, list(executed) if len(executed) <= _MAX_ACTIONS else ())
+        values = measure(episodes, rejections.translatable)
+        verdicts = {item.key: item.judge(values[item.key]) for item in MEASURES}
+        column = Column(label, run, setting, player, episodes, rejections, values, verdicts)
+        if column.is_scripted:
+            verdicts.update(dict.fromkeys(verdicts, Verdict.NONE))
+        columns.append(column)
     return columns
-
-
-def _judge(item: Measure, value: Value, played: Played) -> Verdict:
-    if played.is_scripted and item.key not in _JUDGED_IF_SCRIPTED:
-        return Verdict.NONE
-    if len(played.episodes) == 1 and item.key in _NOT_JUDGED_ALONE:
-        return Verdict.NONE
-    if item.key == "valid_drop" and value.number is not None and value.number < 2 * (value.error or 0.0):
-        return Verdict.GOOD
-    return item.judge(value)
-
-
-def _answer(question: int, played: Played, values: Mapping[str, Value], verdicts: Mapping[str, Verdict]) -> Answer:
-    items = [item for item in MEASURES if item.question == question]
-    verdict = max((verdicts[item.key] for item in items), key=list(Verdict).index)
-    off = [item for item in items if verdicts[item.key] in (Verdict.LOOK, Verdict.ACT)]
-    off.sort(key=lambda item: verdicts[item.key] != Verdict.ACT)
-    advice = list(dict.fromkeys(item.advice for item in off if item.advice))
-    if played.is_scripted and question in (1, 2):
-        return Answer(verdict, f"the {played.player} player gives no reasons; a baseline, not judged", advice)
-    if played.is_scripted and question == 4 and not off:
-        verdict = Verdict.NONE
-    if off:
-        found = [f"{i.title} {i.show(values[i.key].number)} (healthy: {i.healthy()})" for i in off[:3]]
-        more = f"; {len(off) - 3} more" if len(off) > 3 else ""
-        ends = f"{_ends(played)}; " if question == 4 else ""
-        return Answer(verdict, ends + "; ".join(found) + more, advice)
-    parts = [_ends(played)] if question == 4 else []
-    for item in (BY_KEY[key] for key in QUESTIONS[question].headlines if values[key].number is not None):
-        parts.append(f"{item.title} {item.show(values[item.key].number)}")
-    return Answer(verdict, "; ".join(parts) or "not measured", advice)
-
-
-def _ends(played: Played) -> str:
-    ends = Counter("success" if e.success else f"{e.stop} without success" for e in played.episodes)
-    return ", ".join(f"{count / len(played.episodes):.0%} {name}" for name, count in ends.most_common(4))
-
-
-def _cautions(played: Played) -> list[str]:
-    found = []
-    if (n := len(played.episodes)) < _FEW_EPISODES:
-        nothing = "standard errors, shares of episodes, success and the spread of returns mean nothing yet"
-        few = f"There are only {n} episodes: differences below two standard errors mean nothing."
-        found.append(few if n > 1 else f"There is only 1 episode: {nothing}. Evaluate at least 50.")
-    if not played.turns:
-        found.append("No episode has a turn: all failed before the first answer.")
-    elif played.is_scripted:
-        found.append(f"The player is '{played.player}': it gives no reasons, so reasoning is not judged.")
-    elif not played.reasoned:
-        found.append("The answers hold no reasoning, so its diversity is not measured.")
-    return found
 
 
 def find_alarms(columns: Sequence[Column]) -> list[Alarm]:
@@ -145,33 +140,33 @@ def find_alarms(columns: Sequence[Column]) -> list[Alarm]:
     players: dict[str, list[tuple[int, Column]]] = {}
     for column in columns:
         match = _UPDATE.search(column.setting) or _UPDATE.search(column.run)
-        if match and not column.played.is_scripted:
-            players.setdefault(column.played.player, []).append((int(match[1]), column))
+        if match and not column.is_scripted:
+            players.setdefault(column.player, []).append((int(match[1]), column))
     found: list[Alarm] = []
     for evaluations in players.values():
         evaluations.sort(key=lambda item: item[0])
+        first, last = evaluations[0][1], evaluations[-1][1]
         if len({updates for updates, _ in evaluations}) == len(evaluations) > 1:
-            (_, first), *_, (_, last) = evaluations
             found += [*_lengths(first, last), *_variance(first, last), *_diversity(first, last)]
     return found
 
 
 def _return_deviation(column: Column) -> float | None:
     """Standard deviation of returns within tasks (root mean square over tasks)."""
-    by_task = [[episode.episode_return for episode in group] for group in column.played.by_task.values()]
+    by_task = [[episode.episode_return for episode in group] for group in column.by_task.values()]
     variances = [statistics.variance(returns) for returns in by_task if len(returns) > 1]
     return statistics.fmean(variances) ** 0.5 if variances else None
 
 
 def _lengths(first: Column, last: Column) -> Iterator[Alarm]:
-    unit = "words" if all(column.values["reasoning_words"].number for column in (first, last)) else "tokens"
-    key = {"words": "reasoning_words", "tokens": "response_tokens"}[unit]
+    has_words = all(column.values["reasoning_words"].number for column in (first, last))
+    key, unit = ("reasoning_words", "words") if has_words else ("response_tokens", "tokens")
     before, after = first.values[key].number, last.values[key].number
-    valid = [column.values["valid_actions"].number for column in (first, last)]
-    if not before or after is None or valid[0] is None or valid[1] is None or after < LONGER * before:
+    was_valid, is_valid = first.values["valid_actions"].number, last.values["valid_actions"].number
+    if not before or after is None or was_valid is None or is_valid is None or after < LONGER * before:
         return
-    grew = f"answers grew from {before:g} to {after:g} {unit}, and validity went from {valid[0]:.1%} to {valid[1]:.1%}"
-    if valid[0] - valid[1] >= VALIDITY_LOSS:
+    grew = f"answers grew from {before:g} to {after:g} {unit}, and validity went from {was_valid:.1%} to {is_valid:.1%}"
+    if was_valid - is_valid >= VALIDITY_LOSS:
         advice = "Stop the run, go back to the last good checkpoint, lower the learning rate or raise the KL penalty"
         yield Alarm("exploding length", Verdict.ACT, grew, f"{advice}, and limit the length of answers.")
     else:
@@ -185,7 +180,7 @@ def _variance(first: Column, last: Column) -> Iterator[Alarm]:
     name, success = "vanishing variance of returns", last.values["success"].number or 0.0
     fell = f"within tasks, returns' standard deviation fell from {before:.3g} to {after:.3g} at {success:.0%} success"
     advice = "All episodes now earn the same, so there is nothing to learn from: go back, and mix in easier tasks."
-    if success >= 0.95:
+    if success >= SOLVED:
         yield Alarm(name, Verdict.LOOK, fell, "The tasks are solved; take harder ones.")
     else:
         yield Alarm(name, Verdict.ACT, fell, advice)

@@ -1,11 +1,10 @@
-"""Defines the report's numbers and questions, and computes the numbers of one column; `measures.yaml` describes each.
+"""Defines the report's numbers and computes those of one column; `measures.yaml` describes each.
 
-Several say how varied responses are, and how much their reasoning depends on the observation. RAGEN (Wang et al. 2025,
+Two say how varied responses are, and how much their reasoning depends on the observation. RAGEN (Wang et al. 2025,
 "Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv 2504.20073) calls the fall
 into repeated phrasing the echo trap. RAGEN-2 (Wang et al. 2026, "Reasoning Collapse in Agentic RL", arXiv 2604.06268)
-splits the diversity of responses Z to prompts X into H(Z|X) and the mutual information I(X;Z), and calls a low I(X;Z)
-template collapse: responses vary, but not with the prompt. Its estimates need the policy's log-probs of each response
-under each prompt; those here need only the recorded text, and are deterministic.
+calls responses that vary, but not with the prompt, template collapse. Its estimates need the policy's log-probs of each
+response under each prompt; those here need only the recorded text, and are deterministic.
 """
 
 import enum
@@ -22,23 +21,18 @@ from typing import Any
 
 import yaml
 
-from inspection.report.invalid import NO_LINE, Rejections
-from inspection.report.reading import Episode, Played
+from inspection.report.reading import Episode, Turn
 from slime_verlog import Settings
 
 CANDIDATES = 16
 """Observations that a reasoning is compared with, its own among them."""
-PAIRS = 1000
-"""Pairs of reasonings that are drawn to measure their overlap."""
-_WORD = re.compile(r"\w+")
+_MAX_TRIED = 400
+"""Reasonings that are compared with observations."""
 _DISTINCT_OF = 1000
 """Reasonings of which distinct ones are counted; among more, the share would be smaller."""
-_MIN_PER_TASK = 20
-"""Turns that a task needs for its share of valid ones to be compared."""
-_NO_REASONING = "the answers hold no reasoning"
-_NO_IMAGES = "the pictures are not recorded"
-_FREE_TEXT = "actions are free text"
-_ONE_EPISODE = "needs at least two episodes"
+_REPEATS = 2
+"""Earlier occurrences of an attempt after which it counts as repeated."""
+_WORD = re.compile(r"\w+")
 
 
 class Verdict(enum.StrEnum):
@@ -60,8 +54,6 @@ class Value:
 
     number: float | None
     """None if it could not be measured."""
-    note: str = ""
-    """Why it could not be measured, or a detail."""
     error: float | None = None
     """Standard error."""
 
@@ -95,7 +87,9 @@ class Measure(Settings):
         """Return the number as text."""
         if number is None:
             return "-"
-        return f"{100 * number:.1f} %" if self.percent else f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}"
+        if self.percent:
+            return f"{100 * number:.1f} %"
+        return f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}"
 
     def healthy(self) -> str:
         """Return the healthy range as text."""
@@ -104,115 +98,80 @@ class Measure(Settings):
         return f"{'at least' if self.higher else 'at most'} {self.show(self.good)}" if self.good else "none"
 
 
-class Question(Settings):
-    """One of the four questions."""
-
-    text: str
-    headlines: tuple[str, ...]
-    """Keys of the numbers that answer it if all are healthy."""
-
-
 _DATA = yaml.safe_load(Path(__file__).with_name("measures.yaml").read_text(encoding="utf-8"))
-QUESTIONS: Mapping[int, Question] = {number: Question(**question) for number, question in _DATA["questions"].items()}
+QUESTIONS: Mapping[int, str] = _DATA["questions"]
 MEASURES = tuple(Measure(key=key, **measure) for key, measure in _DATA["numbers"].items())
-BY_KEY = {measure.key: measure for measure in MEASURES}
 
 
-def measure(played: Played, actions: Sequence[str], rejections: Rejections) -> dict[str, Value]:
-    """Return all values of a column by the keys of `MEASURES`."""
-    return _diversity(played, actions) | _reasoning(played) | _validity(played, rejections) | _failures(played)
+def measure(episodes: Sequence[Episode], translatable: int) -> dict[str, Value]:
+    """Return all values of a column by the keys of `MEASURES`; `translatable` invalid responses are near matches."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return _reasoning(turns) | _validity(turns, translatable) | _failures(episodes)
 
 
-def _diversity(played: Played, actions: Sequence[str]) -> dict[str, Value]:
-    sample = played.sample()
-    thought = [turn for turn in sample if turn.parts.reasoning]
-    reasonings = [turn.parts.reasoning for turn in thought]
-    overlap = mean_overlap(reasonings, [turn.state for turn in thought])
-    compared = thought[:: max(len(thought) // _DISTINCT_OF, 1)][:_DISTINCT_OF]
-    distinct = len({turn.parts.reasoning for turn in compared}) / len(compared) if len(compared) > 1 else None
-    few = _NO_REASONING if not thought else "too few answers"
-    unused = [action for action in actions if action not in played.actions]
-    listed = ", ".join(unused[:8]) + " ..." * (len(unused) > 8)
-    pointing = Value(None, few)
-    if found := retrieve_observations([turn.observation for turn in thought], reasonings):
-        (accuracy, tried), chance = found, 1 / CANDIDATES
-        detail = f"right in {accuracy:.0%} of {tried}, chance {chance:.0%}"
-        pointing = Value(max((accuracy - chance) / (1 - chance), 0.0), detail)
+def _reasoning(turns: Sequence[Turn]) -> dict[str, Value]:
+    reasoned = [turn for turn in turns if turn.words]
+    words = [turn.words for turn in reasoned]
+    tokens = [turn.tokens for turn in turns if turn.tokens is not None]
+    compared = [turn.reasoning for turn in reasoned[:: max(len(reasoned) // _DISTINCT_OF, 1)]][:_DISTINCT_OF]
+    accuracy = retrieve_observations([(turn.observation, turn.reasoning) for turn in reasoned])
+    chance = 1 / CANDIDATES
     return {
-        "distinct_reasoning": Value(distinct, f"of {len(compared)} answers" if compared else few),
-        "reasoning_overlap": Value(overlap, "" if overlap is not None else few),
-        "observation_retrieval": pointing,
-        "effective_actions": Value(2 ** entropy(played.actions) if played.actions else None),
-        "same_state_variety": _variety(played),
-        "unused_actions": Value(len(unused) / len(actions), listed) if actions else Value(None, _FREE_TEXT),
+        "distinct_reasoning": Value(len(set(compared)) / len(compared) if len(compared) > 1 else None),
+        "observation_retrieval": Value(None if accuracy is None else max((accuracy - chance) / (1 - chance), 0.0)),
+        "answers_with_reasoning": _share(len(words), len(turns)),
+        "reasoning_words": Value(statistics.median(words) if words else None),
+        "response_tokens": Value(statistics.median(tokens) if tokens else None),
     }
 
 
-def _variety(played: Played) -> Value:
-    """Mean chance that two responses in the same state choose different actions (Gini-Simpson, without bias)."""
-    by_state: dict[int, Counter[str]] = defaultdict(Counter)
-    for turn in played.valid:
-        if turn.state is not None:
-            by_state[turn.state][turn.executed] += 1
-    sizes = [(actions.values(), n) for actions in by_state.values() if (n := actions.total()) > 1]
-    found = [1 - sum(k * (k - 1) for k in counts) / (n * (n - 1)) for counts, n in sizes]
-    never = Value(None, "no state was seen twice; play each seed several times")
-    return Value(statistics.fmean(found), f"{len(found)} states") if found else never
-
-
-def _reasoning(played: Played) -> dict[str, Value]:
-    turns, words = played.turns, [turn.words for turn in played.reasoned]
-    tokens = [turn.tokens for turn in turns if turn.tokens is not None]
+def _validity(turns: Sequence[Turn], translatable: int) -> dict[str, Value]:
+    actions = Counter(turn.executed for turn in turns if turn.valid)
     cut = [turn.cut for turn in turns if turn.cut is not None]
     return {
-        "answers_with_reasoning": _share(len(words), len(turns)),
-        "reasoning_words": Value(statistics.median(words)) if words else Value(None, _NO_REASONING),
-        "response_tokens": Value(statistics.median(tokens)) if tokens else Value(None, "tokens are not recorded"),
-        "text_after_action": _share(sum(bool(turn.parts.after) for turn in turns), len(turns)),
-        "cut_answers": _share(sum(cut), len(cut), "the record does not say why answers ended"),
+        "effective_actions": Value(2 ** entropy(actions) if actions else None),
+        "cut_answers": _share(sum(cut), len(cut)),
+        "valid_actions": _share(actions.total(), len(turns)),
+        "translatable": _share(translatable, len(turns)),
     }
 
 
-def _validity(played: Played, rejections: Rejections) -> dict[str, Value]:
-    turns_of = {task: [turn.valid for e in group for turn in e.turns] for task, group in played.by_task.items()}
-    ratios = {task: statistics.fmean(valid) for task, valid in turns_of.items() if len(valid) >= _MIN_PER_TASK}
-    ratio = len(played.valid) / len(played.turns) if played.turns else None
-    lowest = min(ratios, key=lambda task: ratios[task], default=None)
-    gap = Value(None, "fewer than 20 turns per task")
-    if lowest is not None and ratio is not None:
-        gap = Value(ratio - ratios[lowest], f"{lowest}: {ratios[lowest]:.1%}")
-    drop = Value(None, "episodes have fewer than three turns")
-    if long := [e for e in played.episodes if len(e.turns) >= 3]:
-        (early, of_early), (late, of_late) = (_valid_share(long, third) for third in (0, 2))
-        drop = Value(early - late, error=_error([a - b for a, b in zip(of_early, of_late, strict=True)]))
-    return {
-        "valid_actions": Value(ratio, error=_error(_valid_share(played.episodes)[1]) if played.turns else None),
-        "valid_task_gap": gap,
-        "valid_drop": drop,
-        "no_action_line": _share(rejections.causes.get(NO_LINE, 0), len(played.turns)),
-        "translatable": _share(rejections.catchable, len(played.turns)),
-    }
-
-
-def _failures(played: Played) -> dict[str, Value]:
-    episodes, n = played.episodes, len(played.episodes)
-    known = sum(turn.state is not None for turn in played.turns)
+def _failures(episodes: Sequence[Episode]) -> dict[str, Value]:
     stops = Counter(episode.stop for episode in episodes if not episode.success)
-    median = statistics.median(len(episode.turns) for episode in episodes)
-    early = [e for e in episodes if e.stop == "terminated" and not e.success and len(e.turns) < median / 4]
+    failed = sum(episode.fault is not None or episode.stop == "failed" for episode in episodes)
+    repeated = sum(len(find_repeats(episode)) for episode in episodes)
+    known = sum(turn.state is not None for episode in episodes for turn in episode.turns)
     return {
         "success": _mean(episodes, lambda episode: episode.success),
         "mean_return": _mean(episodes, lambda episode: episode.episode_return),
         "mean_progression": _mean(episodes, lambda episode: episode.progression),
         "mean_turns": _mean(episodes, lambda episode: len(episode.turns)),
         "equal_returns": _equal_returns(episodes),
-        "lost_environment": _share(sum(e.fault is not None or e.stop == "failed" for e in episodes), n),
-        "out_of_time": _share(stops["time_limit"] + stops["max_turns"], n),
-        "out_of_context": _share(stops["context"] + stops["encoding"], n),
-        "early_losses": _share(len(early), n) if n > 1 else Value(None, _ONE_EPISODE),
-        "loop_turns": _share(played.looped, known, _NO_IMAGES),
-        "stuck_turns": _share(played.stuck, known, _NO_IMAGES),
+        "lost_environment": _share(failed, len(episodes)),
+        "out_of_time": _share(stops["time_limit"] + stops["max_turns"], len(episodes)),
+        "out_of_context": _share(stops["context"] + stops["encoding"], len(episodes)),
+        "stuck_turns": _share(repeated, known),
     }
+
+
+def find_repeats(episode: Episode) -> list[Turn]:
+    """Return the turns that repeat an earlier attempt, which is an action in an observation; none of a won episode.
+
+    A stretch of equal attempts that ends in another observation had an effect, such as a walk through an empty room,
+    and counts as one attempt.
+    """
+    turns = [] if episode.success else [turn for turn in episode.turns if turn.state is not None]
+    stretches = [list(group) for _, group in itertools.groupby(turns, lambda turn: (turn.state, turn.executed))]
+    seen: Counter[tuple[int | None, str]] = Counter()
+    repeated = []
+    for stretch, following in itertools.zip_longest(stretches, stretches[1:]):
+        had_effect = following is not None and following[0].state != stretch[0].state
+        for turn in stretch[:1] if had_effect else stretch:
+            attempt = turn.state, turn.executed
+            if seen[attempt] >= _REPEATS:
+                repeated.append(turn)
+            seen[attempt] += 1
+    return repeated
 
 
 def _equal_returns(episodes: Sequence[Episode]) -> Value:
@@ -221,25 +180,24 @@ def _equal_returns(episodes: Sequence[Episode]) -> Value:
     Those that were always won count as unequal: they are solved, which is no reason to worry.
     """
     played = [episode for episode in episodes if episode.fault is None]
-    for name, groups in (("starts", _groups(played)), ("tasks", _groups(played, lambda episode: episode.task))):
+    for groups in (_groups(played, _start), _groups(played, lambda episode: episode.task)):
         repeated = [group for group in groups if len(group) > 1]
         if repeated:
-            unsolved = [[e.episode_return for e in group] for group in repeated if not all(e.success for e in group)]
-            equal = sum(max(returns) - min(returns) < 1e-9 for returns in unsolved)
-            return Value(equal / len(repeated), f"{equal} of {len(repeated)} {name}")
-    return Value(None, _ONE_EPISODE)
+            unsolved = [group for group in repeated if not all(episode.success for episode in group)]
+            spreads = [statistics.pstdev(episode.episode_return for episode in group) for group in unsolved]
+            return _share(sum(spread < 1e-9 for spread in spreads), len(repeated))
+    return Value(None)
 
 
-def _share(count: int, total: int, otherwise: str = "no turns") -> Value:
-    return Value(count / total if total else None, "" if total else otherwise)
+def _share(count: int, total: int) -> Value:
+    return Value(count / total if total else None)
 
 
 def _start(episode: Episode) -> Hashable:
     return episode.task, id(episode) if episode.seed is None else str(episode.seed)
 
 
-def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable] = _start) -> list[list[Episode]]:
-    """Collect the episodes with the same key; by default the repeats of a seed, which are not independent."""
+def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[Episode]]:
     found: dict[Hashable, list[Episode]] = defaultdict(list)
     for episode in episodes:
         found[key(episode)].append(episode)
@@ -247,81 +205,42 @@ def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable] = _s
 
 
 def _mean(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> Value:
-    values = [statistics.fmean(map(of, repeats)) for repeats in _groups(episodes)]
+    """Mean over starts with its standard error; the repeats of a start are not independent and count as one."""
+    values = [statistics.fmean(map(of, repeats)) for repeats in _groups(episodes, _start)]
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return Value(statistics.fmean(values), error=error)
-
-
-def _valid_share(episodes: Sequence[Episode], third: int | None = None) -> tuple[float, list[float]]:
-    """Return valid turns / turns, in this third of the episodes, and what each start adds to its error (linearised)."""
-    within = lambda e: [turn.valid for k, turn in enumerate(e.turns) if third in (None, 3 * k // len(e.turns))]
-    units = [[valid for e in group for valid in within(e)] for group in _groups(episodes)]
-    total = sum(map(len, units))
-    ratio = sum(map(sum, units)) / total
-    return ratio, [(sum(unit) - ratio * len(unit)) / total for unit in units]
-
-
-def _error(parts: Sequence[float]) -> float | None:
-    """Standard error from what each start adds to it; None for a single one."""
-    return (sum(part**2 for part in parts) * len(parts) / (len(parts) - 1)) ** 0.5 if len(parts) > 1 else None
+    return Value(statistics.fmean(values), error)
 
 
 def entropy(counts: Counter[Any]) -> float:
     """Plug-in entropy of a distribution, in bits."""
-    total = sum(counts.values())
-    return -sum(n / total * math.log2(n / total) for n in counts.values() if n) if total else 0.0
+    total = counts.total()
+    return -sum(n / total * math.log2(n / total) for n in counts.values() if n)
 
 
-def retrieve_observations(observations: Sequence[str], reasonings: Sequence[str]) -> tuple[float, int] | None:
-    """Return the share of reasonings that resemble their observation more than 15 others, and how many were tried.
+def retrieve_observations(turns: Sequence[tuple[str, str]]) -> float | None:
+    """Return the share of reasonings that resemble their observation more than 15 others; None with too few.
 
-    None with too few. RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the
-    policy's log-probs. Each observation counts once, and at most 400 do. Ties share the point, so equal reasonings
-    score 1/16 on average.
+    RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the policy's log-probs. Of
+    the pairs of observation and reasoning in `turns`, each observation counts once, and at most 400 do.
     """
-    pairs = [pair for pair in zip(observations, reasonings, strict=True) if pair[1].strip()]
     rng = random.Random(0)
-    rng.shuffle(pairs)
-    pairs = list(dict(pairs).items())[:400]
-    distinct = [observation for observation, _ in pairs]
-    if len(pairs) < CANDIDATES:
+    reasoning_of = dict(rng.sample(turns, len(turns)))
+    observations = list(reasoning_of)[:_MAX_TRIED]
+    if len(observations) < CANDIDATES:
         return None
-    terms = {text: _terms(text) for text in distinct}
-    found = Counter(term for bag in terms.values() for term in bag)
-    weight = {term: math.log(len(distinct) / k) for term, k in found.items()}
+    terms = {text: _terms(text) for text in observations}
+    frequency = Counter(term for bag in terms.values() for term in bag)
+    weight = {term: math.log(len(observations) / count) for term, count in frequency.items()}
     norm = {text: math.sqrt(sum(weight[term] ** 2 for term in bag)) or 1.0 for text, bag in terms.items()}
-    hits = 0.0
-    for observation, reasoning in pairs:
-        said = _terms(reasoning)
-        others = [text for text in rng.sample(distinct, CANDIDATES) if text != observation][: CANDIDATES - 1]
-        scores = [sum(weight[term] for term in said & terms[text]) / norm[text] for text in (observation, *others)]
-        level = [score for score in scores if score >= scores[0] - 1e-9]
-        hits += 1 / len(level) if max(level) <= scores[0] + 1e-9 else 0.0
-    return hits / len(pairs), len(pairs)
+    hits = 0
+    for observation in observations:
+        said = _terms(reasoning_of[observation])
+        similarity = lambda text, said=said: sum(weight[term] for term in said & terms[text]) / norm[text]
+        others = [text for text in rng.sample(observations, CANDIDATES) if text != observation][: CANDIDATES - 1]
+        hits += similarity(observation) > max(map(similarity, others))
+    return hits / len(observations)
 
 
 def _terms(text: str) -> set[str]:
     words = _WORD.findall(text.lower())
     return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
-
-
-def mean_overlap(reasonings: Sequence[str], states: Sequence[int | None]) -> float | None:
-    """Mean Jaccard index of the word trigrams of two reasonings in different states; 1 if all are equal.
-
-    Unlike counts of distinct n-grams, it does not depend on the number of texts. None with fewer than 10 pairs.
-    """
-    rng = random.Random(0)
-    used = [k for k, text in enumerate(reasonings) if text.strip()]
-    if len(used) < 2:
-        return None
-    grams: dict[int, set[tuple[str, ...]]] = {}
-    values = []
-    for _ in range(PAIRS):
-        first, second = rng.sample(used, 2)
-        if states[first] != states[second]:
-            for k in {first, second} - grams.keys():
-                words = _WORD.findall(reasonings[k].lower())
-                grams[k] = {tuple(words[j : j + 3]) for j in range(max(len(words) - 2, 1))}
-            a, b = grams[first], grams[second]
-            values.append(len(a & b) / len(a | b))
-    return sum(values) / len(values) if len(values) >= 10 else None

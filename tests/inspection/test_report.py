@@ -56,8 +56,8 @@ def test_answers_that_grow_while_validity_falls_raise_an_alarm(
     assert alarm["verdict"] == Verdict.ACT
     assert "from 20 to 200 words" in alarm["sentence"]
     shown = capsys.readouterr().out
-    assert shown.index("exploding length") < shown.index("What to do first") < shown.index("number  ")
-    assert "1. Stop the run" in (tmp_path / "report.md").read_text()
+    assert shown.index("exploding length") < shown.index("1. Stop the run") < shown.index("| number")
+    assert (tmp_path / "report.md").read_text() in shown, "the terminal shows the page"
 
 
 def test_answers_without_reasoning_are_compared_in_tokens(tmp_path: Path) -> None:
@@ -100,23 +100,8 @@ def test_several_runs_stand_side_by_side_with_short_names(tmp_path: Path, capsys
         _fill(tmp_path / name, 20, 1.0, 1.0)
     report(tmp_path / "a/eval", tmp_path / "b/eval/episodes.jsonl")
     shown = capsys.readouterr().out
-    assert re.search(r"number +a/eval +b/eval +healthy", shown)
-    page = (tmp_path / "a/eval/report.md").read_text()
-    assert "|  | a/eval | b/eval |" in page
-
-
-def test_the_summary_is_as_wide_as_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _fill(tmp_path, 20, 0.1, 0.0)
-    widths = []
-    for columns in ("60", "90"):
-        monkeypatch.setenv("COLUMNS", columns)
-        report(tmp_path)
-        lines = capsys.readouterr().out.splitlines()
-        advice = [line for line in lines if line.startswith("  - ")]
-        widths.append(max(map(len, advice)))
-    assert 45 < widths[0] <= 60 < widths[1] <= 90
+    assert re.search(r"number +\| `a/eval` +\| `b/eval` +\| healthy", shown)
+    assert (tmp_path / "a/eval/report.md").exists()
 
 
 def test_the_page_is_written_beside_the_run(tmp_path: Path) -> None:
@@ -124,7 +109,7 @@ def test_the_page_is_written_beside_the_run(tmp_path: Path) -> None:
     report(tmp_path / "episodes.jsonl")
     page = (tmp_path / "report.md").read_text()
     for question in ("diverse", "enough reasoning", "valid?", "fail?"):
-        assert re.search(rf"^## .*{re.escape(question)}", page, re.MULTILINE)
+        assert re.search(rf"^\| .*{re.escape(question)}", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize("player", ["expert", "random"])
@@ -138,9 +123,9 @@ def test_scripted_players_give_no_reasons_and_raise_no_alarm(
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "episodes.jsonl").write_text(json.dumps({"setting": "-", "player": player, **facts}) + "\n")
     column = numbers(tmp_path)
-    verdicts = [column["questions"][str(k)]["verdict"] for k in (1, 2, 3, 4)]
-    assert verdicts == ["-", "-", "good", "-"]
-    assert f"the {player} player gives no reasons" in capsys.readouterr().out
+    verdicts = [column["questions"][str(k)] for k in (1, 2, 3, 4)]
+    assert verdicts == ["-", "-", "-", "-"]
+    assert f"The {player} player is a baseline" in capsys.readouterr().out
     assert number(numbers(tmp_path / "one"), "answers_with_reasoning") == 0.0
 
 
@@ -168,23 +153,23 @@ def test_episodes_without_any_progress_are_an_alarm(tmp_path: Path) -> None:
         write(tmp_path, [make_turn(f"{seed}", "go")], seed=seed, **{"return": -0.1 * (seed % 2)})
     column = numbers(tmp_path)
     assert column["numbers"]["mean_progression"]["verdict"] == "act"
-    assert "100% terminated without success" in column["questions"]["4"]["sentence"]
+    assert "`20 terminated`" in (tmp_path / "report.md").read_text()
 
 
 def test_a_model_without_reasoning_is_told_to_reason(tmp_path: Path) -> None:
     write(tmp_path, [make_turn(f"{k}", "go") for k in range(9)])
     column = numbers(tmp_path)
-    assert column["questions"]["2"]["verdict"] == "act"
+    assert column["questions"]["2"] == "act"
     assert number(column, "reasoning_words") is None
-    assert column["numbers"]["distinct_reasoning"]["note"] == "the answers hold no reasoning"
+    assert number(column, "distinct_reasoning") is None
 
 
 def test_one_episode_says_which_numbers_mean_nothing(tmp_path: Path) -> None:
     write(tmp_path, [make_turn("a", "THINK: so\nACTION: go"), make_turn("b", "THINK: so\nACTION: go")])
     column = numbers(tmp_path)
-    assert "only 1 episode: standard errors" in column["cautions"][0]
+    assert "success and the spread of returns mean little" in column["cautions"][0]
     assert column["numbers"]["success"]["error"] is None
-    assert number(column, "equal_returns") is None and number(column, "early_losses") is None
+    assert number(column, "equal_returns") is None
 
 
 def test_an_environment_that_was_lost_before_the_first_turn_is_reported(
@@ -194,15 +179,9 @@ def test_an_environment_that_was_lost_before_the_first_turn_is_reported(
     report(tmp_path)
     assert not recwarn.list
     column = numbers(tmp_path)
-    assert column["questions"]["4"]["verdict"] == "act"
+    assert column["questions"]["4"] == "act"
     assert any("No episode has a turn" in caution for caution in column["cautions"])
     assert column["examples"][0]["text"] == "game.py, line 3: broken"
-
-
-def test_answers_without_reasons_by_the_model_name_the_most_common_opening(tmp_path: Path) -> None:
-    write(tmp_path, [make_turn(f"{k}", "THINK: as always I walk\nACTION: go") for k in range(20)])
-    (example,) = [e for e in numbers(tmp_path)["examples"] if "begin with this" in e["what"]]
-    assert example["what"].startswith("20 of 20") and example["text"] == "as always I walk"
 
 
 def test_hostile_text_changes_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +193,7 @@ def test_hostile_text_changes_neither_terminal_nor_page(tmp_path: Path, capsys: 
     page = (tmp_path / "report.md").read_text()
     for text in (shown, page):
         assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
-    outside_code = re.sub(r"``.*?``|^    .*$", "", page, flags=re.MULTILINE)
+    outside_code = re.sub(r"`.*?`", "", page, flags=re.MULTILINE)
     assert "<script" not in outside_code and "![x](" not in outside_code
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len(rows) > 20 and all(line.endswith(" |") for line in rows)

@@ -1,7 +1,6 @@
 """The numbers of `slime-verlog report`, against values computed by hand."""
 
 import json
-import math
 import random
 from pathlib import Path
 
@@ -11,17 +10,10 @@ import yaml
 from inspection.command import main
 from inspection.records import read_episodes
 from inspection.report.invalid import find_match
-from inspection.report.numbers import mean_overlap
 from inspection.report.reading import split_answer
 from tests.fixtures.recorded_episodes import make_turn, number, numbers, write
 
-BABYAI = ["turn left", "turn right", "go forward", "pick up", "drop", "toggle"]
-
-
-def test_overlap_of_two_reasonings_is_the_share_of_common_trigrams() -> None:
-    # {abc, bcd} and {abc, bce} have one of three trigrams in common.
-    assert mean_overlap(["a b c d", "a b c e"], [1, 2]) == pytest.approx(1 / 3)
-    assert mean_overlap(["a b c d", "a b c d"], [1, 1]) is None, "both reasonings are about the same state"
+BABYAI = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
 
 
 def _lamps(folder: Path, parrot: bool, episodes: int = 30) -> None:
@@ -43,7 +35,7 @@ def _lamps(folder: Path, parrot: bool, episodes: int = 30) -> None:
 def test_a_player_that_uses_what_it_sees_is_good(tmp_path: Path) -> None:
     _lamps(tmp_path, parrot=False)
     column = numbers(tmp_path)
-    assert column["questions"]["1"]["verdict"] == "good"
+    assert column["questions"]["1"] == "good"
     assert number(column, "observation_retrieval") == pytest.approx(1.0)
     assert number(column, "valid_actions") == 1.0
     assert number(column, "reasoning_words") == 13
@@ -54,13 +46,13 @@ def test_a_player_that_uses_what_it_sees_is_good(tmp_path: Path) -> None:
 def test_a_parrot_is_found_although_its_actions_vary(tmp_path: Path) -> None:
     _lamps(tmp_path, parrot=True)
     column = numbers(tmp_path)
-    assert column["questions"]["1"]["verdict"] == "act"
-    assert number(column, "reasoning_overlap") == pytest.approx(1.0)
+    assert column["questions"]["1"] == "act"
+    assert number(column, "distinct_reasoning") < 0.02
     assert number(column, "observation_retrieval") < 0.05
     assert number(column, "effective_actions") == pytest.approx(2.0, abs=0.01)
 
 
-def test_validity_its_error_and_its_loss_within_episodes(tmp_path: Path) -> None:
+def test_validity_and_the_actions_that_were_wanted(tmp_path: Path) -> None:
     for seed, valid in ((1, 10), (2, 5)):
         turns = [
             make_turn(f"{seed} {k}", "ACTION: go" if k < valid else "ACTION: fly", "go", k < valid) for k in range(10)
@@ -68,24 +60,7 @@ def test_validity_its_error_and_its_loss_within_episodes(tmp_path: Path) -> None
         write(tmp_path, turns, seed=seed, task_name=f"t{seed}")
     column = numbers(tmp_path)
     assert number(column, "valid_actions") == 0.75
-    # Residuals of valid turns are +2.5 and -2.5: sqrt(2 * 2.5^2 * 2 / 1) / 20.
-    assert column["numbers"]["valid_actions"]["error"] == pytest.approx(0.25)
-    # First thirds (turns 0 to 3) are all valid; of the last thirds (turns 7 to 9), 3 of 6 are.
-    assert number(column, "valid_drop") == pytest.approx(0.5)
-    assert number(column, "valid_task_gap") is None, "each task has only ten turns"
     assert column["unknown"] == {"fly": 5}
-
-
-def test_a_loss_of_validity_in_few_episodes_may_be_chance(tmp_path: Path) -> None:
-    """The turns of an episode are not independent: two of ten episodes that lose the format tell little."""
-    for seed in range(10):
-        valid = [seed > 1 or k < 20 for k in range(30)]
-        write(tmp_path, [make_turn(f"{seed} {k}", "ACTION: go", valid=v) for k, v in enumerate(valid)], seed=seed)
-    write(tmp_path, [make_turn("x", "ACTION: go")], seed=10)  # too short to have thirds
-    drop = numbers(tmp_path)["numbers"]["valid_drop"]
-    assert drop["number"] == pytest.approx(0.2) and drop["verdict"] == "good"
-    # Each episode's loss is 0 or 1: their standard deviation / sqrt(10).
-    assert drop["error"] == pytest.approx((0.2 * 0.8 * 10 / 9 / 10) ** 0.5)
 
 
 def test_an_example_has_the_turn_that_the_page_shows(tmp_path: Path) -> None:
@@ -99,18 +74,16 @@ def test_loops_and_repeated_attempts_are_counted(tmp_path: Path) -> None:
     played = [("wall", "go")] * 3 + [("wall", "turn"), ("free", "go"), ("wall", "go")]
     write(tmp_path, [make_turn(text, action, action) for text, action in played], stop="time_limit")
     column = numbers(tmp_path)
-    assert number(column, "loop_turns") == pytest.approx(3 / 6)
     assert number(column, "stuck_turns") == pytest.approx(2 / 6), "the third and the fourth attempt at the wall"
     assert number(column, "out_of_time") == 1.0
-    (loop,) = [example for example in column["examples"] if example["what"].startswith("loop")]
-    assert (loop["seed"], loop["turn"], loop["text"]) == (1, 1, "go x 3")
+    (stuck,) = column["examples"]
+    assert (stuck["what"], stuck["seed"], stuck["turn"]) == ("2 repeated attempts", 1, 3)
 
 
-def test_a_walk_that_leads_somewhere_is_no_loop(tmp_path: Path) -> None:
+def test_a_walk_that_leads_somewhere_repeats_nothing(tmp_path: Path) -> None:
     seen = ["an empty room"] * 6 + ["a door"]
     write(tmp_path, [make_turn(text, "go", "go") for text in seen], stop="time_limit")
-    column = numbers(tmp_path)
-    assert number(column, "loop_turns") == 0.0 and number(column, "stuck_turns") == 0.0
+    assert number(numbers(tmp_path), "stuck_turns") == 0.0
 
 
 EXPERTS = {
@@ -121,7 +94,7 @@ EXPERTS = {
 
 @pytest.mark.parametrize("game", EXPERTS)
 @pytest.mark.parametrize("lost", [False, True])
-def test_optimal_play_is_never_called_a_loop_or_a_failure(game: str, lost: bool, tmp_path: Path) -> None:
+def test_optimal_play_is_never_called_stuck_or_a_failure(game: str, lost: bool, tmp_path: Path) -> None:
     """Also if the record says that the episode was lost: an expert's last step then came too late."""
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
     config = tmp_path / "game.yaml"
@@ -135,8 +108,8 @@ def test_optimal_play_is_never_called_a_loop_or_a_failure(game: str, lost: bool,
         with open(tmp_path / "policy" / "episodes.jsonl", "a") as file:
             file.write(json.dumps({**episode, **changed}) + "\n")
     column = numbers(tmp_path / "policy")
-    assert number(column, "loop_turns") == 0.0 and number(column, "stuck_turns") == 0.0
-    assert lost or column["questions"]["4"]["verdict"] == "good", column["questions"]["4"]
+    assert number(column, "stuck_turns") == 0.0
+    assert lost or column["questions"]["4"] == "good", column["questions"]["4"]
 
 
 def test_answers_with_broken_characters_are_no_aliases(tmp_path: Path) -> None:
@@ -149,14 +122,6 @@ def test_answers_with_broken_characters_are_no_aliases(tmp_path: Path) -> None:
     assert column["aliases"] == [] and number(column, "translatable") == 0.0
 
 
-def test_variety_in_the_same_state_is_the_chance_of_a_difference(tmp_path: Path) -> None:
-    for action in ("left", "left", "right"):
-        write(tmp_path, [make_turn("a room", action, action)])
-    column = numbers(tmp_path)
-    assert number(column, "same_state_variety") == pytest.approx(1 - 2 / 6)
-    assert number(column, "effective_actions") == pytest.approx(2 ** (2 / 3 * math.log2(3 / 2) + 1 / 3 * math.log2(3)))
-
-
 def test_starts_with_equal_returns(tmp_path: Path) -> None:
     for seed, won in ((1, 1.0), (1, 1.0), (2, 0.0), (2, 1.0)):
         write(tmp_path, [make_turn("a", "go")], seed=seed, **{"return": won})
@@ -164,7 +129,7 @@ def test_starts_with_equal_returns(tmp_path: Path) -> None:
     for seed in (3, 4):
         write(tmp_path / "tasks", [make_turn("a", "go")], seed=seed, **{"return": 0.0})
     column = numbers(tmp_path / "tasks")
-    assert (number(column, "equal_returns"), column["numbers"]["equal_returns"]["note"]) == (1.0, "1 of 1 tasks")
+    assert number(column, "equal_returns") == 1.0
     assert column["numbers"]["equal_returns"]["verdict"] == "act"
 
 
@@ -174,7 +139,7 @@ def test_the_repeats_of_a_seed_count_as_one_in_standard_errors(tmp_path: Path) -
             turns = [make_turn("a", "ACTION: go", "go", valid=seed % 2 == 0)]
             write(tmp_path, turns, seed=seed, success=seed % 2 == 0, **{"return": float(seed % 2)})
     found = numbers(tmp_path)["numbers"]
-    for key in ("success", "mean_return", "valid_actions"):
+    for key in ("success", "mean_return"):
         assert (found[key]["number"], found[key]["error"]) == (0.5, pytest.approx((0.25 / 9) ** 0.5))
     for _ in range(4):  # of an environment without seeds
         write(tmp_path / "none", [make_turn("a", "ACTION: go")], seed=None, success=False)
@@ -187,7 +152,7 @@ def test_ends_of_episodes(tmp_path: Path) -> None:
         fault = "game.py, line 3: broken" if stop == "failed" else None
         write(tmp_path, [make_turn(f"{k}", "go") for k in range(turns)], seed=seed, stop=stop, fault=fault)
     column = numbers(tmp_path)
-    for key in ("out_of_time", "out_of_context", "lost_environment", "early_losses"):
+    for key in ("out_of_time", "out_of_context", "lost_environment"):
         assert number(column, key) == 0.25, key
 
 
@@ -208,34 +173,32 @@ def test_tokens_and_cut_answers_are_counted_where_they_are_recorded(tmp_path: Pa
 @pytest.mark.parametrize(
     ("response", "executed", "parts"),
     [
-        ("THINK: I see a wall.\nACTION: turn left", "turn left", ("I see a wall.", "turn left", "")),
-        ("<think>a wall</think> ACTION: turn left\nDone.", None, ("a wall", "turn left", "Done.")),
-        ("turn left<|im_end|>", "turn left", ("", "turn left", "")),
-        ("go to the far end of the room", "go to the far end of the room", ("", "go to the far end of the room", "")),
-        ("I could go anywhere in this big room", None, ("I could go anywhere in this big room", "", "")),
-        ("Two and three make five, so the answer is 5", "5", ("Two and three make five, so the answer is 5", "5", "")),
-        ("<think>\nlook first\n</think>\n\nThe answer\nis 5", "5", ("look first", "The answer is 5", "")),
-        ("Look.\n<tool_call>\n{}\n</tool_call>", "view", ("Look.", "<tool_call> {} </tool_call>", "")),
-        ("<tool_call>{}</tool_call> Action now", "view", ("", "<tool_call>{}</tool_call>", "Action now")),
-        ("THINK: so", None, ("so", "", "")),
-        ("", None, ("", "", "")),
+        ("THINK: I see a wall.\nACTION: turn left", "turn left", ("I see a wall.", "turn left")),
+        ("<think>a wall</think> ACTION: turn left\nDone.", None, ("a wall", "turn left\nDone.")),
+        ("turn left<|im_end|>", "turn left", ("", "turn left")),
+        ("go to the far end of the room", "go to the far end of the room", ("", "go to the far end of the room")),
+        ("I could go anywhere in this big room", None, ("I could go anywhere in this big room", "")),
+        ("Two and three make five, so the answer is 5", "5", ("Two and three make five, so the answer is 5", "5")),
+        ("<think>\nlook first\n</think>\n\nThe answer\nis 5", "5", ("look first", "The answer\nis 5")),
+        ("Look.\n<tool_call>\n{}\n</tool_call>", "view", ("Look.", "<tool_call>\n{}\n</tool_call>")),
+        ("<tool_call>{}</tool_call> Action now", "view", ("", "<tool_call>{}</tool_call> Action now")),
+        ("THINK: so", None, ("so", "")),
+        ("", None, ("", "")),
     ],
 )
-def test_an_answer_is_reasoning_action_and_rest(response: str, executed: str | None, parts: tuple[str, ...]) -> None:
+def test_an_answer_is_reasoning_and_action(response: str, executed: str | None, parts: tuple[str, ...]) -> None:
     answer = split_answer(response, executed)
-    assert (answer.reasoning, answer.action, answer.after) == parts
+    assert (answer.reasoning, answer.action) == parts
 
 
 def test_without_pictures_in_the_record_states_are_unknown(tmp_path: Path) -> None:
     write(tmp_path, [make_turn("The picture shows what you see.", "go", "go") for _ in range(120)])
     record = json.loads((tmp_path / "episodes.jsonl").read_text())
-    assert number(numbers(tmp_path), "loop_turns") == 1.0
+    assert number(numbers(tmp_path), "stuck_turns") == 118 / 120
     for message in record["messages"][1:]:
         message["content"] = [{"type": "image", "image": None}, {"type": "text", "text": message["content"]}]
     (tmp_path / "episodes.jsonl").write_text(json.dumps(record) + "\n")
-    column = numbers(tmp_path)
-    assert column["numbers"]["loop_turns"]["note"] == "the pictures are not recorded"
-    assert number(column, "stuck_turns") is None and number(column, "same_state_variety") is None
+    assert number(numbers(tmp_path), "stuck_turns") is None
 
 
 @pytest.mark.parametrize(
@@ -244,13 +207,11 @@ def test_without_pictures_in_the_record_states_are_unknown(tmp_path: Path) -> No
         ("Go Forward.", "go forward", "case, punctuation or markup"),
         ("**turn left**", "turn left", "case, punctuation or markup"),
         ("turn to the left", "turn left", "filler words"),
-        ("turns left", "turn left", "plural or verb form"),
+        ("turns left", "turn left", "misspelt"),
         ("turn left, go forward", "turn left", "several actions in one answer"),
-        ("pick up the ball", "pick up", "words after the action"),
-        ("drop\nbecause it is heavy", "drop", "words after the action"),
-        ("I choose toggle", "toggle", "words before the action"),
-        ("move ahead", "go forward", "synonym"),
-        ("open the door", "toggle", "synonym"),
+        ("pick up the ball", "pick up", "words around the action"),
+        ("drop\nbecause it is heavy", "drop", "words around the action"),
+        ("I choose toggle", "toggle", "words around the action"),
         ("trun left", "turn left", "misspelt"),
     ],
 )
@@ -265,47 +226,19 @@ def test_answers_that_name_no_action_or_several_match_nothing(answer: str) -> No
     assert find_match(answer, BABYAI) is None
 
 
-def test_a_translation_is_suggested_with_counts_and_its_gain(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = (
-        ["ACTION: go"] * 6 + ["ACTION: Go!"] + ["ACTION: proceed"] * 2 + ["I wonder what I could do here in this room"]
-    )
+def test_a_translation_is_suggested_with_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = ["ACTION: go"] * 6 + ["ACTION: Go!"] + ["ACTION: go now"] * 2
+    said += ["I wonder what I could do here in this room"]
     turns = [make_turn(f"{k}", text, "go", text == "ACTION: go") for k, text in enumerate(said)]
     write(tmp_path, turns)
-    column = numbers(tmp_path, "--actions", "go, stop")
-    assert column["invalid"] == {"synonym": 2, "case, punctuation or markup": 1, "no ACTION line": 1}
-    assert (number(column, "translatable"), number(column, "no_action_line")) == (0.3, 0.1)
-    assert column["numbers"]["unused_actions"] == {
-        "number": 0.5, "note": "stop", "error": None, "verdict": "-", "healthy": ""
-    }  # fmt: skip
-    shown = " ".join(capsys.readouterr().out.split())  # lines are as wide as the terminal
-    assert "Translations would catch 3 of 4 invalid answers: valid answers rise from 60.0% to 90.0%." in shown
-    assert "'proceed': 'go', # 2 times" in shown and "`translate` of `game.py`" in shown
-
-
-def test_crafters_actions_are_known_and_its_aliases_are_written_as_it_needs_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    turns = [make_turn("grass", "ACTION: craft stone sword", "Noop", False), make_turn("a tree", "ACTION: Do", "Do")]
-    write(tmp_path, turns, env_path="envs.crafter")
     column = numbers(tmp_path)
-    assert number(column, "unused_actions") == pytest.approx(16 / 17)
+    assert column["invalid"] == {"case, punctuation or markup": 1, "filler words": 2, "no ACTION line": 1}
+    assert number(column, "translatable") == 0.3
     shown = capsys.readouterr().out
-    assert "`_SYNONYMS` in `envs/crafter/vocabulary.py`" in shown
-    assert "'Craft Stone Sword': 'Make Stone Sword',  # 1 times" in shown
-
-
-def test_mixed_environments_have_the_actions_of_all(tmp_path: Path) -> None:
-    write(tmp_path, [make_turn("a wall", "ACTION: forward", "go forward", False)], env_path="envs.babyai")
-    write(tmp_path, [make_turn("grass", "ACTION: North", "Noop", False)], env_path="envs.crafter")
-    column = numbers(tmp_path)
-    assert {alias["action"] for alias in column["aliases"]} == {"go forward", "Move North"}
+    assert "would catch 3 of 4" in shown and "- `go now` → `go`, 2 times" in shown
 
 
 def test_commands_that_the_observation_lists_are_legal_there(tmp_path: Path) -> None:
     seen = "A kitchen.\nCommands that work now: open fridge, take knife."
-    write(tmp_path, [make_turn(seen, "ACTION: grab the knife", "look", False)])
-    assert numbers(tmp_path)["aliases"][0] == {
-        "text": "grab the knife", "action": "take knife", "kind": "synonym", "count": 1
-    }  # fmt: skip
+    write(tmp_path, [make_turn(seen, "ACTION: take the knife", "look", False)])
+    assert numbers(tmp_path)["aliases"] == [{"text": "take the knife", "action": "take knife", "count": 1}]
