@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rollout.bridge.sample import row_of
-from rollout.continuous import collect as next_batch
 from rollout.errors import FailureBudgetError
 from rollout.evaluate import play_episode
 from rollout.fixed_turn import collect, open_slots
@@ -87,14 +86,6 @@ async def test_a_fixed_turn_batch_holds_the_request_of_an_agent_until_the_next_b
     segments = [*first.segments, *second.segments]
     assert sum(len(s.turns) for s in segments) == 16 and any(s.stop is StopReason.TERMINATED for s in segments)
     assert first.metrics.get("rollout/faults/episodes_failed", 0.0) == 0.0
-
-
-async def test_continuous_batches_play_agents(tmp_path: Path) -> None:
-    async with playing(tmp_path, numbered, **agent("edits 3", **TWO_WORKERS)) as run:
-        run.args.rollout_function_path = "rollout.continuous.generate_rollout"
-        batch = await next_batch(run.args, 0, run.source)
-    assert sum(len(segment.turns) for segment in batch.segments) == 8
-    assert any(segment.stop is StopReason.TERMINATED for segment in batch.segments)
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,6 @@ def test_the_converter_names_rounds_and_tasks_for_slimes_metrics() -> None:
     assert data["round_number"] == [0, 1] and data["source_names"] == ["goto", "goto"]
 
 
-def test_samples_have_no_placeholders_without_replay() -> None:
-    sample: Any = SimpleNamespace(tokens=[1, 2], response_length=1)
-    SampleWriter(Namespace(), 9).fill_replay(sample)
-    assert vars(sample) == {"tokens": [1, 2], "response_length": 1}
-
-
 def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:
     altered = replace(turn(), generation=replace(turn().generation, trained=False))
     (samples,) = build_samples([Segment("t", (altered,), None, StopReason.TERMINATED)], [0], SampleWriter(MOE, 9))

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 from envs.loading import build_env_from
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import row_of
-from rollout.bridge.settings import RolloutSettings
-from slime_verlog import read_settings
 from tests.cases import pairs
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import flat, playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
-from tests.fixtures.vision import processor, tiny_vlm_folder
+from tests.fixtures.vision import processor, vlm_folder
 
 GAMES = {
     "envs.babyai": ("goto", "turn left", "minigrid"),
@@ -41,7 +38,7 @@ def settings(game: str, vlm: Any, **more: Any) -> dict[str, Any]:
     task = GAMES[game][0]
     options = {"vlm": vlm, "max_steps": TURNS} if game != "envs.babaisai" else {"vlm": vlm}
     return {
-        "hf_checkpoint": str(tiny_vlm_folder()),
+        "hf_checkpoint": str(vlm_folder()),
         "rollout_interaction_env_path": game,
         "tasks": [task],
         "env": options,
@@ -165,10 +162,3 @@ async def test_a_fixed_turn_batch_counts_answers_with_a_placeholder(tmp_path: Pa
     for sample in flat(output):
         assert_no_stray_placeholder(sample)
     assert [set(sample.loss_mask) for sample in turns_of(output)] == [{1}, {0}, {1}]
-
-
-def test_the_configuration_shows_pictures() -> None:
-    path = Path(__file__).parents[2] / "custom_configs" / "crafter_vlm.yaml"
-    config = read_settings(RolloutSettings, yaml.safe_load(path.read_text()))
-    env = build_env_from(config.rollout_interaction_env_path, {"task": config.tasks[0], "seed": 1}, config.env)
-    assert env.reset()["multi_modal_data"]["image"]

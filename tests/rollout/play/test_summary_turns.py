@@ -22,9 +22,9 @@ from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
 from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import flat, place_of, playing, turns_of
+from tests.fixtures.playing import flat, place_of, play_saved, playing, turns_of
 from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.scripted_engine import draw
 from tests.fixtures.slime_dumps import save_like_slime
 
 NOTES = {"kind": "notes", "every": 4, "budget": 2000, "keep": 1, "max_tokens": 24}
@@ -53,14 +53,9 @@ def one_slot(turns: int) -> dict[str, Any]:
     return {"n_env": 1, "rollout_batch_size": turns, "global_batch_size": turns}
 
 
-async def play(
-    folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, script: Any = plays, **keys: Any
-) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Batches first..last-1, each saved and, if they are not the first, resumed; and the requests."""
-    engine = ScriptedEngine(chatml_tokenizer(), script)
-    load = first - 1 if first else None
-    async with playing(folder, engine, load=load, **{"memory": NOTES, **LONG, **keys}) as run:
-        return await run.batches(range(first, last), collect), engine.requests
+async def play(folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any) -> Any:
+    """The outputs and requests of `play_saved` with notes."""
+    return await play_saved(folder, first, last, collect, **{"script": plays, "memory": NOTES, **LONG, **keys})
 
 
 @pytest.mark.parametrize(("budget", "summaries"), [(25, 5), (24, 4)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import ANSWERS, content, flat, place_of, places_of, playing, turn_bytes, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -65,7 +66,9 @@ def versions(*outputs: Any) -> set[str]:
     return {version for sample in flat(*outputs) for version in sample.weight_versions}
 
 
-@pytest.mark.parametrize("keys", [WARMUP, PRETRAINING, STAGGER], ids=["warm-up", "pretraining", "stagger"])
+@pytest.mark.parametrize(
+    "keys", some([WARMUP, PRETRAINING, STAGGER], [PRETRAINING, STAGGER]), ids=["warm-up", "pretraining", "stagger"]
+)
 async def test_batches_are_those_of_one_process(tmp_path: Path, keys: dict[str, Any]) -> None:
     batches = keys.get("num_critic_only_steps", 4) + (keys is not PRETRAINING)
     alone = await play(tmp_path, 1, batches, **keys)
