@@ -101,8 +101,9 @@ def test_real_vocabularies_give_the_same_placeholders(family: str) -> None:
 def test_the_engine_gets_one_placeholder_a_picture_and_every_picture_again_each_turn() -> None:
     encoder = encoder_of()
     token = encoder.images.token_id
-    prompt = encoder.prompt([shown(picture(0))])
+    prompt, prompts = encoder.prompt([shown(picture(0))]), []
     for turn in range(1, 4):
+        prompts.append(prompt)
         assert prompt.engine_ids.count(token) == len(prompt.image_data) == turn
         assert prompt.token_ids.count(token) == int(prompt.train_inputs["image_grid_thw"].prod(-1).sum()) // 4
         prompt = encoder.append(prompt, [5, encoder.end_of_turn_ids[0]], [shown(picture(turn))])
@@ -110,6 +111,8 @@ def test_the_engine_gets_one_placeholder_a_picture_and_every_picture_again_each_
     for data, original in zip(prompt.image_data, map(picture, range(4)), strict=True):
         sent = Image.open(io.BytesIO(base64.b64decode(data.removeprefix("data:image/png;base64,"))))
         assert np.array_equal(np.asarray(sent), np.asarray(original))
+    tensors = {id(tensor) for each in prompts for part in each.train_inputs.parts for tensor in part.values()}
+    assert len(tensors) == 3 * 2, "the prompts of an episode share each picture's tensors"
 
 
 def test_a_placeholder_written_as_text_stands_for_no_picture() -> None:

@@ -221,6 +221,10 @@ def test_control_strings_in_messages_stay_text_in_every_family(name: str) -> Non
     harmless = [FIRST, ANSWER, SECOND]
     attacked = [{**message, "content": f"x {marks} y"} for message in harmless]
     assert count(encoder.prompt(attacked)) == count(encoder.prompt(harmless))
+    prompt, own = encoder.prompt([FIRST]), encoder.text.encode("fine")
+    appended = [encoder.append(prompt, own, [message]) for message in (attacked[-1], SECOND)]
+    assert count(appended[0]) == count(appended[1])
+    assert marks in encoder.decode(appended[0].token_ids)
 
 
 def test_a_generation_config_with_unknown_stop_ids_is_refused_in_one_sentence() -> None:
