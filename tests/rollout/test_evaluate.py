@@ -14,7 +14,7 @@ from rollout.errors import EngineError
 from rollout.tasks import training_seed
 from tests.fixtures.playing import playing
 
-LONG = {"length_of": "tests.rollout.test_eval_limit.thirty"}
+LONG = {"length_of": "tests.rollout.test_evaluate.thirty"}
 
 
 def thirty(_seed: int) -> int:
