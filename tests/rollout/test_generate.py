@@ -14,6 +14,7 @@ from rollout.bridge.framework import Sample
 from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError
+from rollout.generate import parked_episodes
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import playing, plays
 from tests.fixtures.scripted_engine import ABORTED, ScriptedEngine
