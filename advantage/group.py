@@ -15,9 +15,8 @@ from torch import Tensor
 from advantage.errors import TurnTableError
 from advantage.exchange import BOOTSTRAP, ENDED, NOTES, Exchange, current_layout, in_turn_order, relayed, turn_flags
 from advantage.flags import GROUP, advantage_flags, check_kl
-from advantage.gae import discounts_of, edges
+from advantage.gae import discounts_of, edges_of, solve_chain
 from advantage.packing import local_tokens, pack_turns
-from advantage.scan import solve_chain
 from advantage.settings import KL_SPLIT, AdvantageSettings, advantage_settings
 from advantage.turn_table import read_turn_table
 
@@ -97,8 +96,8 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     _check_contiguous(segments, episode, index, new)
     following = torch.arange(1, len(order) + 1)
     following[torch.cat([new[1:], new[:1]])] = -1
-    gamma, _ = edges(flags & NOTES == 0, discounts_of(settings, "actor"))
-    to_go = solve_chain(reward, gamma, following)
+    edges = edges_of(flags & NOTES == 0, discounts_of(settings, "actor"))
+    to_go = solve_chain(reward, edges.gamma, following)
 
     heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
     ended = (flags[tails] & ENDED) > 0
