@@ -179,7 +179,7 @@ def decode_row(entry: Any) -> TurnRow:
         return TurnRow(segment, first_turn, TurnKind(kind), terminated, truncated, spans, group)
     except TurnTableError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TurnTableError(f"it is damaged: {error}") from error
 
 
