@@ -123,13 +123,3 @@ def test_slimes_own_loop_plays_whole_episodes(tmp_path: Path) -> None:
         pytest.skip("set SLIME_PATH and SLIME_CPU_PYTHON as tests/slime/cpu/install.sh says")
     (row,) = run(tmp_path, "slime-partial")
     assert row["played_turns"] >= 2
-
-
-def test_without_slime_a_sentence_says_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks import rollout
-
-    monkeypatch.delenv("SLIME_PATH", raising=False)
-    said: list[str] = []
-    monkeypatch.setattr("sys.stderr.write", said.append)
-    assert list(rollout.run_slime([], tmp_path, tmp_path)) == []
-    assert "slime's loop is left out: set SLIME_PATH" in "".join(said)

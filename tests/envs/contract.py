@@ -55,7 +55,7 @@ class Case:
         return random.Random(seed).choices(self.answers or list(env.actions), k=count)
 
 
-_TEXT_WORLDS = "tests.envs.textworld.text_worlds"
+TEXT_WORLDS = "tests.envs.textworld.text_worlds"
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "take all", "open chest")
 
 _MCP_SERVER = str(Path(__file__).parents[1] / "fixtures" / "mcp_server.py")
@@ -70,7 +70,7 @@ _GUESSES = ('<tool_call>{"name": "guess", "arguments": {"number": 1}}</tool_call
 _CHORES = ("look", "inventory", "go to drawer 1", "go to shelf 1", "open drawer 1", "help")
 _SLIDES = ("[up]", "[down]", "[left]", "[right]")
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
-_NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
+NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 _BALROG = "tests.envs.balrog_stand_in.as_env"
 
 CASES = [
@@ -105,21 +105,23 @@ CASES = [
         fuzzed_actions=_CELLS,
     ),
     Case("tests.fixtures.alfworld_rooms", "all", {"max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
-    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30}, fuzzed_answers=1000),
+    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30, "vlm": True}, fuzzed_answers=500),
+    Case(_BALROG, "env/goto_win", {"max_steps": 30}, fuzzed_answers=100),
+    Case(_BALROG, "crafter", {"max_steps": 30, "vlm": "only"}, fuzzed_answers=100),
     Case(_BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=1000),
     Case("envs.balrog", "babyai/BabyAI-MixedTrainLocal-v0/goto", fuzzed_answers=500),
     Case("envs.balrog", "babaisai/env/two_room-make_you", {"max_steps": 40, "vlm": True}, fuzzed_answers=500),
     Case("envs.balrog", "minihack/MiniHack-Corridor-R3-v0", {"max_steps": 40}, fuzzed_answers=300),
     Case("envs.balrog", "nle/NetHackChallenge-v0", {"max_steps": 60}, fuzzed_answers=500),
-    Case("envs.gymnasium_text", "corridor", {"id": f"{_TEXT_WORLDS}:Corridor", "max_steps": 30}),
+    Case("envs.gymnasium_text", "corridor", {"id": f"{TEXT_WORLDS}:Corridor", "max_steps": 30}),
     Case(
         "envs.gymnasium_text",
         "MiniHack-Corridor-R2-v0",
-        {**_NETHACK, "max_steps": 40},
+        {**NETHACK, "max_steps": 40},
         ("minihack",),
         fuzzed_answers=300,
     ),
-    Case("envs.gymnasium_text", "NetHackScore-v0", {**_NETHACK, "max_steps": 60}, ("nle",), fuzzed_answers=500),
+    Case("envs.gymnasium_text", "NetHackScore-v0", {**NETHACK, "max_steps": 60}, ("nle",), fuzzed_answers=500),
     Case("envs.geo3k", "angles", {"data": _ANGLES}, ("math_verify",), (r"\boxed{3}", "x"), fuzzed_answers=200),
     Case(
         "envs.tools",
@@ -147,7 +149,7 @@ CASES = [
         seeds_differ=False,
         fuzzed_answers=100,
     ),
-    Case("envs.gymnasium_text", "echo", {"id": f"{_TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
+    Case("envs.gymnasium_text", "echo", {"id": f"{TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
     Case(
         "tests.envs.harbor.task_folders",
         "count-errors",

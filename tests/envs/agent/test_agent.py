@@ -14,9 +14,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from envs.agent import AgentEnv, AgentRun, AgentSettings, anthropic_format, openai_format, session
+from envs.agent import AgentEnv, AgentRun, anthropic_format, openai_format, session
 from envs.agent.request import Request, read_response, with_images
-from envs.agent.server import COMPACTION_HEADER
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants
@@ -26,7 +25,6 @@ from tests.rollout.workers.test_env_pool import is_alive
 ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures"
 PROGRAM = FIXTURES / "agent_program.py"
-SANDBOX_LIMITS = ("memory_mb", "processes", "tree_mb")
 
 
 def options(mode: str, **more: Any) -> dict[str, Any]:
@@ -105,8 +103,6 @@ def test_the_documented_grader_prepares_the_task_and_grades_it(
     assert env.step("7")[2]["reward"] == 1.0
     env.reset()
     assert env.step("8")[2]["reward"] == 0.0
-    for key in AgentSettings.model_fields:
-        assert f"`{key}`" in page or f"env.{key}" in page or f"{key}:" in page or key in SANDBOX_LIMITS, key
 
 
 def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(started: Callable[..., AgentEnv]) -> None:
@@ -281,8 +277,6 @@ def test_a_request_that_only_summarises_the_conversation_moves_nothing(started: 
         _, done, info = env.step("a door")
         moves.append(info["moves"])
     assert moves == [True, False, True]
-    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    assert f'extra_headers={{"{COMPACTION_HEADER}": "1"}}' in page.replace("X-Agent-Compaction", COMPACTION_HEADER)
 
 
 def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number_of_their_part(
@@ -301,13 +295,8 @@ def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number
     ("keys", "words"),
     [
         ({"command": "no-such-program"}, "program 'no-such-program' was not found"),
-        ({"command": "echo 'x"}, "cannot be split into words"),
         ({"command": ""}, "env.command is empty"),
-        ({}, "env.command is missing"),
         ({"command": "true", "workdir": "no/such/folder"}, "env.workdir: no folder no/such/folder"),
-        ({"command": "true", "python": "no/such/python"}, "env.python: no file no/such/python"),
-        ({"command": "true", "comand": 1}, "unknown key"),
-        ({"command": "true", "grader": "tests.envs.agent.test_agent:grad"}, "did you mean grade"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(keys: dict[str, Any], words: str) -> None:

@@ -20,20 +20,14 @@ def act(env, *answers: str) -> str:
 
 def test_the_prompt_states_the_problem_the_tools_and_the_rules_but_not_the_solution() -> None:
     env = tiny_env(max_steps=9, max_calls=3)
+    assert "shop/\ntests/" in env.reset()["text"]["long_term_context"]
+    assert env.step("view")[0]["text"]["short_term_context"] == "Turn 2 of 9."
     prompt = env.instruction_prompt
     assert ROW["problem_statement"] in prompt and "up to 3 blocks" in prompt and "9 turns" in prompt
     for name in ("view", "search", "edit", "insert", "create", "run", "run_tests", "submit"):
         assert f'"name": "{name}"' in prompt
     assert "return sum(prices)\n" not in prompt and "test_hidden" not in prompt
     assert env.mission == ROW["problem_statement"] and env.max_steps == 9
-
-
-def test_the_first_observation_lists_the_repository_and_counts_turns() -> None:
-    env = tiny_env(max_steps=9)
-    observation = env.reset()
-    assert "shop/\ntests/" in observation["text"]["long_term_context"]
-    assert observation["text"]["short_term_context"] == "Turn 1 of 9."
-    assert env.step("view")[0]["text"]["short_term_context"] == "Turn 2 of 9."
 
 
 def test_a_reader_editor_and_tester_solves_the_task_and_is_paid_once() -> None:
@@ -49,15 +43,6 @@ def test_a_reader_editor_and_tester_solves_the_task_and_is_paid_once() -> None:
     assert info["metrics"] == {"tool_calls": 1.0, "tool_failures": 0.0, "fail_to_pass": 1.0, "pass_to_pass": 1.0}
     with pytest.raises(EpisodeOverError):
         env.step("submit")
-
-
-def test_the_reference_patch_is_paid_and_no_patch_is_not() -> None:
-    env = tiny_env()
-    assert "(exit status 0)" in act(env, call("run", command=f"git apply <<'END'\n{ROW['patch']}END"))
-    assert env.step("submit")[2]["reward"] == 1.0
-    info = tiny_env().step("submit")[2]
-    assert info["reward"] == info["progression"] == 0.0
-    assert info["metrics"]["fail_to_pass"] == 0.0 and info["metrics"]["pass_to_pass"] == 1.0
 
 
 def test_breaking_a_green_test_costs_the_reward() -> None:
@@ -96,12 +81,6 @@ def test_an_answer_without_a_call_is_fined_and_the_default_is_run_instead() -> N
     assert info["executed_action"] == env.default_action == "view ."
     assert "no tool call was found" in observation["obs_str"] and "shop/" in observation["obs_str"]
     assert tiny_env(format_penalty=0.0).step("")[2]["reward"] == 0.0
-
-
-def test_one_bad_call_means_that_none_is_run() -> None:
-    env = tiny_env()
-    shown = act(env, call("run", command="rm -r shop") + call("fly"))
-    assert "no tool 'fly'" in shown and "shop/" in shown
 
 
 def test_calls_after_a_submit_or_past_the_limit_are_not_run() -> None:

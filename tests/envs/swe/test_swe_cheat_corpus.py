@@ -6,7 +6,6 @@ from tests.cases import some
 from tests.envs.swe.honest_variants import ORDERS
 from tests.envs.swe.orders_repository import RIGHT, WRONG, orders_env
 from tests.envs.swe.swe_cheats import CHEATS
-from tests.envs.swe.test_swe_cheats import CODE, FILES
 from tests.envs.swe.tiny_repository import call
 
 HONEST = {"the reference": RIGHT, **ORDERS}
@@ -16,10 +15,6 @@ def _play(code: str, **options: object):
     env = orders_env(**options)
     assert "written" in env.step(call("create", path="shop/orders.py", text=code))[0]["obs_str"]
     return env, env.step("submit")[2]
-
-
-def test_the_corpus_holds_at_least_forty_attacks() -> None:
-    assert len({*CHEATS, *CODE, *FILES}) >= 40
 
 
 QUICK = (

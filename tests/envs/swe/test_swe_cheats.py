@@ -1,14 +1,12 @@
 """Ways to be paid without solving the task. Each is tried for real, and each must earn nothing."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from envs.errors import ConfigError
 from envs.swe.verdict.trees import apply_changes, collect_changes, is_protected
 from tests.cases import some
-from tests.envs.swe.tiny_repository import DISCOUNT, HIDDEN, call, needs_sandbox, tiny_env, tiny_instance
+from tests.envs.swe.tiny_repository import DISCOUNT, HIDDEN, call, tiny_env, tiny_instance
 
 FAKE_REPORT = """
 import pytest
@@ -294,15 +292,6 @@ def test_tests_and_their_configuration_are_protected_and_sources_are_not() -> No
         assert is_protected(path, instance), path
     for path in ("shop/prices.py", "shop/new.py", "setup.py", "shop/latest.py", "contest.py"):
         assert not is_protected(path, instance), path
-
-
-def test_an_instance_with_a_test_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    needs_sandbox()
-    row = {**tiny_instance().row(), "PASS_TO_PASS": ["tests/test_prices.py::test_gone"]}
-    path = tmp_path / "instances.jsonl"
-    path.write_text(json.dumps(row))
-    with pytest.raises(ConfigError, match="unknown test ids: tests/test_prices.py::test_gone"):
-        tiny_env(instances=str(path))
 
 
 def test_dense_reward_pays_the_share_that_is_green_and_nothing_for_idleness() -> None:

@@ -106,11 +106,6 @@ def test_an_archive_that_cannot_be_fetched_names_the_place_to_put_it(tmp_path: P
         small_tasks.released_tree(package, tmp_path)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match="did you mean toolz_dissoc"):
-        small_instance("toolz_disoc", Path("/nonexistent"), SWESettings().judge(""))
-
-
 def _real_env(name: str) -> SWEEnv:
     needs_sandbox()
     try:

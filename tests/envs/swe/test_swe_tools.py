@@ -1,12 +1,13 @@
 """The tools of the SWE environment: what they return, where they may not go, and that no answer breaks them."""
 
+import itertools
 import random
 
 import pytest
 
+from envs.swe import SWEEnv
 from envs.swe.tools import Call, harmless
 from envs.tools.results import clip
-from tests.envs.contract import fuzz
 from tests.envs.swe.test_swe import act
 from tests.envs.swe.tiny_repository import call, tiny_env
 
@@ -23,22 +24,16 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize("path", OUTSIDE)
-def test_tools_do_not_leave_the_repository(path: str) -> None:
-    env = tiny_env()
+def test_tools_do_not_leave_the_repository() -> None:
+    env = tiny_env(max_steps=100)
     outside = env._workspace.folder / "x"
     outside.write_text("hunter2")
     act(env, call("run", command=f"ln -s /etc out; ln -s .. up; ln -s {outside} abs; ln -s loop loop"))
-    for answer in (
-        call("view", path=path),
-        call("search", pattern="hunter2", path=path),
-        call("create", path=path, text="bad"),
-        call("edit", path=path, old="hunter2", new="bad"),
-        call("insert", path=path, line=0, text="bad"),
-    ):
-        shown, _, info = env.step(answer)
-        assert info["metrics"]["tool_failures"] == 1.0, (answer, shown)
-        assert info["valid_action"] and info["reward"] == 0.0
+    texts = {"search": {"pattern": "hunter2"}, "create": {"text": "bad"}, "insert": {"line": 0, "text": "bad"}}
+    for path, name in itertools.product(OUTSIDE, ("view", "edit", *texts)):
+        arguments = texts.get(name) or ({"old": "hunter2", "new": "bad"} if name == "edit" else {})
+        shown, _, info = env.step(call(name, path=path, **arguments))
+        assert info["metrics"]["tool_failures"] == 1.0 and info["reward"] == 0.0, (path, name, shown)
         assert "outside of the repository" in shown["obs_str"] or "~" in path
     assert outside.read_text() == "hunter2"
 
@@ -51,6 +46,13 @@ def test_links_inside_of_the_repository_work_and_paths_may_be_absolute() -> None
     assert "sum(prices)\n" in (env._workspace.tree / "shop/prices.py").read_text()
 
 
+@pytest.fixture(scope="module")
+def odd_files() -> SWEEnv:
+    env = tiny_env(max_steps=100)
+    act(env, call("run", command="mkfifo pipe; printf '\\377' > binary; ln -s loop loop"))
+    return env
+
+
 @pytest.mark.parametrize(
     ("answer", "part"),
     [
@@ -59,30 +61,23 @@ def test_links_inside_of_the_repository_work_and_paths_may_be_absolute() -> None
         (call("view", path="pipe"), "not a plain file"),
         (call("view", path="binary"), "not UTF-8"),
         (call("view", path="loop"), "symbolic links"),
-        (call("view", path="a" * 300), "too long"),
         (call("view", path="/".join("a" * 5000)), "longer than any path"),
         (call("create", path="shop", text=""), "Is a directory"),
-        (call("create", path="README.md/x", text=""), "README.md/x"),
-        (call("create", path="pipe", text=""), "pipe"),
         (call("create", path="big", text="x" * (5 << 20)), "longer than 4 MiB"),
-        (call("edit", path="README.md", old="q", new=""), "occurs 0 times"),
         (call("edit", path="shop/prices.py", old="price", new=""), "occurs 5 times"),
         (call("edit", path="README.md", old="", new=""), "old is empty"),
         (call("insert", path="README.md", line=7, text=""), "between 0 and 1"),
         (call("search", pattern="("), "Unmatched"),
         (call("search", pattern="x" * 2000), "longer than 1000"),
         (call("search", pattern="no such thing"), "no line matches"),
-        (call("run", command="exit 3"), "exit status 3"),
         (call("run", command=": " + "x" * 40_000), "longer than 32 KiB"),
         (call("run_tests", targets="'"), "cannot be read"),
         (call("run_tests", targets="x " * 40_000), "too many targets"),
         (call("run_tests", targets="tests/none.py"), "exit status 4"),
     ],
 )
-def test_what_cannot_be_done_is_said(answer: str, part: str) -> None:
-    env = tiny_env()
-    act(env, call("run", command="mkfifo pipe; printf '\\377' > binary; ln -s loop loop"))
-    assert part in act(env, answer)
+def test_what_cannot_be_done_is_said(odd_files: SWEEnv, answer: str, part: str) -> None:
+    assert part in act(odd_files, answer)
 
 
 def test_long_results_are_cut_with_a_note() -> None:
@@ -122,28 +117,6 @@ def test_results_are_data_and_hold_no_structure() -> None:
         assert mark not in shown
     assert "red" in shown and "a <b> c < |d" in harmless("a <b> c < |d")
     assert clip("x" * 100, 100) == "x" * 100
-
-
-def test_five_thousand_fuzzed_answers_do_not_raise() -> None:
-    env = tiny_env(max_steps=10_000)
-    rng = random.Random(1)
-    pieces = [
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": "view", "arguments": {"path": "',
-        '"}}',
-        "..",
-        "shop",
-        "\n",
-        "\0",
-    ]
-    valid = 0
-    for text in fuzz(env, 2500):
-        valid += env.step(text)[2]["valid_action"]
-    for _ in range(2500):
-        text = "".join(rng.choices(pieces, k=rng.randrange(8)))
-        valid += env.step(text)[2]["valid_action"]
-    assert 0 < valid < 5000
 
 
 def test_fuzzed_calls_of_every_tool_do_not_raise() -> None:

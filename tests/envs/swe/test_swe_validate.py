@@ -10,7 +10,6 @@ from envs.swe.small_tasks import unified_diff
 from envs.swe.validate import main
 from envs.swe.verdict.trees import commit_all
 from tests.envs.swe.tiny_repository import DISCOUNT, FILES, TASK, needs_sandbox, tiny_instance, tiny_options
-from tests.fixtures.warm_python import run_python
 
 PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")
 
@@ -130,8 +129,3 @@ def test_a_config_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("env: {max_step: 3}\n")
     with pytest.raises(SystemExit, match=r"error: .*did you mean 'env\.max_steps'"):
         main(["--config", str(tmp_path / "bad.yaml")])
-
-
-def test_the_command_runs_as_a_module() -> None:
-    done = run_python(["-m", "envs.swe.validate", "--help"])
-    assert done.returncode == 0 and "--config" in done.stdout
