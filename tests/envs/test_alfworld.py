@@ -196,11 +196,3 @@ def test_a_data_set_without_games_is_refused(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "json_2.1.1").mkdir()
     with pytest.raises(ConfigError, match="no solvable game of pick_and_place_simple"):
         build(data_path=str(tmp_path)).reset()
-
-
-@pytest.mark.parametrize(
-    ("short", "family"),
-    [("pick_and_place", 0), ("look", 1), ("pick_clean_then_place", 2), ("pick_two_obj", 5)],
-)
-def test_short_names_mean_their_family(short: str, family: int) -> None:
-    assert alfworld.find_families(short) == (alfworld.FAMILIES[family],)

@@ -42,20 +42,6 @@ def test_a_registered_id_works_as_option_and_as_task_name(registered: str) -> No
     assert build(task=f"{WORLDS}:{registered}").reset()["obs_str"]
 
 
-def test_winning_and_losing_terminate_and_keep_the_final_observation() -> None:
-    env = build(id=CORRIDOR)
-    env.reset()
-    done = False
-    while not done:
-        observation, done, info = env.step("step ahead")
-    assert (info["reward"], info["terminated"], info["truncated"], info["progression"]) == (1.0, True, False, 1.0)
-    door = env.env.door
-    assert observation["obs_str"].startswith(f"you stand at {door} of")
-    env.reset()
-    _, done, info = env.step("step back")
-    assert (done, info["reward"], info["terminated"], info["progression"]) == (True, -1.0, True, 0.0)
-
-
 @pytest.mark.parametrize(("options", "limit"), [({"max_steps": 5}, 5), ({}, 12)])
 def test_a_time_limit_truncates_and_does_not_terminate(registered: str, options: dict, limit: int) -> None:
     env = build(id=registered, **options)

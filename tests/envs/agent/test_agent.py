@@ -183,14 +183,6 @@ def test_a_request_that_cannot_be_encoded_is_refused_and_the_agent_goes_on(start
     assert done and info["metrics"]["refused"] == 3 and info["reward"] == 1.0
 
 
-@pytest.mark.parametrize(("mode", "code"), [("crashes", 1), ("killed", 137)])
-def test_a_program_that_fails_after_an_answer_has_played_its_episode(
-    started: Callable[..., AgentEnv], mode: str, code: int
-) -> None:
-    _, done, info = started(mode).step("x")
-    assert done and info["terminated"] and info["reward"] == 0.0 and info["metrics"]["exit_code"] == code
-
-
 def test_a_program_that_fails_while_it_waits_is_a_fault(started: Callable[..., AgentEnv]) -> None:
     env = started("impatient")
     until(lambda: env._episode.session.end is not None)
@@ -240,13 +232,6 @@ def test_a_program_that_does_not_ask_again_is_truncated_without_a_next_prompt_an
     _, done, info = env.step("x")
     assert done and info["truncated"] and not info["terminated"] and shown(env) == []
     assert (tmp_path / "mark").exists() and before and not any(map(is_alive, before))
-
-
-def test_the_limit_of_requests_shows_the_next_request(started: Callable[..., AgentEnv]) -> None:
-    env = started("edits 3", max_steps=2)
-    env.step("one")
-    _, done, info = env.step("two")
-    assert done and info["truncated"] and info["reward"] == 0.0 and texts(env)[-1] == ("user", "question 2")
 
 
 def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Callable[..., AgentEnv]) -> None:

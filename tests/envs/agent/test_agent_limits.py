@@ -120,21 +120,6 @@ def test_a_body_that_does_not_arrive_in_time_is_refused(agent: Agent, monkeypatc
     assert agent.session.unread == 0
 
 
-def test_requests_that_wait_count_and_the_one_that_is_answered_does_not(agent: Agent) -> None:
-    large = request("x" * (MIB // 2))
-    lost, first = agent.post(large), agent.next()
-    lost.close()
-    until(lambda: not first.connections)
-    agent.post(large)
-    until(lambda: agent.session.counts["retries"] == 1)
-    agent.post(request("y" * (MIB // 2)))
-    until(lambda: agent.session._queue)
-    assert reply(agent.post(request("z" * (MIB // 2))))[0] == 429
-    following: Any = agent.server.call(agent.session.exchange(Response("well"), 60.0))
-    assert following.request.size > MIB // 2
-    assert first.request.messages == (), "what was answered takes no memory"
-
-
 def test_more_requests_than_may_wait_are_refused(agent: Agent) -> None:
     for number in range(session.MAX_WAITING):
         agent.post(request(f"number {number}"))
@@ -168,14 +153,6 @@ def test_a_request_that_would_cost_too_much_is_one_sentence(agent: Agent, body: 
     found, why = reply(agent.post(body))
     assert found == status and words in why and len(why) < 400 and "\n" not in why
     assert agent.session.unread == 0 and agent.session.counts["refused"] == 1
-
-
-def test_earlier_calls_with_arguments_that_would_take_long_stay_text(agent: Agent) -> None:
-    arguments = ["[" * 500 + "]" * 500, "1" * 5000, '{"a": 1}']
-    calls = [{"type": "function", "function": {"name": "f", "arguments": text}} for text in arguments]
-    agent.post(request(messages=[{"role": "assistant", "tool_calls": calls}]))
-    read = [call["function"]["arguments"] for call in agent.next().request.messages[0]["tool_calls"]]
-    assert read == [*arguments[:2], {"a": 1}]
 
 
 def test_connections_without_a_key_make_room_for_others(agent: Agent) -> None:

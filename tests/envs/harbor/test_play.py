@@ -72,14 +72,6 @@ def test_the_time_limits_of_the_task_end_commands_episode_and_tests(tmp_path: Pa
     assert env.verdict is not None and env.verdict.reason == "the tests were stopped by their time limit"
 
 
-def test_turns_that_are_used_up_are_judged_if_the_settings_say_so(tmp_path: Path) -> None:
-    make_task(tmp_path)
-    for judged, reward in ((True, 1.0), (False, 0.0)):
-        env = start(tmp_path, max_steps=1, submit_on_limit=judged)
-        _, done, info = env.step("ACTION: run echo 42 > answer.txt")
-        assert done and info["truncated"] and info["reward"] == reward
-
-
 def test_files_last_between_commands_and_nothing_else_does(tmp_path: Path) -> None:
     make_task(tmp_path, dockerfile="FROM ubuntu\nENV KIND=harbor\nWORKDIR /srv/app\n")
     env = start(tmp_path, writable=["/var/www"])

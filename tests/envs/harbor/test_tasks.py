@@ -161,13 +161,10 @@ def test_tasks_are_found_by_name_pattern_and_folder(tmp_path: Path) -> None:
     assert names("other") == ["other"]
     assert names(ANY, include=("git-*",), exclude=("*two",)) == ["git-one"]
     assert names(ANY) == ["git-one", "git-two", "other"]
-    for name, options, sentence in [
-        ("git-on", {}, "hold no task 'git-on'; did you mean git-one?"),
-        (ANY, {"exclude": ("*",)}, "env.include and env.exclude leave none of the 3 tasks"),
-    ]:
-        with pytest.raises(ConfigError) as raised:
-            names(name, **options)
-        assert sentence in str(raised.value)
+    with pytest.raises(ConfigError, match="no task 'git-on'; did you mean git-one"):
+        names("git-on")
+    with pytest.raises(ConfigError, match="leave none of the 3 tasks"):
+        names(ANY, exclude=("*",))
     with pytest.raises(ConfigError, match="holds no folder with a task.toml; name its parent folder"):
         select_tasks(ANY, HarborSettings(folders=(str(tmp_path / "more" / "other"),)))
 

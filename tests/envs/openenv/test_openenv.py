@@ -116,9 +116,6 @@ def test_the_prompt_lists_the_actions_or_their_fields() -> None:
         assert "- price (integer): In euros.\n- lot (string or null, optional)" in prompt
     optional = {"anyOf": [{"$ref": "#/$defs/Move"}, {"type": "null"}], "default": None}
     with TinyServer("grid") as server:
-        server.schema = {**server.schema, "properties": {"move": optional}}
-        assert list(started(server).actions) == ["left", "right"]
-    with TinyServer("grid") as server:
         server.schema = {**server.schema, "properties": {"move": optional, "far": {"type": "integer"}}}
         assert "- move (one of left, right, optional)" in started(server).instruction_prompt
 
@@ -200,30 +197,6 @@ def write_yaml(folder: Path, **env: Any) -> str:
     path = folder / "openenv.yaml"
     path.write_text(yaml.safe_dump(keys))
     return str(path)
-
-
-def test_commands_name_a_wrong_url_and_a_full_server_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("check", write_yaml(tmp_path, url="http://127.0.0.1:1")) == 1
-    said = capsys.readouterr().out
-    assert "no server answers at http://127.0.0.1:1 (" in said and "start it, or correct env.url" in said
-    with TinyServer(capacity=0) as server:
-        assert run("check", write_yaml(tmp_path, url=server.url, capacity_timeout_s=0.0)) == 1
-    assert "0/0 sessions are taken" in capsys.readouterr().out
-
-
-def test_the_check_warns_about_a_server_with_fewer_sessions_than_slots(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with TinyServer(capacity=3) as server:
-        config = write_yaml(tmp_path, url=server.url)
-        run("check", config, "--set", "n_env=3")
-        assert "a session for each of the 3 slots" in capsys.readouterr().out
-        wait_for_sessions(server, 0)
-        run("check", config, "--set", "n_env=4")
-        assert "the servers have 3 free sessions for 4 slots (n_env)" in capsys.readouterr().out
-        wait_for_sessions(server, 0)
 
 
 def test_an_evaluation_counts_the_episodes_of_a_server_that_lies(server: TinyServer, tmp_path: Path) -> None:

@@ -81,17 +81,16 @@ def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
     assert PICTURE_PLACE not in env.reset()["text"]["short_term_context"]
 
 
-@pytest.mark.parametrize("count", [1, 7])
-def test_each_round_of_seeds_asks_every_row_once(count: int) -> None:
-    rows = tuple({"question": f"Question {k}?"} for k in range(count))
+def test_each_round_of_seeds_asks_every_row_once() -> None:
+    rows = tuple({"question": f"Question {k}?"} for k in range(7))
 
     def ask(seed: int) -> str:
         given = SimpleNamespace(metadata={"task": "t", "seed": seed})
         return read_question(given, QuestionSettings(data=rows))[0].text
 
-    rounds = [[ask(seed) for seed in range(first, first + count)] for first in (0, count)]
+    rounds = [[ask(seed) for seed in range(first, first + 7)] for first in (0, 7)]
     assert sorted(rounds[0]) == sorted(rounds[1]) == [row["question"] for row in rows]
-    assert count == 1 or rounds[0] != rounds[1], "in another order"
+    assert rounds[0] != rounds[1], "in another order"
 
 
 def user(part: Any) -> list[dict[str, Any]]:

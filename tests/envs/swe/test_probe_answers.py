@@ -9,6 +9,8 @@ from envs.swe import build_env
 from envs.swe.small_tasks import unified_diff
 from tests.envs.swe.tiny_repository import needs_sandbox, write_repository
 
+pytestmark = pytest.mark.usefixtures("few_runs")
+
 WRONG = "def total(prices):\n    return sum(prices[1:])\n"
 RIGHT = "def total(prices):\n    return sum(prices)\n"
 HELPERS = "def made(*parts):\n    return int(''.join(parts))\n\n\nclass Known:\n    answer = made('8', '01', '1')\n"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError, EpisodeOverError
-from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.workspace import ToolFailure, Workspace, remove_tree
 from envs.swe.verdict import evaluate
 from tests.envs.swe.tiny_repository import DISCOUNT, ROW, WRONG, call, tiny_env
@@ -88,13 +87,6 @@ def test_calls_after_a_submit_or_past_the_limit_are_not_run() -> None:
     assert "Only the first calls" in act(env, call("view") * 2 + call("submit"))
     _, done, info = env.step(call("submit") + call("create", path="late", text=""))
     assert done and info["valid_action"]
-
-
-def test_the_executed_action_says_the_calls_again_in_one_form() -> None:
-    env = tiny_env()
-    info = env.step('so <tool_call>{"arguments": {"path": "shop", "start": 1}, "name": "view"}</tool_call> there')[2]
-    assert info["executed_action"] == call("view", path="shop")
-    assert info["action"].startswith("<tool_call>") and info["action"].endswith("</tool_call>")
 
 
 def test_a_command_that_hangs_or_floods_is_reported_and_the_episode_goes_on() -> None:
@@ -190,12 +182,6 @@ def test_our_files_are_never_opened_through_the_agents_links(tmp_path: Path) -> 
         with pytest.raises(ToolFailure):
             action("link")
     assert (tmp_path / "secret").read_text() == "hunter2"
-
-
-def test_the_options_reach_the_sandbox() -> None:
-    env = tiny_env(memory_mb=300, processes=30, command_timeout_s=5.0)
-    box: Sandbox = env._bench.sandbox
-    assert (box.limits.memory_mb, box.limits.processes, box.limits.seconds) == (300, 30, 5.0)
 
 
 def test_hidden_tests_are_not_in_the_sandbox_while_a_probe_is_wrong(

@@ -8,6 +8,8 @@ from envs.swe.verdict.trees import apply_changes, collect_changes, is_protected
 from tests.cases import some
 from tests.envs.swe.tiny_repository import DISCOUNT, HIDDEN, call, tiny_env, tiny_instance
 
+pytestmark = pytest.mark.usefixtures("few_runs")
+
 FAKE_REPORT = """
 import pytest
 
@@ -171,11 +173,9 @@ def test_files_that_configure_or_replace_the_tests_do_not_count(name: str) -> No
 
 QUICK = (
     "os._exit at import",
-    "pytest.exit",
     "patched runner",
     "forged lines",
     "forged chain with the judge's own key",
-    "closing the pipe",
     "rewriting the tests",
 )
 

@@ -139,13 +139,15 @@ def test_fuzzed_calls_of_every_tool_do_not_raise() -> None:
         "\\",
         "x" * 5000,
     ]
-    for name, key in [("view", "path"), ("edit", "path"), ("insert", "path"), ("create", "path")]:
-        for text in texts:
-            more = {"edit": {"old": "p", "new": "q"}, "insert": {"line": rng.randrange(-3, 9), "text": text}}
-            more["create"] = {"text": text}
-            env.step(call(name, **{key: text}, **more.get(name, {})))
     for text in texts:
-        env.step(call("search", pattern=text or "x", path=rng.choice(texts)))
-        env.step(call("run", command=text))
-    for text in ("-n", "--help", "-c /dev/zero", "*", "shop"):
+        for name, arguments in (
+            ("view", {"path": text}),
+            ("edit", {"path": text, "old": "p", "new": "q"}),
+            ("insert", {"path": text, "line": rng.randrange(-3, 9), "text": text}),
+            ("create", {"path": text, "text": text}),
+            ("search", {"pattern": text or "x", "path": rng.choice(texts)}),
+            ("run", {"command": text}),
+        ):
+            env.step(call(name, **arguments))
+    for text in ("-n", "-c /dev/zero", "*"):
         env.step(call("run_tests", targets=text))

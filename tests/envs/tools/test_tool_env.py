@@ -149,13 +149,6 @@ def test_failures_of_calc_reward_and_release_are_counted() -> None:
     assert info["metrics"]["tool_errors"] == info["metrics"]["tool_release_errors"] == 1.0
 
 
-def test_a_stateful_tool_learns_the_label_and_tools_share_a_dict() -> None:
-    env = started()
-    episode = env._session._live["counter"].episode
-    assert (episode.question, episode.answer, episode.task, episode.seed) == ("What is 2 + 3?", "5", "sums", 0)
-    assert episode.shared == {}
-
-
 def test_a_wrong_answer_may_be_corrected_answer_retries_times() -> None:
     env = started(grader="exact", answer_retries=1)
     observation, done, info = env.step("Answer: 4")
