@@ -20,7 +20,8 @@ def read(folder: Path, **options: Any) -> HarborTask:
 REFUSED = [
     ("[environment]\ngpus = 1\n", "[environment] gpus = 1 in task.toml needs a GPU in the sandbox; exclude the task"),
     ('[environment]\nos = "Windows"\n', "[environment] os = windows in task.toml is not Linux"),
-    ("[environment] network_mode = allowlist in task.toml needs the net",),
+    ("[verifier]\ntimeout_sec = -1\n", "[verifier] timeout_sec in task.toml must be a number greater than 0, got -1"),
+    ("[agent\n", "task.toml is not valid TOML: "),
     ('[agent]\nallowed_hosts = ["pypi.org"]\n', "[agent] allowed_hosts = ... in task.toml needs the network"),
     ('[verifier]\nenvironment_mode = "separate"\n', "[verifier] environment_mode = separate in task.toml gives the"),
     ('[verifier]\nuser = "root"\n[agent]\nuser = "a"\n', "[verifier] user = root in task.toml differs from the agent"),
@@ -77,6 +78,7 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(
             {"dockerfile": None, "toml": '[environment]\ndocker_image = "x/y:1"\n'},
             "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; set env.images and ru",
         ),
+        ({"files": {"environment/docker-compose.yaml": ""}}, "environment/docker-compose.yaml starts several contain"),
         (
             {"files": {"environment/.dockerignore": ""}, "dockerfile": DOCKERFILE + "COPY . .\n"},
             "(COPY . .) obeys environment/.dockerignore, which needs an image build; set env.images and run slime-",

@@ -68,7 +68,6 @@ def test_arguments_come_from_the_build_their_default_or_before_from() -> None:
         ("FROM a\nONBUILD RUN x\n", r"line 2 of environment/Dockerfile \(ONBUILD RUN x\) is not supported"),
         ("FROM a\nRUNN ls\n", r"\(RUNN ls\) is not a Dockerfile instruction; did you mean RUN\?"),
         ("FROM a\nRUN --mount=type=secret,id=x y\n", "uses --mount=type=secret,id=x, which is not supported"),
-        ("uses --mount=type=bind,target=/x",),
         ("FROM a\nCOPY <<E /x\ntext\n", r"line 2 of .* \(COPY <<E /x\) has a heredoc without its end, E"),
         ("FROM a\nADD https://example.org/x /x\n", "downloads a file; use RUN with curl"),
         ("FROM a\nRUN <<E\n#!/usr/bin/python3\nE\n", "a heredoc for another interpreter"),
