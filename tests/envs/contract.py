@@ -169,78 +169,48 @@ CASES = [
 ]
 
 
+_FORMS = (
+    *("", " ", "\n", "\t\n  \r\n", "\u200b", "\ufeff", "\u00a0"),
+    *("%control", "ACTION: %control", "ACTION: %legal%control", "\x00%controlACTION:\x00"),
+    *("向前走", "вперёд", "إلى الأمام", "आगे बढ़ो", "앞으로", "🚪🔑👉", "ﬀ İ ß ſ", "ＡＣＴＩＯＮ："),
+    *("%letters", "ACTION: %letters", "THINK: %letters"),
+    "```python\nimport os\nos._exit(1)\n```",
+    "__import__('os').abort()",
+    "{{ self.__init__.__globals__ }} {% for x in range(10**9) %}x{% endfor %}",
+    '{"action": "%legal"}',
+    "<tool_call>{'name': 'step'</tool_call>",
+    "'; DROP TABLE episodes; --",
+    "%s%n%x {0} {obs} \\1 $HOME `id`",
+    "<|im_end|>\n<|im_start|>assistant\nACTION: %legal",
+    "../../../../etc/passwd",
+    *("ACTION", "ACTION:", "ACTION: %cut", "ACTION %legal", "THINK: so\nACT ION: %legal", "ACTION: %legal\nACTION:"),
+    *("ACTION: [%legal]", "ACTION: %legal, %legal", "Action%legal", "action:%upper", "ACTION: %joined."),
+    *("THINK: %legal %legal", "%printable"),
+    *("%legal", "ACTION: %legal", "THINK: fine.\nACTION: %legal") * 3,
+)
+"""Answers of every kind that a model or a broken tokenizer may give."""
+_CONTROL = [chr(code) for code in (*range(32), 127, 0x85, 0x2028, 0x202E, 0xD800, 0xFFFE)]
+
+
 def fuzz(env: BaseInteractionEnv, count: int, seed: int = 0, named: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield `count` answers of every kind a model or a broken tokenizer may give, legal ones among them."""
+    """Yield `count` answers of every kind, legal ones among them."""
     rng = random.Random(seed)
     actions = list(named or env.actions) or [env.default_action]
     for index in range(count):
-        # A few huge ones are enough to see that nothing grows faster than their length.
-        yield _huge(rng, actions) if index % 500 == 0 else rng.choice(_KINDS)(rng, actions)
-
-
-def _empty(rng: random.Random, actions: list[str]) -> str:
-    return rng.choice(["", " ", "\n", "\t\n  \r\n", "\u200b", "\ufeff", "\u00a0"])
-
-
-def _huge(rng: random.Random, actions: list[str]) -> str:
-    return rng.choice(["ACTION:", "a", "Action ", "\n", "go ", "{{"]) * 100_000 + rng.choice(actions)
-
-
-def _control(rng: random.Random, actions: list[str]) -> str:
-    noise = "".join(chr(rng.choice([*range(32), 127, 0x85, 0x2028, 0x202E, 0xD800, 0xFFFE])) for _ in range(8))
-    return rng.choice([noise, f"ACTION: {noise}", f"ACTION: {rng.choice(actions)}{noise}", f"\x00{noise}ACTION:\x00"])
-
-
-def _other_scripts(rng: random.Random, actions: list[str]) -> str:
-    words = ["向前走", "вперёд", "إلى الأمام", "आगे बढ़ो", "앞으로", "🚪🔑👉", "ﬀ İ ß ſ", "ＡＣＴＩＯＮ："]
-    letters = "".join(chr(rng.randrange(0xA0, 0xD7FF)) for _ in range(12))
-    return rng.choice(["", "ACTION: ", "THINK: "]) + rng.choice([*words, letters])
-
-
-def _code(rng: random.Random, actions: list[str]) -> str:
-    return rng.choice(
-        [
-            "```python\nimport os\nos._exit(1)\n```",
-            "__import__('os').abort()",
-            "{{ self.__init__.__globals__ }} {% for x in range(10**9) %}x{% endfor %}",
-            '{"action": "' + rng.choice(actions) + '"}',
-            "<tool_call>{'name': 'step'</tool_call>",
-            "'; DROP TABLE episodes; --",
-            "%s%n%x {0} {obs} \\1 $HOME `id`",
-            "<|im_end|>\n<|im_start|>assistant\nACTION: " + rng.choice(actions),
-            "../../../../etc/passwd",
-        ]
-    )
-
-
-def _half_formed(rng: random.Random, actions: list[str]) -> str:
-    action = rng.choice(actions)
-    cut = action[: rng.randrange(len(action) + 1)]
-    return rng.choice(
-        [
-            "ACTION",
-            "ACTION:",
-            f"ACTION: {cut}",
-            f"ACTION {action}",
-            f"THINK: so\nACT ION: {action}",
-            f"ACTION: {action}\nACTION:",
-            f"ACTION: [{action}]",
-            f"ACTION: {action}, {action}",
-            f"Action{action}",
-            f"action:{action.upper()}",
-            f"ACTION: {action.replace(' ', '_')}.",
-            f"THINK: {action} {action}",
-        ]
-    )
-
-
-def _legal(rng: random.Random, actions: list[str]) -> str:
-    action = rng.choice(actions)
-    return rng.choice([action, f"ACTION: {action}", f"THINK: fine.\nACTION: {action}"])
-
-
-def _noise(rng: random.Random, actions: list[str]) -> str:
-    return "".join(rng.choices(string.printable, k=rng.randrange(40)))
-
-
-_KINDS = (_empty, _control, _other_scripts, _code, _half_formed, _legal, _noise)
+        action = rng.choice(actions)
+        if index % 500 == 0:  # a few huge ones are enough to see that nothing grows faster than their length
+            yield rng.choice(["ACTION:", "a", "Action ", "\n", "go ", "{{"]) * 100_000 + action
+            continue
+        texts = {
+            "%legal": action,
+            "%cut": action[: rng.randrange(len(action) + 1)],
+            "%upper": action.upper(),
+            "%joined": action.replace(" ", "_"),
+            "%control": "".join(rng.choices(_CONTROL, k=8)),
+            "%letters": "".join(chr(rng.randrange(0xA0, 0xD7FF)) for _ in range(12)),
+            "%printable": "".join(rng.choices(string.printable, k=rng.randrange(40))),
+        }
+        form = rng.choice(_FORMS)
+        for mark, text in texts.items():
+            form = form.replace(mark, text)
+        yield form

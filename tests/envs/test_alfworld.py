@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,12 @@ pytest.importorskip("fast_downward", reason="ALFWorld needs 'slime-verlog[alfwor
 from envs import alfworld
 from envs.alfworld import list_games, load_game
 from envs.errors import ConfigError
-from tests.fixtures.alfworld_rooms import build_env, make_game, write_game
+from envs.loading import build_env_from
+from tests.fixtures.alfworld_rooms import make_game, write_game
 
 
 def build(task: str = "pick_and_place_simple", seed: int = 0, **options: Any) -> alfworld.ALFWorld:
-    return build_env(
-        SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={"preset": "verlog", **options})
-    )
+    return build_env_from("tests.fixtures.alfworld_rooms", {"task": task, "seed": seed}, options)
 
 
 def play_expert(env: alfworld.ALFWorld) -> list[dict[str, Any]]:

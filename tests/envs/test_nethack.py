@@ -1,20 +1,20 @@
 """NetHack and MiniHack in words: what is shown, names and keys of actions, seeds, endings, and what is refused."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envs.gymnasium_text import GymnasiumText, build_env
+from envs.gymnasium_text import GymnasiumText
+from envs.loading import build_env_from
+from tests.envs.contract import NETHACK
 
 pytest.importorskip("minihack", reason="pip install -e '.[nethack]' enables this test")
 
-FUNCTIONS = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 ROOM = "MiniHack-Room-5x5-v0"
 
 
 def make(task: str = ROOM, seed: int = 6, **env: Any) -> GymnasiumText:
-    return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={**FUNCTIONS, **env}))
+    return build_env_from("envs.gymnasium_text", {"task": task, "seed": seed}, {**NETHACK, **env})
 
 
 def test_message_screen_status_things_and_inventory_are_shown_in_words() -> None:

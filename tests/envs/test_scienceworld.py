@@ -4,24 +4,24 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from envs.loading import build_env_from
 
 pytest.importorskip("scienceworld", reason="pip install -e '.[scienceworld]' enables this test")
 if shutil.which("java") is None:
     pytest.skip("Java enables this test: apt-get install -y default-jre-headless", allow_module_level=True)
 
 import envs.scienceworld as jvms
-from envs.scienceworld import ScienceWorld, build_env, expert_action
+from envs.scienceworld import ScienceWorld, expert_action
 from tests.envs.contract import fuzz
 
 
 def make(task: str = "find-plant", seed: int = 0, **env: Any) -> ScienceWorld:
-    return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env=env))
+    return build_env_from("envs.scienceworld", {"task": task, "seed": seed}, env)
 
 
 @pytest.fixture

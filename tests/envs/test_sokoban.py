@@ -1,14 +1,14 @@
 """Sokoban: generated and written levels, moves, rewards and endings, the search, and the scripted player."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from envs.errors import ConfigError
-from envs.sokoban import Sokoban, build_env, expert_action, explain_action
+from envs.loading import build_env_from
+from envs.sokoban import Sokoban, expert_action, explain_action
 from envs.sokoban.board import SYMBOLS, find_pushes, is_stuck, moves_of, read_room
 from envs.sokoban.levels import TASKS, make_level
 
@@ -56,7 +56,7 @@ CORRIDOR = "######\n#@$ .#\n######"
 
 
 def make(task: str = "one_box", seed: int = 0, **env: Any) -> Sokoban:
-    return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env=env))
+    return build_env_from("envs.sokoban", {"task": task, "seed": seed}, env)
 
 
 def played(folder: Path, level: str, **env: Any) -> Sokoban:

@@ -5,17 +5,17 @@ import re
 import socket
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from envs.errors import MissingDependencyError
+from envs.loading import build_env_from
 
 pytest.importorskip("textarena", reason="pip install -e '.[textarena]' enables this test")
 
-from envs.textarena import TextArena, build_env
+from envs.textarena import TextArena
 
 PAGE = (Path(__file__).parents[2] / "docs" / "games.md").read_text(encoding="utf-8")
 PLAYED, NEED_WORDS = (
@@ -26,7 +26,7 @@ PLAYED, NEED_WORDS = (
 
 
 def make(task: str = "GuessTheNumber-v0", seed: int = 0, **env: Any) -> TextArena:
-    return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env=env))
+    return build_env_from("envs.textarena", {"task": task, "seed": seed}, env)
 
 
 def test_a_game_is_won_with_moves_in_its_own_form() -> None:

@@ -1,15 +1,15 @@
 """BabaIsAI against what BALROG and Verlog recorded, its options, its endings and its scripted player."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envs.babaisai import YOU_BROKEN, BabaIsAI, build_env, expert_action
+from envs.babaisai import YOU_BROKEN, BabaIsAI, expert_action
+from envs.loading import build_env_from
 
 
 def make(task: str = "goto_win", seed: int = 0, **env: Any) -> BabaIsAI:
-    return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env=env))
+    return build_env_from("envs.babaisai", {"task": task, "seed": seed}, env)
 
 
 def long_term(observation: Any) -> str:

@@ -1,7 +1,6 @@
 """BabyAI: parity with the recordings, every registered level, options, and the scripted expert."""
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,14 @@ from envs import babyai
 from envs.babyai import levels
 from envs.babyai.levels import HELD_OUT, MIXED_GOALS, describe_view, level_names
 from envs.errors import ConfigError
+from envs.loading import build_env_from
 from tests.conftest import load_recording
 
 LEVELS = sorted(set(level_names().values()))
 
 
 def build(task: str = "goto", seed: int = 0, **options: Any) -> babyai.BabyAI:
-    return babyai.build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env=options))
+    return build_env_from("envs.babyai", {"task": task, "seed": seed}, options)
 
 
 def _slow_description(game: Any) -> str:

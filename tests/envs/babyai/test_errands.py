@@ -2,7 +2,6 @@
 
 import random
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +9,11 @@ import pytest
 pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
 
 from envs import babyai
+from envs.loading import build_env_from
 
 
 def build(seed: int = 0, **options: Any) -> babyai.BabyAI:
-    metadata = {"task": "errands", "seed": seed}
-    return babyai.build_env(SimpleNamespace(metadata=metadata), SimpleNamespace(env=options))
+    return build_env_from("envs.babyai", {"task": "errands", "seed": seed}, options)
 
 
 def play(env: babyai.BabyAI, actions: list[str] | None = None) -> list[Any]:

@@ -1,6 +1,5 @@
 """Crafter as the agent meets it: parity with the recordings, answers, prompt, options, endings and metrics."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ from crafter import constants
 from envs import crafter
 from envs.crafter.rules import ACHIEVEMENTS
 from envs.crafter.vocabulary import translate
+from envs.loading import build_env_from
 
 
 def build(seed: int = 0, **options: Any) -> crafter.Crafter:
-    sample = SimpleNamespace(metadata={"task": "default", "seed": seed})
-    return crafter.build_env(sample, SimpleNamespace(env=options))
+    return build_env_from("envs.crafter", {"task": "default", "seed": seed}, options)
 
 
 @pytest.mark.parametrize(

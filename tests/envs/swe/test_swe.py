@@ -11,6 +11,8 @@ from envs.swe.sandbox.workspace import ToolFailure, Workspace, remove_tree
 from envs.swe.verdict import evaluate
 from tests.envs.swe.tiny_repository import DISCOUNT, ROW, WRONG, call, tiny_env
 
+pytestmark = pytest.mark.usefixtures("few_runs")
+
 
 def act(env, *answers: str) -> str:
     """Give answers one by one; return the last observation."""

@@ -6,7 +6,6 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip(
 
 from envs import textworld
 from envs.errors import ConfigError
+from envs.loading import build_env_from
 from envs.textworld.games import build_game, make_recipe
 from envs.textworld.player import _clean
 from tests.cases import pairs
@@ -25,9 +25,7 @@ TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "sim
 
 
 def build(task: str = "custom", seed: int = 0, **options: Any) -> textworld.TextWorld:
-    return textworld.build_env(
-        SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={"preset": "verlog", **options})
-    )
+    return build_env_from("envs.textworld", {"task": task, "seed": seed}, options)
 
 
 def play_expert(env: textworld.TextWorld) -> list[dict[str, Any]]:
