@@ -2,22 +2,18 @@
 
 import importlib.util
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envs import balrog
 from envs.errors import ConfigError, MissingDependencyError
+from envs.loading import build_env_from
 from tests.envs.balrog_stand_in import as_env
 
 
-def _args(task: str, seed: int, options: dict[str, Any]) -> tuple[SimpleNamespace, SimpleNamespace]:
-    return SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env=options)
-
-
 def build(task: str = "babyai/BabyAI-MixedTrainLocal-v0/goto", seed: int = 0, **options: Any) -> balrog.Balrog:
-    return as_env.build_env(*_args(task, seed, options))
+    return build_env_from(as_env.__name__, {"task": task, "seed": seed}, options)
 
 
 def test_without_the_package_one_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +21,7 @@ def test_without_the_package_one_sentence_says_how_to_install_it(monkeypatch: py
     for name in [name for name in sys.modules if name.startswith("balrog.")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingDependencyError) as error:
-        balrog.build_env(*_args("babyai/x", 0, {}))
+        build_env_from("envs.balrog", {"task": "babyai/x", "seed": 0})
     assert str(error.value) == balrog.INSTALL and "pip install 'balrog @ git+https://" in balrog.INSTALL
 
 
@@ -175,7 +171,7 @@ REAL = [
 @pytest.mark.skipif(importlib.util.find_spec("balrog") is None, reason=balrog.INSTALL)
 @pytest.mark.parametrize("task", REAL)
 def test_the_real_package_plays(task: str) -> None:
-    env = balrog.build_env(*_args(task, 3, {"preset": "balrog", "max_steps": 12}))
+    env = build_env_from("envs.balrog", {"task": task, "seed": 3}, {"preset": "balrog", "max_steps": 12})
     try:
         first = env.reset()
     except MissingDependencyError as error:

