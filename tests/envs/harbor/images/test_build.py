@@ -21,7 +21,6 @@ from envs.harbor.images.build import build_image
 from envs.harbor.settings import HarborSettings, context_digest, find_image, record_of
 from envs.harbor.task import recipe_of
 from inspection.command import main
-from slime_verlog import read_settings
 from tests.envs.harbor.task_folders import make_image, make_task, play
 from tests.envs.swe.tiny_repository import needs_sandbox
 
@@ -55,6 +54,14 @@ def build(base: Path, tmp_path: Path) -> Iterator[Any]:
 
     yield run
     subprocess.run(["chmod", "-R", "u+rwX", tmp_path / "images"], check=False)
+
+
+def write_config(folder: Path, task: str, **env: Any) -> str:
+    """A YAML for the tasks in the folder, with its path."""
+    env = {"folders": [str(folder / "tasks")], "images": str(folder / "images"), **env}
+    path = folder / "tasks.yaml"
+    path.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": [task]}))
+    return str(path)
 
 
 def test_every_kind_of_step_changes_the_image(build: Any) -> None:
@@ -155,13 +162,10 @@ def test_build_arguments_replace_defaults_and_a_changed_one_is_another_image(bui
 
 @unpacks
 def test_add_unpacks_archives_and_links_of_an_image_stay_inside(build: Any, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "made.tar.gz", "w:gz") as archive:
-        info = tarfile.TarInfo("inner/file")
-        info.size = 2
-        archive.addfile(info, io.BytesIO(b"x\n"))
     context = tmp_path / "tasks" / "answer" / "environment"
     context.mkdir(parents=True)
-    shutil.move(tmp_path / "made.tar.gz", context)
+    with tarfile.open(context / "made.tar.gz", "w:gz") as archive:
+        archive.addfile(_member("inner/file", size=2), io.BytesIO(b"x\n"))
     dockerfile = (
         f'FROM tiny\nRUN ["bash", "-c", "exec 3>/x; rm /x"]\nADD made.tar.gz /opt/\nCOPY made.tar.gz {tmp_path}/\n'
     )
@@ -181,16 +185,6 @@ def test_links_out_of_the_context_reach_nothing_of_this_machine(build: Any, tmp_
     with pytest.raises(UnsupportedLine, match="names no file of the folder environment"):
         build(f"FROM tiny\n{line}\n")
     assert (tmp_path / "private.tar").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_task_that_only_names_an_image_is_played_in_it(base: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    task = make_task(
-        tmp_path / "tasks", dockerfile=None, toml='[environment]\ndocker_image = "tiny"\nworkdir = "/app"\n'
-    )
-    options = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
-    build_image(recipe_of(task), HarborSettings(**options))
-    assert play(tmp_path / "tasks", "echo 42 > answer.txt", **options)[1]["reward"] == 1.0
 
 
 @pytest.mark.parametrize("lines", ["", "RUN echo 1 > /etc/new\n"])
@@ -249,15 +243,7 @@ def test_commands_that_fail_or_break_a_limit_are_named(
     ("lines", "error", "sentence"),
     [
         ("FROM other\n", ConfigError, r"env.base_sources: /\S+/nothing: the folder /\S+/nothing does not exist"),
-        ("FROM empty\nRUN ls\n", UnsupportedLine, r"\(RUN ls\) cannot run: the base image has no /bin/sh"),
         ("FROM empty\nWORKDIR /app\n", ConfigError, "the image has no /bin/bash, which commands are run with"),
-        ("FROM tiny\nWORKDIR\n", UnsupportedLine, r"line 2 of environment/Dockerfile \(WORKDIR\) has no argument"),
-        (
-            "FROM tiny\nCOPY --from=builder /x /x\n",
-            ConfigError,
-            "no earlier stage is called 'builder', so it was read as an image: env",
-        ),
-        ("FROM tiny\nCOPY missing /x\n", UnsupportedLine, "names no file of the folder environment"),
         ("FROM tiny\nCOPY ../../secret /x\n", UnsupportedLine, r"\(COPY ../../secret /x\) leaves the folder env"),
         (
             "FROM tiny\nCOPY --from=tiny /y /x\n",
@@ -279,11 +265,9 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
     options = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
     with pytest.raises(ConfigError, match="has no image of the task as it is now; run: slime-verlog build-images"):
         play(tmp_path / "tasks", **options)
-    config = tmp_path / "tasks.yaml"
-    env = {"folders": [str(tmp_path / "tasks")], **options}
-    config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["answer"]}))
+    config = write_config(tmp_path, "answer", **options)
     with pytest.raises(SystemExit) as ended:
-        main(["build-images", str(config)])
+        main(["build-images", config])
     assert ended.value.code == 0
     assert play(tmp_path / "tasks", "cat /usr/lib/secret > answer.txt", **options)[1]["reward"] == 1.0
     (layers := tmp_path / "images" / "layers").rename(tmp_path / "aside")
@@ -295,16 +279,14 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
     with pytest.raises(ConfigError, match="run: slime-verlog build-images"):
         play(tmp_path / "tasks", **options)
     with pytest.raises(SystemExit) as ended:
-        main(["build-images", str(config)])
+        main(["build-images", config])
     assert ended.value.code == 1
 
 
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("oci:/x/nothing:v1", "env.base_sources: oci:/x/nothing:v1: the folder /x/nothing does not exist"),
         ("docker-archive:/x/a.tar", "env.base_sources: docker-archive:/x/a.tar: the file /x/a.tar does not exist"),
-        ("x/nothing", "env.base_sources: x/nothing: the folder x/nothing does not exist"),
         ("ubuntu:24.04", "env.base_sources: ubuntu:24.04 names no image; write docker://NAME, oci:FOLDER:TAG"),
     ],
 )
@@ -313,25 +295,18 @@ def test_a_source_that_is_not_there_is_named(tmp_path: Path, source: str, senten
         fetch_base("a", HarborSettings(base_sources={"*": source}), tmp_path)
 
 
-def test_a_misspelled_placeholder_is_named() -> None:
-    with pytest.raises(ConfigError, match="docker://{imgae} has an unknown placeholder {imgae}; only {image} is "):
-        read_settings(HarborSettings, {"base_sources": {"*": "docker://{imgae}"}}, "env.")
-
-
 def test_check_says_once_that_an_image_cannot_be_built_and_other_commands_name_the_yaml(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_task(tmp_path / "tasks")
-    config = tmp_path / "tasks.yaml"
-    env = {"folders": [str(tmp_path / "tasks")], "images": str(tmp_path / "images")}
-    config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["answer"]}))
+    config = write_config(tmp_path, "answer")
     with pytest.raises(SystemExit) as ended:
-        main(["check", str(config)])
+        main(["check", config])
     printed = capsys.readouterr()
     assert ended.value.code == 1 and "not built: answer" in printed.out
     assert "answer: not built: env.base_sources does not say" in printed.err and "build-images" not in printed.err
     with pytest.raises(SystemExit, match=f"run: slime-verlog build-images {config}$"):
-        main(["evaluate", str(config), "--player", "random", "--out", str(tmp_path / "out")])
+        main(["evaluate", config, "--player", "random", "--out", str(tmp_path / "out")])
 
 
 def test_the_order_of_base_sources_belongs_to_the_image_because_the_first_that_fits_counts(tmp_path: Path) -> None:
@@ -350,19 +325,11 @@ def test_images_that_cannot_be_built_are_named_and_the_others_are_built(
         make_task(tmp_path / "tasks", name, dockerfile="FROM tiny\nADD made.tar /opt/\n")
         with tarfile.open(tmp_path / "tasks" / name / "environment" / "made.tar", "w") as archive:
             archive.addfile(tarfile.TarInfo(path), io.BytesIO())
-    (tmp_path / "file").touch()
-    config = tmp_path / "tasks.yaml"
-    for images, told in (
-        ("images", ("a-leaves: not built: line 2 of", "b-fits: ready after")),
-        ("file/images", ("a-leaves: not built: [Errno 20] Not a directory", "b-fits: not built: ")),
-    ):
-        sources = {"tiny": str(base)}
-        env = {"folders": [str(tmp_path / "tasks")], "images": str(tmp_path / images), "base_sources": sources}
-        config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["*"]}))
-        with pytest.raises(SystemExit) as ended:
-            main(["build-images", str(config)])
-        printed = capsys.readouterr().out
-        assert ended.value.code == 1 and all(sentence in printed for sentence in told)
+    config = write_config(tmp_path, "*", base_sources={"tiny": str(base)})
+    with pytest.raises(SystemExit) as ended:
+        main(["build-images", config])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 1 and "a-leaves: not built: line 2 of" in printed and "b-fits: ready after" in printed
 
 
 def test_an_oci_layout_is_unpacked_with_its_settings(build: Any, base: Path, tmp_path: Path) -> None:
