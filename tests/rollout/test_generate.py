@@ -105,7 +105,7 @@ def test_slimes_loop_is_asked_whether_it_aborts(monkeypatch: pytest.MonkeyPatch)
     class GenerateState(metaclass=Registry):
         aborted = True
 
-    monkeypatch.setattr(framework, "FRAMEWORK", "slime")
+    monkeypatch.setattr(framework, "HAS_SLIME", True)
     monkeypatch.delitem(sys.modules, "slime.rollout.sglang_rollout", raising=False)
     assert not framework.outer_loop_is_full()
     monkeypatch.setitem(sys.modules, "slime.rollout.sglang_rollout", SimpleNamespace(GenerateState=GenerateState))
