@@ -13,7 +13,7 @@ from rollout.errors import EncodingError
 from tests.cases import some
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.messages import answer, user
+from tests.fixtures.messages import answer, system, user
 from tests.fixtures.playing import playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.tokenizers import real_tokenizer
