@@ -13,7 +13,7 @@ from rollout.errors import EncodingError
 from tests.cases import some
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.messages import answer, user
+from tests.fixtures.messages import answer, system, user
 from tests.fixtures.playing import playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.tokenizers import real_tokenizer
@@ -74,8 +74,8 @@ async def test_a_full_history_of_tool_use_equals_the_templates_rendering(tmp_pat
     for schema in schemas():
         assert json.dumps(schema) in first or schema["function"]["description"] in first
     env_says = "No tool was run: the call is not JSON: Expecting value at character 0."
-    system = first.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
-    instruction = "Work on the user's question" + system.split("Work on the user's question")[1].split("\n\n# Tools")[0]
+    rules = first.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
+    instruction = "Work on the user's question" + rules.split("Work on the user's question")[1].split("\n\n# Tools")[0]
     if family is None:
         instruction = instruction.split("\nTools: ")[0]
     results = [[tool("5")], [tool("count 1"), tool("count 5")], [user(env_says)]]

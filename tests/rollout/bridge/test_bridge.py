@@ -2,8 +2,11 @@
 
 import ast
 import dataclasses
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,6 @@ import pytest
 from rollout.bridge.framework import Sample
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import Generation, Prompt, Segment, Turn
-from tests.fixtures.warm_python import run_python
 
 REPO = Path(__file__).parents[3]
 FIELDS = {field.name for field in dataclasses.fields(Sample)}
@@ -28,12 +30,20 @@ def knows_fields(path: Path) -> bool:
 
 def test_renaming_fields_of_the_sample_touches_the_bridge_and_samples_only(tmp_path: Path) -> None:
     without = shutil.ignore_patterns("__pycache__")
-    for package in ("rollout", "envs", "advantage"):
+    for package in ("rollout", "envs", "advantage", "tests/fixtures"):
         shutil.copytree(REPO / package, tmp_path / package, ignore=without)
     shutil.copy(REPO / "slime_verlog.py", tmp_path)
+    (tmp_path / "tests" / "__init__.py").touch()
     for path in filter(knows_fields, (tmp_path / "rollout").rglob("*.py")):
         path.write_text(re.sub(rf"\b({'|'.join(RENAMED)})\b", r"renamed_\1", path.read_text()))
-    done = run_python(["-m", "tests.fixtures.every_rollout", str(tmp_path)], cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fixtures.every_rollout", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
     assert not set(RENAMED) & set(names) and {f"renamed_{name}" for name in RENAMED} <= set(names)

@@ -1,13 +1,15 @@
 """Preflight around slime's parser: unknown flags are refused, other output is held back."""
 
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from rollout.errors import ConfigError
 from rollout.preflight import refuse_unknown
-from tests.fixtures.warm_python import run_python
 
+REPO = Path(__file__).parents[3]
 KNOWN = {"--lr", "--rollout-batch-size", "--sglang-mem-fraction-static"}
 
 
@@ -32,7 +34,8 @@ def test_flags_of_an_engine_that_does_not_start_are_not_unknown() -> None:
 
 def run_program(lines: str) -> subprocess.CompletedProcess[str]:
     """Run in a new process, because pytest replaces the streams of this one."""
-    return run_python(["-c", f"import os\nfrom rollout.preflight import captured_output\n{lines}"])
+    program = f"import os\nfrom rollout.preflight import captured_output\n{lines}"
+    return subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
 
 
 def test_output_of_c_libraries_too_is_held_back_also_before_an_expected_error() -> None:
