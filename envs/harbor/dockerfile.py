@@ -4,23 +4,18 @@ The reader is ours because `dockerfile-parse`, the library on PyPI, does not kno
 buildah 1.28 would execute their lines as instructions.
 """
 
-import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 _HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
-_VARIABLE = r"\$\{(?P<name>\w+)(?::(?P<mode>[-+])(?P<word>[^}]*))?\}|\$(?P<plain>\w+)"
-_PIECE = re.compile(
-    rf"""(?P<space>\s+)|'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\\(?P<escaped>.)|{_VARIABLE}|(?P<other>.)""",
-    re.DOTALL,
-)
-_QUOTED_PIECE = re.compile(rf"""\\(?P<escaped>["\\$])|{_VARIABLE}|(?P<other>.)""", re.DOTALL)
-_LITERAL = ("space", "single", "escaped", "other")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}$]*))?\}|(\{))")
+_KEPT_DOLLAR = re.compile(r"\\\$|'[^']*\$[^']*'")
+"""A `$` that is not the beginning of a variable."""
 _FLAGS = re.compile(r"^(--[\w-]+(=\S*)?\s*)+")
-_ODD = re.compile(r"\$\{(?!\w+(?::[-+][^}]*)?\})")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("alpine", "bash", "debian", "ubuntu"), ()),
@@ -74,47 +69,30 @@ class Instruction:
         return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
 
     def words(self, variables: Mapping[str, str]) -> list[str]:
-        """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine for open quotes."""
+        """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine if it cannot."""
         listed = self.listed()
-        if listed is not None:
-            return [self.expand(word, variables) for word in listed]
-        found, word = list[str](), None
-        for space, text in self._pieces(f"{self.arguments} ", variables):
-            if not space:
-                word = (word or "") + text
-            elif word is not None:
-                found.append(word)
-                word = None
-        return found
+        if listed is None:
+            if _KEPT_DOLLAR.search(self.arguments):
+                raise UnsupportedLine(f"{self.line} has a quoted $, which is not supported")
+            try:
+                listed = shlex.split(self.arguments)
+            except ValueError as error:
+                raise UnsupportedLine(f"{self.line} has a quote without its end") from error
+        return [self.expand(word, variables) for word in listed]
 
     def expand(self, text: str, variables: Mapping[str, str]) -> str:
-        """Read `text` as one word. Raises as `words`."""
-        return "".join(space or piece for space, piece in self._pieces(text, variables))
+        """Fill in variables; unknown ones become empty, as in docker. Raises as `words`."""
 
-    def _pieces(self, text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Split a text into white space (first entry), and what stands between (second)."""
-        if _ODD.search(text):
-            raise UnsupportedLine(f"{self.line} uses a substitution that is not supported")
-        for piece in _PIECE.finditer(text):
-            if piece["other"] in ("'", '"'):
-                raise UnsupportedLine(f"{self.line} has a quote without its end")
-            double = piece["double"]
-            yield piece["space"] or "", _value(piece, variables) if double is None else fill_in(double, variables)
+        def value(found: re.Match[str]) -> str:
+            plain, name, mode, word, odd = found.groups()
+            if odd:
+                raise UnsupportedLine(f"{self.line} uses a substitution that is not supported")
+            given = variables.get(plain or name, "")
+            if mode == "+":
+                return word if given else ""
+            return given or word or ""
 
-
-def fill_in(text: str, variables: Mapping[str, str]) -> str:
-    """Replace variables and `\\$` as in double quotes; unknown ones become empty, as in docker."""
-    return _QUOTED_PIECE.sub(lambda piece: _value(piece, variables), text)
-
-
-def _value(piece: re.Match[str], variables: Mapping[str, str]) -> str:
-    literals = [text for name, text in piece.groupdict().items() if name in _LITERAL and text is not None]
-    if literals:
-        return literals[0]
-    value = variables.get(piece["name"] or piece["plain"], "")
-    if piece["mode"] and bool(value) == (piece["mode"] == "+"):
-        return fill_in(piece["word"], variables)
-    return "" if piece["mode"] == "+" else value
+        return _VARIABLE.sub(value, text)
 
 
 def read_instructions(text: str) -> Iterator[Instruction]:
@@ -165,7 +143,7 @@ class Image:
     """Working directories on the way, which are created."""
 
 
-def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence[str] = ()) -> Image:
+def read_image(text: str, has_tool: Callable[[str], bool]) -> Image:
     """Read a Dockerfile that needs no build and only programs of this machine; else raises UnsupportedLine."""
     image, stages = Image(variables={"PATH": PATH}), 0
     for step in read_instructions(text):
@@ -175,11 +153,9 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
                 raise UnsupportedLine(f"{step.line} starts a second build stage")
             name = (step.arguments.split() or [""])[0]
             short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
-            given = any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images)
-            if not given and short not in _TOOLS:
-                known = "which env.base_images can add if this machine has them"
-                raise UnsupportedLine(f"{step.line} names an image with unknown programs, {known}")
-            lacking = [tool for tool in _TOOLS.get(short, ()) if not given and not has_tool(tool)]
+            if short not in _TOOLS:
+                raise UnsupportedLine(f"{step.line} names an image with unknown programs")
+            lacking = [tool for tool in _TOOLS[short] if not has_tool(tool)]
             if lacking:
                 raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
         elif step.name == "COPY":
@@ -211,7 +187,7 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
         if "=" in name:
             given = {name: value for name, _, value in (word.partition("=") for word in step.words(variables))}
         else:  # the old form, ENV NAME the whole rest
-            given = {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
+            given = {name: " ".join(step.words(variables)[1:])}
         return replace(image, variables={**image.variables, **given})
     if not step.arguments:
         raise UnsupportedLine(f"{step.line} has no argument")

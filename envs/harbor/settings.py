@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import sys
@@ -58,9 +57,6 @@ class HarborSettings(ShellSettings):
     """Disk space that the build of one image may take in MB: new layers, temporary copies, and the finished files."""
     build_network: bool = False
     """Let the RUN lines of Dockerfiles use the network of this machine, as `apt-get install` needs."""
-    base_images: tuple[str, ...] = ()
-    """Patterns of further base images whose programs this machine has, such as `ghcr.io/acme/ubuntu:*`. Official
-    images such as `ubuntu` and `python` are known."""
     python: str | None = None
     """Interpreter whose folder comes first on PATH without `images`; null for the one that runs the environment."""
     writable: tuple[str, ...] = ()
@@ -98,11 +94,6 @@ class HarborSettings(ShellSettings):
     def _check(self) -> Self:
         if any(not path.startswith("/") or ".." in path.split("/") or not path.strip("/") for path in self.writable):
             raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
-        for source in self.base_sources.values():
-            for name in re.findall(r"\{[^{}]*\}", source):
-                if name != "{image}":
-                    unknown = f"{source} has an unknown placeholder {name}"
-                    raise ConfigError(f"env.base_sources: {unknown}; only {{image}} is replaced")
         if self.test_command is not None and not self.test_command.strip():
             raise ConfigError("env.test_command is empty; remove it, or give the command that judges")
         return self

@@ -12,6 +12,8 @@ from envs.harbor.images.buildah import BUILD_USER, WORK, Buildah
 from envs.harbor.settings import HarborSettings, key_of
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
+_LOCAL = re.compile(r"(?:oci|oci-archive|docker-archive):([^:]+)(?::.*)?")
+
 
 def full_name(name: str) -> str:
     """An image's name with its registry and tag, as docker completes it. Beside a digest, a tag means nothing."""
@@ -72,18 +74,14 @@ def _fetch(source: str, *arguments: str) -> None:
 
 
 def stamp(source: str) -> object:
-    """What changes when a local source changes. An image of a registry is fetched once."""
-    transport, _, rest = source.partition(":")
-    if transport == "docker":
+    """What changes when a local source changes; raises ConfigError if it is missing. A registry is asked once."""
+    if source.startswith("docker:"):
         return None
-    for place in (source, rest, rest.rpartition(":")[0]):
-        index = Path(place, "index.json")  # of an OCI layout
-        file = index if index.is_file() else Path(place)
-        if place and file.exists():
-            return file.stat().st_mtime_ns, file.stat().st_size
-    if transport in ("oci", "oci-archive", "docker-archive") or "/" in transport:
-        kind = "file" if transport.endswith("-archive") else "folder"
-        place = source if "/" in transport else rest.rpartition(":")[0] or rest
-        raise ConfigError(f"env.base_sources: {source}: the {kind} {place} does not exist")
-    forms = "docker://NAME, oci:FOLDER:TAG, oci-archive:FILE, docker-archive:FILE, or the folder of an exported image"
-    raise ConfigError(f"env.base_sources: {source} names no image; write {forms}")
+    found = _LOCAL.fullmatch(source)
+    place = Path(found[1] if found else source)
+    index = place / "index.json"  # of an OCI layout
+    file = index if index.is_file() else place
+    if not file.exists():
+        forms = "docker://NAME, oci:FOLDER:TAG, oci-archive:FILE, docker-archive:FILE, or an exported image's folder"
+        raise ConfigError(f"env.base_sources: {source}: {place} does not exist; write {forms}")
+    return file.stat().st_mtime_ns, file.stat().st_size

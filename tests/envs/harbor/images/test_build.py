@@ -19,7 +19,6 @@ from envs.harbor.images.build import build_image
 from envs.harbor.settings import HarborSettings, context_digest, find_image, record_of
 from envs.harbor.task import recipe_of
 from inspection.command import main
-from slime_verlog import read_settings
 from tests.envs.harbor.task_folders import make_image, make_task, play
 from tests.envs.swe.tiny_repository import needs_sandbox
 
@@ -222,7 +221,7 @@ def test_commands_that_fail_or_break_a_limit_are_named(
 @pytest.mark.parametrize(
     ("lines", "error", "sentence"),
     [
-        ("FROM other\n", ConfigError, r"env.base_sources: /x/nothing: the folder /x/nothing does not exist"),
+        ("FROM other\n", ConfigError, r"env.base_sources: /x/nothing: /x/nothing does not exist"),
         ("FROM scratch\nCOPY Dockerfile /x\n", ConfigError, "the image has no /bin/bash, which commands are run with"),
         ("FROM tiny\nCOPY --from=builder /x /x\n", ConfigError, "env.base_sources: /x/nothing"),
         ("FROM tiny\nCOPY <<E /x\ntext\nE\n", UnsupportedLine, r"line 2 of .* \(COPY <<E /x\) has a heredoc; put"),
@@ -259,20 +258,15 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("oci:/x/nothing:v1", "env.base_sources: oci:/x/nothing:v1: the folder /x/nothing does not exist"),
-        ("docker-archive:/x/a.tar", "env.base_sources: docker-archive:/x/a.tar: the file /x/a.tar does not exist"),
-        ("x/nothing", "env.base_sources: x/nothing: the folder x/nothing does not exist"),
-        ("ubuntu:24.04", "env.base_sources: ubuntu:24.04 names no image; write docker://NAME, oci:FOLDER:TAG"),
+        ("oci:/x/nothing:v1", "env.base_sources: oci:/x/nothing:v1: /x/nothing does not exist"),
+        ("docker-archive:/x/a.tar", "env.base_sources: docker-archive:/x/a.tar: /x/a.tar does not exist"),
+        ("x/nothing", "env.base_sources: x/nothing: x/nothing does not exist"),
+        ("ubuntu:24.04", "env.base_sources: ubuntu:24.04: .* does not exist; write docker://NAME, oci:FOLDER:TAG"),
     ],
 )
 def test_a_source_that_is_not_there_is_named(source: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=f"^{sentence}"):
         stamp(find_source("a", HarborSettings(base_sources={"*": source})))
-
-
-def test_a_misspelled_placeholder_is_named() -> None:
-    with pytest.raises(ConfigError, match="docker://{imgae} has an unknown placeholder {imgae}; only {image} is "):
-        read_settings(HarborSettings, {"base_sources": {"*": "docker://{imgae}"}}, "env.")
 
 
 def test_check_says_once_that_an_image_cannot_be_built_and_other_commands_name_the_yaml(

@@ -9,8 +9,8 @@ from envs.harbor.images.bases import full_name
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a  'b $X' \"c $X\" d\\ e", ["a", "b $X", "c 1", "d e"]),
-        ("$X${X}z ${Y:-$X} ${X:+set} ${Y:+set}.", ["11z", "1", "set", "."]),
+        ("a  'b X' \"c $X\" d\\ e", ["a", "b X", "c 1", "d e"]),
+        ("$X${X}z ${Y:-x} ${X:+set} ${Y:+set}.", ["11z", "x", "set", "."]),
         ('["a b", "$X"]', ["a b", "1"]),
         ("--from=x a b", ["a", "b"]),
     ],
@@ -19,7 +19,9 @@ def test_words_are_those_of_docker(text: str, words: list[str]) -> None:
     assert Instruction(1, "COPY", text).words({"X": "1"}) == words
 
 
-@pytest.mark.parametrize(("text", "why"), [("${X%y}", "a substitution"), ("it's", "a quote without its end")])
+@pytest.mark.parametrize(
+    ("text", "why"), [("${X%y}", "a substitution"), ("it's", "a quote without its end"), ("'$X'", "a quoted")]
+)
 def test_words_that_docker_does_not_read_are_refused(text: str, why: str) -> None:
     with pytest.raises(UnsupportedLine, match=why):
         Instruction(1, "COPY", text).words({})
