@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-_HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
+_HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?\s*(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}$]*))?\}|(\{))")
 _KEPT_DOLLAR = re.compile(r"\\\$|'[^']*\$[^']*'")
 """A `$` that is not the beginning of a variable."""

@@ -80,7 +80,8 @@ def _build(recipe: Recipe, buildah: Buildah, say: Callable[[str], object]) -> Im
     words = [word for name, value in settings.build_args.items() for word in ("--build-arg", f"{name}={value}")]
     if ignoring := find_dockerignore(context):
         words += ["--ignorefile", f"{WORK}/context/{ignoring.name}"]
-    buildah.build(*words, "--iidfile", f"{WORK}/out/id", "--file", f"{WORK}/Dockerfile", f"{WORK}/context")
+    words += ["--iidfile", f"{WORK}/out/id", "--file", f"{WORK}/Dockerfile"]
+    buildah.build(*words, f"{WORK}/context", megabytes=settings.build_mb)
     name = (buildah.out / "id").read_text(encoding="utf-8")
     buildah.export(name, "tree")
     return _image(buildah.config(name) or {})

@@ -35,6 +35,7 @@ _BUILD = (
     *("--cap-drop", "CAP_SYS_CHROOT", "--env", f"APT_CONFIG={_APT}", "--unsetenv", "APT_CONFIG"),
 )
 _PROCESSES = 1024
+UNLIMITED_MB = 1 << 20
 _VARIABLES = {
     "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
     "HOME": "/tmp",
@@ -59,6 +60,8 @@ class Buildah:
     stop_at: float = field(init=False)
 
     def __post_init__(self) -> None:
+        for tool in ("buildah", "skopeo"):
+            find_tool(tool, tool)
         self.stop_at = time.monotonic() + self.settings.build_timeout_s
         for folder in (self.layers, self.out):
             folder.mkdir(exist_ok=True)
@@ -76,17 +79,17 @@ class Buildah:
         """The one folder in `work` that the sandbox may change."""
         return self.work / "out"
 
-    def build(self, *words: str) -> None:
+    def build(self, *words: str, megabytes: int = UNLIMITED_MB) -> None:
         """Run `buildah bud`; raises ConfigError with the end of its output if it fails or breaks a limit."""
-        outcome = self._run(["buildah", *_STORAGE, *_BUILD, *words], self.settings.build_mb)
+        outcome = self._run(["buildah", *_STORAGE, *_BUILD, *words], megabytes)
         if outcome.returncode or outcome.stopped:
-            self._run(["buildah", *_STORAGE, "rm", "--all"], self.settings.build_mb)
+            self._run(["buildah", *_STORAGE, "rm", "--all"])
             raise ConfigError(f"environment/Dockerfile cannot be built: {_why(outcome)}")
 
     def import_layout(self, layout: str, name: str) -> None:
         """Unpack an OCI layout into the layers; raises ConfigError if that fails."""
         target = f"containers-storage:[overlay@{_LAYERS}+/tmp/run]{name}"
-        outcome = self._run(["skopeo", "copy", "--quiet", "--insecure-policy", f"oci:{layout}", target], 1 << 20)
+        outcome = self._run(["skopeo", "copy", "--quiet", "--insecure-policy", f"oci:{layout}", target])
         if outcome.returncode or outcome.stopped:
             raise ConfigError(f"a base image cannot be unpacked: {_why(outcome)}; check env.base_sources")
 
@@ -94,16 +97,16 @@ class Buildah:
         """Copy the files of an image to `out`; raises ConfigError if that fails. `bud --output` ignores deletions."""
         storage = shlex.join(["buildah", *_STORAGE])
         made = f'made=$({storage} from --pull-never "$1") && cp -a "$({storage} mount "$made")" "$2"'
-        outcome = self._run(["sh", "-c", f"{made} && {storage} rm --all", "sh", name, f"{WORK}/out/{folder}"], 1 << 20)
+        outcome = self._run(["sh", "-c", f"{made} && {storage} rm --all", "sh", name, f"{WORK}/out/{folder}"])
         if outcome.returncode or outcome.stopped:
             raise ConfigError(f"the finished image cannot be copied: {_why(outcome)}")
 
     def config(self, name: str) -> dict[str, Any] | None:
         """The settings of an image, in OCI's names; None if there is no such image."""
-        outcome = self._run(["buildah", *_STORAGE, "inspect", "--type", "image", name], 1 << 20)
+        outcome = self._run(["buildah", *_STORAGE, "inspect", "--type", "image", name])
         return None if outcome.returncode else json.loads(outcome.output)["OCIv1"].get("config", {})
 
-    def _run(self, argv: Sequence[str], megabytes: int) -> Outcome:
+    def _run(self, argv: Sequence[str], megabytes: int = UNLIMITED_MB) -> Outcome:
         limits = Limits(
             seconds=max(self.stop_at - time.monotonic(), 1.0),
             memory_mb=self.settings.memory_mb,

@@ -31,7 +31,7 @@ def test_continued_lines_and_comments_are_read_and_a_heredoc_is_refused() -> Non
     run, quoted, last = read_instructions('RUN one \\\n  # not this\n\n  two\nRUN echo "<<C" 1<<2\nCMD x')
     assert (run.rest, run.number) == ("one   two", 1)
     assert quoted.rest == 'echo "<<C" 1<<2' and (last.number, last.name) == (6, "CMD")
-    for line in ("RUN <<A && cat <<-'B'", "COPY <<EOF /x", "RUN cat 0<<E"):
+    for line in ("RUN <<A && cat <<-'B'", "COPY <<EOF /x", "RUN cat 0<<E", "RUN cat << EOF > x"):
         with pytest.raises(UnsupportedLine, match=r"line 2 of environment/Dockerfile \(.* has a heredoc; put"):
             list(read_instructions(f"FROM a\n{line}\nRUN rm -rf /\n"))
 
