@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.fixtures.frameworks import SLIME
 
 from advantage.hook import compute_advantages
 from advantage.turn_table import TurnKind, decode_row
 from rollout.bridge.roles import samples_multiple
 from rollout.samples import convert_samples_to_train_data
+from tests.fixtures.checkouts import CHECKOUTS, checkout_or_skip
 from tests.fixtures.playing import flat, playing
 
 STEP, TURNS, BATCHES = 16, 48, 3
@@ -51,10 +51,10 @@ def on(args: Namespace, **layout: Any) -> Namespace:
     return Namespace(**{**vars(args), "actor_num_nodes": 1, "actor_num_gpus_per_node": 1, **layout})
 
 
-@pytest.fixture(params=list(SLIME))
+@pytest.fixture(params=list(CHECKOUTS))
 def build_dp_schedule(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """slime's own function; slime is gone from this process afterwards."""
-    checkout = SLIME[request.param]
+    checkout = checkout_or_skip(request.param)
     if checkout is None:
         pytest.skip("needs a slime checkout: set SLIME_PATH (several checkouts are separated by colons)")
     before = set(sys.modules)

@@ -1,13 +1,13 @@
-"""The command that checks instances before training."""
+"""Instances are checked before training."""
 
 import json
 from pathlib import Path
 
 import pytest
-import yaml
 
+from envs.swe import SWESettings
 from envs.swe.small_tasks import unified_diff
-from envs.swe.validate import main
+from envs.swe.validate import validate_instances
 from tests.envs.swe.tiny_repository import (
     DISCOUNT,
     FILES,
@@ -24,33 +24,32 @@ WRONG = "def double(x):\n    return x\n"
 PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")
 
 
-def _config(tmp_path: Path, **change: object) -> str:
+def _check(tmp_path: Path, row: dict | None = None, **options: object) -> tuple[str, str]:
+    """What is found about an instance: a problem, and a note."""
     needs_sandbox()
-    options = dict(tiny_options())
-    (tmp_path / "rows.jsonl").write_text(json.dumps({**tiny_instance().row(), **change}))
-    options["instances"] = str(tmp_path / "rows.jsonl")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": options, "tasks": [TASK]}))
-    return str(tmp_path / "config.yaml")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**tiny_instance().row(), **(row or {})}))
+    settings = SWESettings(**{**tiny_options(), "instances": str(tmp_path / "rows.jsonl"), **options})
+    (found,) = validate_instances(settings, [TASK])
+    assert found.task == TASK
+    return found.problem, found.note
 
 
-def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path, capsys) -> None:
-    assert main(["--config", _config(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert f"ok      {TASK}: verdict in " in printed and "1 instances, 0 failed" in printed
-    assert "5 of 5 assertions probed, 3 with an answer that is absent where they run (60 %), 10 bits decide" in printed
+def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path) -> None:
+    problem, note = _check(tmp_path)
+    assert not problem and note.startswith("verdict in ")
+    assert "5 of 5 assertions probed, 3 with an answer that is absent where they run (60 %), 10 bits decide" in note
 
 
 @pytest.mark.slow
-def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_count(tmp_path: Path, capsys) -> None:
+def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_count(tmp_path: Path) -> None:
     """Runs can agree by chance, and another solution may throw once more. NumPy may have any generator."""
     dice = "import random\nimport numpy\n\nnumpy.random.set_bit_generator(numpy.random.PCG64())\n\n\n"
     dice += "def total(prices):\n    random.shuffle(prices)\n    return sum(prices)\n"
     patch = unified_diff("shop/prices.py", FILES["shop/prices.py"], dice + DISCOUNT)
-    assert main(["--config", _config(tmp_path, patch=patch, DRAW_ARGUMENTS=True)]) == 0
-    printed = capsys.readouterr().out
-    assert (
+    problem, note = _check(tmp_path, {"patch": patch, "DRAW_ARGUMENTS": True})
+    assert not problem and (
         "5 of 5 assertions probed, 3 with an answer that is absent where they run (60 %), 10 bits decide; "
-        "hard-coded answers pass tests/test_prices.py::test_total" in printed
+        "hard-coded answers pass tests/test_prices.py::test_total" in note
     )
 
 
@@ -79,9 +78,8 @@ def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_c
         ),
     ],
 )
-def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change: dict, part: str) -> None:
-    assert main(["--config", _config(tmp_path, **change)]) == 1
-    assert f"FAILED  {TASK}: {part}" in capsys.readouterr().out
+def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, change: dict, part: str) -> None:
+    assert part in _check(tmp_path, change)[0]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change:
         "no assertion",
     ],
 )
-def test_an_instance_whose_probes_say_too_little_is_refused(tmp_path: Path, capsys, test: str, part: str) -> None:
+def test_an_instance_whose_probes_say_too_little_is_refused(tmp_path: Path, test: str, part: str) -> None:
     needs_sandbox()
     row = {
         "instance_id": "double",
@@ -128,6 +126,5 @@ def test_an_instance_whose_probes_say_too_little_is_refused(tmp_path: Path, caps
         "PASS_TO_PASS": [],
     }
     env = write_repository("made", {"double.py": WRONG, "tests/__init__.py": ""}, row)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": env}))
-    assert main(["--config", str(tmp_path / "config.yaml")]) == 1
-    assert part in capsys.readouterr().out
+    (found,) = validate_instances(SWESettings(**env), ["double"])
+    assert part in found.problem
