@@ -56,11 +56,14 @@ def test_the_tests_have_a_home_that_the_agent_did_not_have(tmp_path: Path) -> No
 
 
 def test_search_paths_of_the_tests_name_no_folder_of_the_agent(tmp_path: Path) -> None:
-    dockerfile = DOCKERFILE + "ENV PYTHONPATH=/app LD_LIBRARY_PATH=/app:/usr/lib NODE_PATH=/app DATA=/app/data\n"
-    test = 'echo "$PYTHONPATH|$LD_LIBRARY_PATH|$NODE_PATH|$DATA" > /logs/verifier/shown; cat /logs/verifier/shown'
-    make_task(tmp_path, test=test, dockerfile=dockerfile)
+    given = {"PYTHONPATH": "/app:/proc/self/cwd/lib:lib", "LD_LIBRARY_PATH": "/app:/usr/lib", "NODE_PATH": "/app"}
+    given |= {"PYTHONPYCACHEPREFIX": "/app/pyc", "PYTHONUSERBASE": "/tmp/u", "GIT_CONFIG_GLOBAL": "/app/git"}
+    shown = "|".join(f"${name}" for name in (*given, "DATA"))
+    lines = "".join(f"ENV {name}={value}\n" for name, value in {**given, "DATA": "/app/data"}.items())
+    test = f'echo "{shown}" > /logs/verifier/shown; cat /logs/verifier/shown'
+    make_task(tmp_path, test=test, dockerfile=DOCKERFILE + lines)
     env, _, _ = play(tmp_path, "true")
-    assert env.verdict is not None and env.verdict.output == "|/usr/lib||/app/data\n"
+    assert env.verdict is not None and env.verdict.output == "|/usr/lib|||||/app/data\n"
 
 
 @pytest.mark.parametrize(

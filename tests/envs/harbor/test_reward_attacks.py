@@ -75,6 +75,13 @@ print(41)
 """
 
 
+def test_a_process_that_stays_behind_does_not_shorten_the_reward(tmp_path: Path) -> None:
+    test = f"python3 /app/solution.py; echo 1e-05 > {REWARD}; sleep 1; cat {REWARD}"
+    cut = WITH_DAEMON.format(write=f"time.sleep(0.2); os.truncate('{REWARD}', 1)", first=FIRST[1])
+    reward, said = episode(tmp_path, (test, {}), {"solution.py": cut})
+    assert reward in (0.0, 1e-05), said
+
+
 @pytest.mark.parametrize("attempt", some(range(20), range(2)))
 def test_a_process_that_waits_for_the_reward_does_not_change_it(tmp_path: Path, attempt: int) -> None:
     reward, said = episode(tmp_path, "shell", {"solution.py": WAITING})
