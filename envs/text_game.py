@@ -171,9 +171,8 @@ class TextGame(BaseInteractionEnv):
         candidate, span = find_action(response_text)
         action, frame = self.attempt(candidate)
         frame = self._checked(frame, self._plays)
-        at_limit = bool(self.max_steps) and self._turns >= self.max_steps
-        # A game may say both at its last step; the end that it played to is the one that counts.
-        frame = replace(frame, truncated=not frame.terminated and (frame.truncated or at_limit))
+        if self.max_steps and self._turns >= self.max_steps and not frame.terminated:
+            frame = replace(frame, truncated=True)
         valid = action is not None
         self._running = not (frame.terminated or frame.truncated)
         info: StepInfo = {
