@@ -8,6 +8,7 @@ import pytest
 from envs.swe.sandbox.workspace import hand_over, remove_tree
 from envs.swe.verdict import calibration
 from tests.envs.swe.tiny_repository import needs_sandbox
+from tests.envs.users import open_way
 
 
 @pytest.fixture
@@ -23,8 +24,7 @@ def tree(tmp_path: Path) -> Iterator[Path]:
     needs_sandbox()
     tree = tmp_path / "tree"
     tree.mkdir()
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    open_way(tmp_path)
     hand_over(tree)
     yield tree
     # Some are deeper than pytest's own cleaning up can reach.

@@ -10,7 +10,7 @@ import pytest
 
 from envs.swe.sandbox import workspace as folders
 from envs.swe.sandbox.workspace import ProcessFolder, Workspace, remove_tree
-from tests.envs.users import as_a_user
+from tests.envs.users import as_a_user, open_way
 
 FILL = """
 import os, sys
@@ -129,8 +129,7 @@ kept = Workspace(lambda tree: (tree.mkdir(), fill(tree)))
 
 
 def test_a_tree_is_removed_by_a_user_without_rights_however_deep_its_closed_folders_are(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    open_way(tmp_path)
 
     def make_and_remove() -> None:
         for _ in range(300):
