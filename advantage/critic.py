@@ -51,10 +51,12 @@ class Progress:
         count, error, errors, total, totals = to_list(moments)
         assert count, "no rank has held-out tokens"
         variance = totals / count - (total / count) ** 2
-        self.explained.append(1 - (errors / count - (error / count) ** 2) / max(variance, 1e-8))
+        unexplained = errors / count - (error / count) ** 2
+        self.explained.append(1 - unexplained / max(variance, 1e-8))
         passes = len(self.explained) - 1
-        logger.info("value pretraining: after %d passes, held-out explained variance %.4f", passes, self.explained[-1])
-        if passes == 0 or self.explained[-1] >= self.explained[self.best] + MIN_GAIN:
+        explained = self.explained[-1]
+        logger.info("value pretraining: after %d passes, held-out explained variance %.4f", passes, explained)
+        if passes == 0 or explained >= self.explained[self.best] + MIN_GAIN:
             self.best = passes
             self._weights = [tensor.detach().cpu().clone() for tensor in _tensors(models)]
         return not self.has_converged(settings) and passes < settings.passes
@@ -62,23 +64,31 @@ class Progress:
     def _measure(self, data: Data, layout: Layout) -> Tensor:
         """Sum up values and returns over the held-out tokens of all data- and context-parallel ranks, [5] float64."""
         with relayed(layout.stage):
-            columns, local = read_turn_table(data, keep=True), local_tokens(data, layout)
+            columns = read_turn_table(data, keep=True)
+            local = local_tokens(data, layout)
             samples = torch.zeros(len(local.lengths), dtype=torch.bool)
             samples[columns.sample[columns.held_out]] = True
             self._held_out = [bool(held_out) for held_out in to_list(samples)]
-            tokens, masks = samples.repeat_interleave(whole_numbers(local.lengths)), data["loss_masks"]
+            tokens = samples.repeat_interleave(whole_numbers(local.lengths))
+            masks = data["loss_masks"]
             trained = torch.cat(list(masks)).bool() if masks else tokens
-            tokens = local.pick(tokens.to(trained.device) & trained)
-            v, r = (local.pick(local.join(data[key]))[tokens].double() for key in ("values", "returns"))
-            sums = torch.stack([r.new_tensor(len(r)), (r - v).sum(), ((r - v) ** 2).sum(), r.sum(), (r**2).sum()])
-        return layout.data_context.total(sums, like=v)
+            measured = local.pick(tokens.to(trained.device) & trained)
+            values = local.pick(local.join(data["values"]))[measured].double()
+            returns = local.pick(local.join(data["returns"]))[measured].double()
+            errors = returns - values
+            count = returns.new_tensor(len(returns))
+            squares = (errors**2).sum(), (returns**2).sum()
+            sums = torch.stack([count, errors.sum(), squares[0], returns.sum(), squares[1]])
+        return layout.data_context.total(sums, like=values)
 
     @contextmanager
     def held_out_hidden(self, data: Data) -> Generator[None]:
         """Set the loss masks of held-out turns to 0 inside this context."""
         masks: list[Tensor] = data["loss_masks"]
         hidden = self._held_out or [False] * len(masks)  # a pipeline stage without values has no loss to mask
-        data["loss_masks"] = [torch.zeros_like(m) if h else m for m, h in zip(masks, hidden, strict=True)]
+        data["loss_masks"] = [
+            torch.zeros_like(mask) if hide else mask for mask, hide in zip(masks, hidden, strict=True)
+        ]
         try:
             yield
         finally:
@@ -113,5 +123,8 @@ class Progress:
 
 
 def _tensors(models: Models) -> list[Tensor]:
-    # Megatron's DDP has a list named `buffers`, hence the class's method.
-    return [x for model in models for x in (*model.parameters(), *torch.nn.Module.buffers(model))]
+    tensors: list[Tensor] = []
+    for model in models:
+        tensors += model.parameters()
+        tensors += torch.nn.Module.buffers(model)  # Megatron's DDP has a list of that name
+    return tensors

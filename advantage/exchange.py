@@ -1,8 +1,8 @@
 """Exchanges turns between data-parallel ranks, because the turns of one episode may be on any rank in any order.
 
-Each turn sends eight numbers: segment, index, flags, and its `Links` (`advantage/gae.py`). Every rank then solves all
-chains. A failure on one rank becomes a failure on every rank of the group, so none waits in a collective forever.
-`current_layout` finds the groups.
+Every rank gets the rows of all turns and solves all chains. `link_turns` says which turn follows which. A failure on
+one rank becomes a failure on every rank of the group, so none waits in a collective forever. `current_layout` finds
+the groups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from advantage.errors import OtherRankError, TurnTableError
-from advantage.gae import Links, solve_links
 from advantage.turn_table import TurnColumns
 
 _collectives = cast(Any, dist)
@@ -35,8 +34,6 @@ class Exchange:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._made = False
-        self.notes: dict[str, float] = {}
-        """After `follow`: how turns that wrote notes compare with others, over all ranks."""
 
     def __enter__(self) -> Exchange:
         return self
@@ -48,50 +45,19 @@ class Exchange:
     def rows(self, own: Tensor) -> tuple[Tensor, slice]:
         """Gather the rows [T, k] of all ranks on the CPU, and this rank's slice; raises OtherRankError."""
         self._made = True
-        table, start = (own, 0) if self._group.size == 1 else gather_turns(own, self._group)
+        table, start = own, 0
+        if self._group.size > 1:
+            table, start = gather_turns(own, self._group)
         return table.cpu(), slice(start, start + len(own))
-
-    def follow(self, columns: TurnColumns, links: Links) -> tuple[Tensor, Tensor]:
-        """Find V' and A' of each of this rank's turns (0 if nothing follows), both [T] float64 on the CPU.
-
-        Raises OtherRankError, or on every rank TurnTableError if the turns of all ranks do not form episodes.
-        """
-        labels = (columns.segment, columns.index, turn_flags(columns).double())
-        own = torch.stack([*(x.to(links.v.device) for x in labels), *vars(links).values()], 1)
-        table, mine = self.rows(own)
-        flags = table[:, 2].long()
-        following = link_turns(table[:, 0], table[:, 1], flags & (ENDED | BOOTSTRAP))
-        next_value, next_advantage = solve_links(Links(*table[:, 3:].unbind(1)), following)
-        self.notes = _compare_notes(flags, following, next_advantage)
-        return next_value[mine], next_advantage[mine]
 
 
 def turn_flags(columns: TurnColumns) -> Tensor:
-    """Encode how each turn ends, and whether the environment moved, as one number; [T]."""
-    ends = TERMINATED * columns.terminated.long() + TRUNCATED * columns.truncated + BOOTSTRAP * columns.bootstrap
-    return ends + NOTES * ~columns.moves
-
-
-def _compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> dict[str, float]:
-    """Compare turns that wrote notes with others; empty without either. Advantages are those of first tokens.
-
-    `summary_optimism` is the mean of V - return after notes, minus that after other turns: notes that promise success
-    raise the value of the next prompt, and with it their own advantage.
-    """
-    after = following.clamp(min=0)
-    followed = (following >= 0) & (flags[after] & BOOTSTRAP == 0)
-    after_notes, notes = followed & (flags & NOTES > 0), followed & (flags[after] & NOTES > 0)
-    kinds = {"summary": notes, "turn": followed & ~notes}
-    if not all(bool(which.any()) for which in (after_notes, followed & ~after_notes, *kinds.values())):
-        return {}
-
-    before, after_other = next_advantage[after_notes], next_advantage[followed & ~after_notes]
-    found = {"summary_optimism": float(after_other.mean()) - float(before.mean())}
-    for name, which in kinds.items():
-        advantages = next_advantage[which]
-        found[f"{name}_advantage"] = float(advantages.mean())
-        found[f"{name}_advantage_std"] = float(advantages.std(correction=0))
-    return found
+    """Encode how each turn ends, and whether the environment moved, as one number; [T] int64."""
+    flags = NOTES * (~columns.moves).long()
+    flags += TERMINATED * columns.terminated
+    flags += TRUNCATED * columns.truncated
+    flags += BOOTSTRAP * columns.bootstrap
+    return flags
 
 
 @contextmanager
@@ -111,9 +77,13 @@ def relayed(group: Group) -> Generator[None]:
 
 
 def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
-    """Find what follows each turn in its segment, an index or -1; [T]. Raises TurnTableError for an invalid segment."""
+    """Find what follows each turn in its segment, an index or -1; [T]. Raises TurnTableError for an invalid segment.
+
+    Turns may be in any order; `flags` are those of `turn_flags`.
+    """
     if not segment.numel():
         return segment.long()
+    flags = flags & (ENDED | BOOTSTRAP)
     order = in_turn_order(segment, index)
     segment, index, flags = segment[order], index[order], flags[order]
     same = segment[1:] == segment[:-1]

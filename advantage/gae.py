@@ -9,24 +9,29 @@ turn's reward.
     A_{n-1} = d_{n-1} + gamma_step lambda_step A(next turn's first token)
 
 After a turn in which the environment did not move, because the model only wrote its notes, the last two lines use
-gamma_token and lambda_token: `edges` has the discounts between turns.
+gamma_token and lambda_token: `edges_of` has the discounts between turns.
 
-`dual_discount_gae` solves this inside each turn as if nothing followed (`advantage/scan.py`), finds V and A of the next
-turn's first token (`Links`, `advantage/exchange.py`), and adds them, discounted, to every token. All sums are float64,
-and nothing is divided by a power of a discount, so any discount and any length of turn are safe.
+`advantage/hook.py` calls the steps in order. `solve_inside` solves each turn as if nothing followed. `links_of` says
+what a turn is worth to the one before it, and `solve_links` finds V and A of the next turn's first token.
+`TurnScan.finish` adds them, discounted, to every token. All sums are float64, and nothing is divided by a power of a
+discount, so any discount and any length of turn are safe. A turn of length 0 counts as one step whose value is
+r + gamma_step V', so its error is 0.
+
+N tokens, T turns; the tokens of a turn are adjacent, and turns are in index order.
 
 Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithms.md compares the other forms.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from advantage.errors import FlagError
 from advantage.loading import load_function
-from advantage.scan import TurnScan, gather_next, pick, scan_turns, solve_chain
 from advantage.settings import AdvantageSettings
 from slime_verlog import ConfigError
 
@@ -47,11 +52,6 @@ class Discounts:
     @property
     def step_decay(self) -> float:
         return self.gamma_step * self.lambda_step
-
-
-Form = Callable[[Tensor, Tensor | None, Tensor, Tensor, Discounts], TurnScan]
-"""A form of GAE inside turns, from values [N], token rewards [N] (None: all 0), lengths [T], turn rewards [T] and the
-discounts; arguments as in `dual_discount_gae`."""
 
 
 def discounts_of(settings: AdvantageSettings, role: str | None) -> Discounts:
@@ -80,7 +80,76 @@ def token_lambdas(settings: AdvantageSettings, role: str | None, lengths: Tensor
 
 
 @dataclass(frozen=True)
-class Links:
+class TurnScan:
+    """One form's result inside turns; N tokens, T turns. No entry of a turn without tokens is used."""
+
+    entry_value: Tensor
+    """[T] the value from which the previous turn bootstraps."""
+    entry_advantage: Tensor
+    """[T] the advantage that the previous turn sees, if nothing followed this turn."""
+    entry_decay: Tensor
+    """[T] decay from the turn's last token to the entry advantage."""
+    finish: Callable[[Tensor], tuple[Tensor, Tensor]]
+    """Advantages and returns [N] in the values' dtype, from what reaches each turn's last token [T]."""
+
+
+Form = Callable[[Tensor, Tensor | None, Tensor, Tensor, Discounts], TurnScan]
+"""A form of GAE inside turns; the arguments are those of `solve_inside` up to the discounts."""
+
+
+def solve_inside(
+    values: Tensor,
+    rewards: Tensor | None,
+    lengths: Tensor,
+    turn_rewards: Tensor,
+    discounts: Discounts,
+    form: str = "dual",
+    lambdas: Tensor | None = None,
+) -> TurnScan:
+    """Solve each turn as if nothing followed it.
+
+    Args:
+        values: [N] floating, the value of the prefix before each token.
+        rewards: [N], the reward of each token, such as -kl_coef x KL; None if they are all 0.
+        lengths: [T] int64, tokens of each turn; they sum to N.
+        turn_rewards: [T] float64, given at each turn's last token.
+        form: a value of `AdvantageSettings.gae_form`.
+        lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
+    """
+    if lambdas is None:
+        return find_form(form)(values, rewards, lengths, turn_rewards, discounts)
+    decay = discounts.gamma_token * lambdas
+    return scan_turns(values, rewards, lengths, turn_rewards, discounts.gamma_token, decay)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Discounts from each turn to the next, [T] float64."""
+
+    gamma: Tensor
+    decay: Tensor
+    """gamma times lambda"""
+
+    def carry(self, next_value: Tensor, next_advantage: Tensor) -> Tensor:
+        """What reaches each turn's last token from what follows, [T]: 0 if nothing does."""
+        device = self.gamma.device
+        return self.gamma * next_value.to(device) + self.decay * next_advantage.to(device)
+
+
+def edges_of(moves: Tensor, discounts: Discounts, form: str = "dual", lambdas: Tensor | None = None) -> Edges:
+    """Return the discounts of a step if the environment `moves` [T] after the turn, else those between tokens.
+
+    The form `token` has one discount for all tokens. `lambdas` [T] replaces `lambda_token`.
+    """
+    steps = moves | (form == "token")
+    ones = torch.ones_like(moves, dtype=torch.float64)
+    token_lambda = discounts.lambda_token * ones if lambdas is None else lambdas
+    gamma = torch.where(steps, discounts.gamma_step * ones, discounts.gamma_token * ones)
+    decay = torch.where(steps, discounts.step_decay * ones, discounts.gamma_token * token_lambda)
+    return Edges(gamma, decay)
+
+
+class Links(NamedTuple):
     """How a turn's first token looks to the turn before it, all [T] float64.
 
     V is that token's value, A its advantage; V' and A' are those of the turn that follows. These are not known yet, so
@@ -94,93 +163,59 @@ class Links:
     q: Tensor
 
 
-@torch.no_grad()
-def dual_discount_gae(
-    values: Tensor,
-    token_rewards: Tensor | None,
-    lengths: Tensor,
-    turn_rewards: Tensor,
-    bootstrap: Tensor,
-    moves: Tensor,
-    discounts: Discounts,
-    follow: Callable[[Links], tuple[Tensor, Tensor]],
-    *,
-    form: str = "dual",
-    lambdas: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute advantages and returns of all tokens of all turns.
+def links_of(inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, edges: Edges) -> Links:
+    """Show each turn as the one before it sees it.
 
-    N tokens, T turns; the tokens of a turn are adjacent, and turns are in index order. A turn of length 0 counts as one
-    step whose value is r + gamma_step V', so its error is 0.
-
-    Args:
-        values: [N] floating, the value of the prefix before each token.
-        token_rewards: [N], the reward of each token, such as -kl_coef x KL; None if they are all 0.
-        lengths: [T] int64, tokens of each turn; they sum to N.
-        turn_rewards: [T] float64, given at each turn's last token.
-        bootstrap: [T] bool, whether the entry is not a turn but the state after a cut episode: only its value counts.
-        moves: [T] bool, whether the environment moved after the turn.
-        follow: finds V' and A' of each turn, both [T] float64; 0 if nothing follows.
-        form: a value of `AdvantageSettings.gae_form`.
-        lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
-
-    Returns:
-        advantages [N] and returns (advantages + values) [N], in `values`' dtype, on its device.
-
-    Example: an episode of two turns with two tokens and one, in one process.
-
-        following = torch.tensor([1, -1])
-        advantages, returns = dual_discount_gae(
-            values=torch.tensor([0.5, 0.75, 0.25]), token_rewards=None, lengths=torch.tensor([2, 1]),
-            turn_rewards=torch.tensor([0.0, 1.0]).double(), bootstrap=torch.zeros(2, dtype=torch.bool),
-            discounts=Discounts(gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0),
-            moves=torch.ones(2, dtype=torch.bool), follow=lambda links: solve_links(links, following),
-        )
+    An empty turn passes on everything that follows it. Where `bootstrap` [T], the entry is not a turn but the state
+    after a cut episode: its value counts, and nothing that follows.
     """
-    if lambdas is not None:
-        gamma = discounts.gamma_token
-        inside = scan_turns(values, token_rewards, lengths, turn_rewards, gamma, gamma * lambdas)
-    else:
-        inside = find_form(form)(values, token_rewards, lengths, turn_rewards, discounts)
-    gamma, decay = edges(moves | (form == "token"), discounts, lambdas)  # `token` has one discount for all tokens
-    next_value, next_advantage = follow(_links(inside, lengths, turn_rewards, bootstrap, gamma, decay))
-    carry = gamma * next_value.to(gamma.device) + decay * next_advantage.to(gamma.device)
-    return inside.finish(carry.to(values.device))
-
-
-def edges(moves: Tensor, d: Discounts, lambdas: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Discounts from each turn to the next: gamma, and gamma times lambda; both [T] float64.
-
-    They are those of a step only if the environment `moves` [T] after the turn, else those between tokens. `lambdas`
-    [T] replaces `lambda_token`.
-    """
-    step = torch.ones_like(moves, dtype=torch.float64)
-    token_decay = d.token_decay * step if lambdas is None else d.gamma_token * lambdas
-    gamma = torch.where(moves, d.gamma_step * step, d.gamma_token * step)
-    return gamma, torch.where(moves, d.step_decay * step, token_decay)
-
-
-def _links(
-    inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, edge_gamma: Tensor, edge_decay: Tensor
-) -> Links:
-    """An empty turn passes on everything that follows it, a bootstrap state nothing."""
     empty = lengths == 0
     decay = torch.where(empty, 1.0, inside.entry_decay) * ~bootstrap
     return Links(
         v=torch.where(empty, turn_rewards, inside.entry_value),
-        w=edge_gamma * empty,
+        w=edges.gamma * empty,
         a=torch.where(empty | bootstrap, 0.0, inside.entry_advantage),
-        p=edge_gamma * decay * ~empty,
-        q=edge_decay * decay,
+        p=edges.gamma * decay * ~empty,
+        q=edges.decay * decay,
     )
 
 
 def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
     """Find V' and A' of each turn from `following`, the index of the turn that follows it, or -1; all [T]."""
-    nothing = torch.zeros_like(links.v)
-    next_value = gather_next(solve_chain(links.v, links.w, following), following, nothing)
+    value = solve_chain(links.v, links.w, following)
+    next_value = gather_next(value, following)
     advantage = solve_chain(links.a + links.p * next_value, links.q, following)
-    return next_value, gather_next(advantage, following, nothing)
+    return next_value, gather_next(advantage, following)
+
+
+def scan_turns(
+    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, decay: float | Tensor
+) -> TurnScan:
+    """Solve GAE inside turns; `decay` is gamma times lambda, one number or [T] float64."""
+    turn = torch.repeat_interleave(lengths)
+    last = lengths.cumsum(0) - 1
+    first = last - lengths + 1
+    to_last = last[turn] - torch.arange(len(values), device=values.device)
+    is_last = to_last == 0
+
+    next_value = torch.where(is_last, 0.0, values.double().roll(-1))
+    deltas = gamma * next_value - values
+    if rewards is not None:
+        deltas += rewards
+    deltas += torch.where(is_last, turn_rewards[turn], 0.0)
+
+    decay_of_turn = torch.zeros_like(turn_rewards) + decay
+    decay_of_token = decay_of_turn[turn]
+    longest = int(lengths.max()) if len(lengths) else 0
+    alone = solve_runs(deltas, torch.where(is_last, 0.0, decay_of_token), longest)
+    reach = decay_of_token ** to_last.double()
+
+    def finish(carry: Tensor) -> tuple[Tensor, Tensor]:
+        advantages = alone + reach * carry[turn]
+        returns = advantages + values
+        return advantages.to(values.dtype), returns.to(values.dtype)
+
+    return TurnScan(pick(values, first), pick(alone, first), pick(reach, first), finish)
 
 
 def scan_dual(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
@@ -201,7 +236,8 @@ def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewa
 
     def finish(carry: Tensor) -> tuple[Tensor, Tensor]:
         advantages = alone + carry
-        return advantages[turn].to(values.dtype), (advantages + state)[turn].to(values.dtype)
+        returns = advantages + state
+        return advantages[turn].to(values.dtype), returns[turn].to(values.dtype)
 
     return TurnScan(state, alone, torch.ones_like(state), finish)
 
@@ -253,3 +289,43 @@ def check_form(form: str) -> None:
 def _totals(rewards: Tensor | None, turn: Tensor, like: Tensor) -> Tensor:
     total = torch.zeros_like(like)
     return total if rewards is None else total.index_add_(0, turn, rewards.double())
+
+
+def pick(x: Tensor, positions: Tensor) -> Tensor:
+    """x at the positions, [T] float64; an arbitrary entry if a position is out of range (turns without tokens)."""
+    if not len(x):
+        return x.new_zeros(len(positions)).double()
+    return x[positions.clamp(0, len(x) - 1)].double()
+
+
+def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
+    """Solve x[i] = a[i] + b[i] x[following[i]]; a `following` of -1 ends a chain. All [n], no cycles."""
+    n = a.numel()
+    # One extra entry, which points at itself, ends every chain.
+    a = F.pad(a, (0, 1))
+    b = F.pad(b, (0, 1))
+    jump = F.pad(torch.where(following < 0, n, following), (0, 1), value=n)
+    while bool((jump != n).any()):
+        # index_select is several times faster on a CPU than indexing.
+        a = torch.addcmul(a, b, a.index_select(0, jump))
+        b = b * b.index_select(0, jump)
+        jump = jump.index_select(0, jump)
+    return a[:n]
+
+
+def solve_runs(a: Tensor, b: Tensor, longest: int) -> Tensor:
+    """Solve x[i] = a[i] + b[i] x[i + 1] in place of `a`; of every `longest` adjacent b, at least one is 0. All [n].
+
+    After k rounds, each entry holds the sum over its next 2^k entries, so a run takes log2 of its length in rounds.
+    """
+    step = 1
+    while step < min(longest, len(a)):
+        a[:-step] += b[:-step] * a[step:]
+        b = F.pad(b[:-step] * b[step:], (0, step))
+        step *= 2
+    return a
+
+
+def gather_next(x: Tensor, following: Tensor) -> Tensor:
+    """Pick x[following], or 0 if nothing follows; all [T]."""
+    return torch.where(following >= 0, x[following.clamp(min=0)], 0.0) if len(x) else x

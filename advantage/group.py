@@ -15,9 +15,8 @@ from torch import Tensor
 from advantage.errors import TurnTableError
 from advantage.exchange import BOOTSTRAP, ENDED, NOTES, Exchange, current_layout, in_turn_order, relayed, turn_flags
 from advantage.flags import GROUP, advantage_flags, check_kl
-from advantage.gae import discounts_of, edges
+from advantage.gae import discounts_of, edges_of, solve_chain
 from advantage.packing import local_tokens, pack_turns
-from advantage.scan import solve_chain
 from advantage.settings import KL_SPLIT, AdvantageSettings, advantage_settings
 from advantage.turn_table import read_turn_table
 
@@ -63,17 +62,19 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         check_kl(replace(flags, custom_advantage_function_path=GROUP))
         columns = read_turn_table(rollout_data, keep=flags.rollout_data_postprocess_path == KL_SPLIT)
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
-        alone = flags.n_samples_per_prompt == 1  # no two episodes share a start
-        group = columns.group.masked_fill(torch.ones_like(columns.bootstrap) if alone else columns.bootstrap, -1)
+        group = columns.group.masked_fill(columns.bootstrap, -1)
+        if flags.n_samples_per_prompt == 1:  # no two episodes share a start
+            group = torch.full_like(group, -1)
         trained = packed.trained.cpu()
         own = (columns.segment, columns.index, turn_flags(columns), columns.reward, group, columns.anchor, trained)
-        table, mine = exchange.rows(torch.stack([x.double() for x in own], 1))
+        table, mine = exchange.rows(torch.stack([column.double() for column in own], 1))
         turns = GroupTurns(*table.unbind(1))
-        advantages = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)[mine]
-        per_turn = advantages.to(packed.trained.device) * packed.trained
-        flat = packed.put(torch.repeat_interleave(per_turn, packed.lengths))
-        rows = zip(local_tokens(rollout_data, layout).split(flat), rollout_data["kl"], strict=True)
-        rollout_data["advantages"] = [row.to(like.dtype) for row, like in rows]
+        advantages = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)
+        per_turn = advantages[mine].to(packed.trained.device) * packed.trained
+        per_token = torch.repeat_interleave(per_turn, packed.lengths)
+        rows = local_tokens(rollout_data, layout).split(packed.put(per_token))
+        pairs = zip(rows, rollout_data["kl"], strict=True)
+        rollout_data["advantages"] = [row.to(like.dtype) for row, like in pairs]
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
 
 
@@ -83,8 +84,7 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     `normalize` divides by the group's standard deviation (GRPO, GiGPO). Raises TurnTableError, which names segment and
     turn, if a turn is missing in an episode or occurs twice.
     """
-    flags = turns.flags.long()
-    played = (flags & BOOTSTRAP) == 0
+    played = (turns.flags.long() & BOOTSTRAP) == 0
     where = played.nonzero()[:, 0]
     segments, episode = _unique(turns.segment[where])
     result = torch.zeros(len(played), dtype=torch.float64)
@@ -92,25 +92,30 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
         return result
     order = where[in_turn_order(episode, turns.index[where])]
     episode = torch.searchsorted(segments, turns.segment[order])
-    index, flags, reward = turns.index[order], flags[order], turns.reward[order]
-    new = torch.cat([torch.ones(1, dtype=torch.bool), episode[1:] != episode[:-1]])
-    _check_contiguous(segments, episode, index, new)
+    index = turns.index[order]
+    flags = turns.flags[order].long()
+    reward = turns.reward[order]
+    is_head = torch.ones(len(order), dtype=torch.bool)
+    is_head[1:] = episode[1:] != episode[:-1]
+    _check_contiguous(segments, episode, index, is_head)
+    is_tail = is_head.roll(-1)
     following = torch.arange(1, len(order) + 1)
-    following[torch.cat([new[1:], new[:1]])] = -1
-    gamma, _ = edges(flags & NOTES == 0, discounts_of(settings, "actor"))
-    to_go = solve_chain(reward, gamma, following)
+    following[is_tail] = -1
+    edges = edges_of(flags & NOTES == 0, discounts_of(settings, "actor"))
+    to_go = solve_chain(reward, edges.gamma, following)
 
-    heads, tails = new.nonzero()[:, 0], (following < 0).nonzero()[:, 0]
-    ended = (flags[tails] & ENDED) > 0
-    trained = torch.zeros(len(segments)).index_add_(0, episode, turns.trained[order].float()) > 0
-    whole = ended & (index[heads] == 0) & trained
+    ended = (flags[is_tail] & ENDED) > 0
+    trained = torch.zeros(len(segments), dtype=torch.bool)
+    trained[episode[turns.trained[order] > 0]] = True
+    whole = ended & (index[is_head] == 0) & trained
     if not bool(whole.all()):
         missing = int((~whole).sum())
         logger.info("%d of %d episodes have no return in this batch and are not trained on", missing, len(whole))
-    group = turns.group[order][heads]
+    group = turns.group[order][is_head]
     estimator = settings.group_estimator or "grpo"
-    undiscounted = estimator == "gigpo" and settings.gigpo_discount == "step"
-    returns = torch.zeros(len(segments)).double().index_add_(0, episode, reward) if undiscounted else to_go[heads]
+    returns = to_go[is_head]
+    if estimator == "gigpo" and settings.gigpo_discount == "step":
+        returns = torch.zeros_like(returns).index_add_(0, episode, reward)  # undiscounted
     scores = _compare(returns, group, whole, estimator, normalize)
     advantages = scores[episode]
     if estimator == "gigpo":
@@ -118,9 +123,11 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
         _, state = _unique(torch.stack([group[episode], anchor], 1))
         compared = whole[episode] & (anchor >= 0)
         partners, _, _ = _statistics(to_go, state, compared)
-        share = float((compared & (partners > 1)).double().mean())
-        logger.info("GiGPO: %.1f %% of the turns share their prompt with another turn", 100 * share)
-        advantages = advantages + settings.gigpo_step_weight * _relative(to_go, state, compared, normalize)
+        shared = compared & (partners > 1)
+        percent = 100 * float(shared.double().mean())
+        logger.info("GiGPO: %.1f %% of the turns share their prompt with another turn", percent)
+        of_turns = _relative(to_go, state, compared, normalize)
+        advantages = advantages + settings.gigpo_step_weight * of_turns
     result[order] = advantages
     return result
 
@@ -131,7 +138,8 @@ def _compare(returns: Tensor, group: Tensor, whole: Tensor, estimator: str, norm
         return _relative(returns, groups, whole, normalize)
     count, mean, _ = _statistics(returns, groups, whole)
     # Leave one out: R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1).
-    return torch.where(whole & (count > 1), (returns - mean) * count / (count - 1).clamp(min=1), 0.0)
+    relative = (returns - mean) * count / (count - 1).clamp(min=1)
+    return torch.where(whole & (count > 1), relative, 0.0)
 
 
 def _relative(x: Tensor, groups: Tensor, counted: Tensor, normalize: bool) -> Tensor:
@@ -146,21 +154,25 @@ def _statistics(x: Tensor, groups: Tensor, counted: Tensor) -> tuple[Tensor, Ten
     n = int(groups.max()) + 1 if len(groups) else 0
 
     def total(y: Tensor) -> Tensor:
-        return torch.zeros(n, dtype=torch.float64).index_add_(0, groups, torch.where(counted, y, 0.0))[groups]
+        sums = torch.zeros(n, dtype=torch.float64)
+        sums.index_add_(0, groups, torch.where(counted, y, 0.0))
+        return sums[groups]
 
     count = total(torch.ones_like(x))
     mean = total(x) / count.clamp(min=1)
-    return count, mean, (total((x - mean) ** 2) / (count - 1).clamp(min=1)).sqrt()
+    squares = total((x - mean) ** 2)
+    variance = squares / (count - 1).clamp(min=1)
+    return count, mean, variance.sqrt()
 
 
 def _unique(x: Tensor) -> tuple[Tensor, Tensor]:
     return cast(Any, torch).unique(x, dim=0, return_inverse=True)  # torch does not declare the types of `unique`
 
 
-def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, new: Tensor) -> None:
-    wrong = ~new[1:] & (index[1:] != index[:-1] + 1)
-    if bool(wrong.any()):
-        i = int(wrong.nonzero()[0])
-        raise TurnTableError(
-            f"segment {int(segments[episode[i]])}: turn {int(index[i])} is followed by turn {int(index[i + 1])}"
-        )
+def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, is_head: Tensor) -> None:
+    wrong = ~is_head[1:] & (index[1:] != index[:-1] + 1)
+    if not bool(wrong.any()):
+        return
+    i = int(wrong.nonzero()[0])
+    segment = int(segments[episode[i]])
+    raise TurnTableError(f"segment {segment}: turn {int(index[i])} is followed by turn {int(index[i + 1])}")

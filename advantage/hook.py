@@ -11,16 +11,19 @@ the value targets.
 import logging
 import time
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from advantage.errors import TurnTableError
-from advantage.exchange import Exchange, Layout, current_layout, relayed
-from advantage.gae import discounts_of, dual_discount_gae, token_lambdas
-from advantage.packing import check_first_tokens, local_tokens, pack_turns, per_token
-from advantage.settings import KL_SPLIT, ROLE, advantage_settings
-from advantage.turn_table import STALENESS, read_turn_table
+from advantage.exchange import Exchange, Layout, current_layout, link_turns, relayed, turn_flags
+from advantage.gae import Links, discounts_of, edges_of, links_of, solve_inside, solve_links, token_lambdas
+from advantage.notes import compare_notes
+from advantage.packing import LocalTokens, PackedTurns, check_first_tokens, local_tokens, pack_turns, per_token
+from advantage.settings import KL_SPLIT, ROLE, AdvantageSettings, advantage_settings
+from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
 
@@ -65,45 +68,92 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     logger.info("advantages of %d samples in %.1f ms; %d data-parallel ranks", samples, took_ms, layout.data.size)
 
 
+@torch.no_grad()
 def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, exchange: Exchange) -> None:
-    """Compute on flat vectors: [R] for the response tokens of this rank's samples laid end to end."""
+    """Compute on flat vectors: [R] for the response tokens of this rank's samples laid end to end.
+
+    Nothing between the two sums over context-parallel ranks may fail on one rank alone.
+    """
     with relayed(layout.context):
-        settings, role, kl_coef = advantage_settings(args), getattr(args, ROLE, None), getattr(args, "kl_coef", 0.0)
-        split_follows = getattr(args, "rollout_data_postprocess_path", None) == KL_SPLIT
-        columns = read_turn_table(rollout_data, keep=split_follows or settings.value_pretraining.batches > 0)
-        if rollout_data.get("values") is None:
-            raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
-        local = local_tokens(rollout_data, layout)
-        values = local.join(rollout_data["values"])
-        rewards = local.join(rollout_data["kl"]).mul_(-kl_coef) if kl_coef else None
-        packed = pack_turns(columns, rollout_data["loss_masks"], local.lengths)
-        if settings.value_first_token_weight != 1.0:
-            check_first_tokens(packed, local.lengths)
+        settings, role = advantage_settings(args), getattr(args, ROLE, None)
+        batch = _read(args, rollout_data, settings, layout)
         if settings.policy_loss == "dis" and role == "actor":
-            stale = per_token(columns.staleness, columns, local.lengths, otherwise=-1.0)
-            rollout_data[STALENESS] = local.split(stale.to(values.device))
-    # Fill in the tokens of other context-parallel ranks. Nothing between these collectives may fail on one rank alone.
-    layout.context.all_reduce(values)
-    if rewards is not None:
-        layout.context.all_reduce(rewards)
-    values, untrained = packed.take(values), packed.untrained
-    packed.check_finite("the value", values, local.lengths)
-    if rewards is not None:
-        rewards = packed.take(rewards).index_fill_(0, untrained, 0)
-        packed.check_finite("-kl_coef x KL", rewards, local.lengths)
-    result = dual_discount_gae(
-        values,
-        rewards,
-        packed.lengths,
-        packed.rewards,
-        packed.bootstrap,
-        packed.moves,
-        discounts_of(settings, role),
-        lambda links: exchange.follow(columns, links),
-        form=settings.gae_form,
-        lambdas=token_lambdas(settings, role, packed.lengths),
-    )
-    rows = (local.split(packed.put(x.index_fill_(0, untrained, 0))) for x in result)
-    rollout_data["advantages"], rollout_data["returns"] = rows
+            rollout_data[STALENESS] = batch.staleness()
+    # Fill in the tokens of other context-parallel ranks.
+    layout.context.all_reduce(batch.values)
+    if batch.rewards is not None:
+        layout.context.all_reduce(batch.rewards)
+    values, rewards = batch.pack()
+
+    # Inside turns.
+    turns, form = batch.turns, settings.gae_form
+    discounts = discounts_of(settings, role)
+    lambdas = token_lambdas(settings, role, turns.lengths)
+    inside = solve_inside(values, rewards, turns.lengths, turns.rewards, discounts, form, lambdas)
+    edges = edges_of(turns.moves, discounts, form, lambdas)
+    links = links_of(inside, turns.lengths, turns.rewards, turns.bootstrap, edges)
+
+    # Between turns, over all ranks.
+    columns, device = batch.columns, values.device
+    labels = [column.to(device).double() for column in (columns.segment, columns.index, turn_flags(columns))]
+    table, mine = exchange.rows(torch.stack([*labels, *links], 1))
+    segment, index, flags, *links_of_all = table.unbind(1)
+    following = link_turns(segment, index, flags.long())
+    next_value, next_advantage = solve_links(Links(*links_of_all), following)
+
+    # Every token.
+    carry = edges.carry(next_value[mine], next_advantage[mine])
+    advantages, returns = inside.finish(carry)
+    rollout_data["advantages"] = batch.unpack(advantages)
+    rollout_data["returns"] = batch.unpack(returns)
     if role != "critic":
-        rollout_data.update({name: torch.tensor(value) for name, value in exchange.notes.items()})
+        notes = compare_notes(flags.long(), following, next_advantage)
+        rollout_data.update({name: value.float() for name, value in notes.items()})
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """This rank's samples, and the flat vectors of its response tokens [R]; those of other ranks' tokens are 0."""
+
+    columns: TurnColumns
+    local: LocalTokens
+    turns: PackedTurns
+    values: Tensor
+    rewards: Tensor | None
+    """-kl_coef x KL; None without KL in the reward."""
+
+    def staleness(self) -> list[Tensor]:
+        """The staleness of each token, one row per sample."""
+        staleness = per_token(self.columns.staleness, self.columns, self.local.lengths, otherwise=-1.0)
+        return self.local.split(staleness.to(self.values.device))
+
+    def pack(self) -> tuple[Tensor, Tensor | None]:
+        """Pick the values and rewards of the turns' tokens [N]; raises ValueError if one is not finite."""
+        lengths = self.local.lengths
+        values = self.turns.take(self.values)
+        self.turns.check_finite("the value", values, lengths)
+        if self.rewards is None:
+            return values, None
+        rewards = self.turns.take(self.rewards).index_fill_(0, self.turns.untrained, 0)
+        self.turns.check_finite("-kl_coef x KL", rewards, lengths)
+        return values, rewards
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """Cut [N] into one row per sample, which is 0 on untrained tokens."""
+        trained = packed.index_fill_(0, self.turns.untrained, 0)
+        return self.local.split(self.turns.put(trained))
+
+
+def _read(args: Any, rollout_data: MutableMapping[str, Any], settings: AdvantageSettings, layout: Layout) -> _Batch:
+    split_follows = getattr(args, "rollout_data_postprocess_path", None) == KL_SPLIT
+    kl_coef = getattr(args, "kl_coef", 0.0)
+    columns = read_turn_table(rollout_data, keep=split_follows or settings.value_pretraining.batches > 0)
+    if rollout_data.get("values") is None:
+        raise TurnTableError("rollout_data has no values, and GAE needs a critic: give --advantage-estimator ppo")
+    local = local_tokens(rollout_data, layout)
+    values = local.join(rollout_data["values"])
+    rewards = local.join(rollout_data["kl"]).mul_(-kl_coef) if kl_coef else None
+    turns = pack_turns(columns, rollout_data["loss_masks"], local.lengths)
+    if settings.value_first_token_weight != 1.0:
+        check_first_tokens(turns, local.lengths)
+    return _Batch(columns, local, turns, values, rewards)

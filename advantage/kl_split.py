@@ -14,7 +14,7 @@ from torch import Tensor
 from advantage.exchange import Layout, current_layout
 from advantage.flags import advantage_flags
 from advantage.packing import local_tokens, per_token, span_positions
-from advantage.turn_table import TurnColumns, read_turn_table, whole_numbers
+from advantage.turn_table import TurnColumns, read_turn_table, to_list, whole_numbers
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,21 @@ def log_kl_split(args: Any, rollout_id: int | None, rollout_data: MutableMapping
     columns, layout = read_turn_table(rollout_data, keep=False), current_layout()
     kl = rollout_data.get("kl") if advantage_flags(args).kl_coef else None
     if kl is None:  # slime computes no KL for the reward
-        new, old = rollout_data.get("log_probs"), rollout_data.get("ref_log_probs")
-        kl = None if new is None or old is None else [a.float() - b.float() for a, b in zip(new, old, strict=True)]
+        kl = _differences(rollout_data.get("log_probs"), rollout_data.get("ref_log_probs"))
     if kl is None or not layout.last_stage:
         return None
     split = split_kl(columns, rollout_data, kl, layout)
     metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_summary": split.summary}
-    rollout_data.update({name: torch.tensor(value) for name, value in metrics.items() if value is not None})
+    for name, value in metrics.items():
+        if value is not None:
+            rollout_data[name] = torch.tensor(value)
     return split
+
+
+def _differences(new: Sequence[Tensor] | None, old: Sequence[Tensor] | None) -> list[Tensor] | None:
+    if new is None or old is None:
+        return None
+    return [a.float() - b.float() for a, b in zip(new, old, strict=True)]
 
 
 def split_kl(
@@ -63,15 +70,33 @@ def split_kl(
     nothing = kl[0].new_zeros(0) if kl else torch.zeros(0)
     mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()
     flat = torch.cat([*kl, nothing]).double()
-    notes = per_token((~columns.moves).float(), columns, local.lengths, otherwise=0.0).bool().to(mask.device)
-    responses, has_action = whole_numbers(local.lengths), columns.action_start >= 0
-    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.action_start
-    acts = torch.zeros(len(mask), dtype=torch.bool)
-    acts[span_positions(starts[has_action], (columns.end - columns.action_start)[has_action])] = True
-    acts = acts.to(mask.device) & ~notes
-    parts = torch.stack([local.pick(mask & part) for part in (~acts & ~notes, acts, notes)])
+    notes = per_token((~columns.moves).float(), columns, local.lengths, otherwise=0.0)
+    notes = notes.bool().to(mask.device)
+    acts = _action_tokens(columns, local.lengths).to(mask.device) & ~notes
+    kinds = ~acts & ~notes, acts, notes
+    parts = torch.stack([local.pick(mask & kind) for kind in kinds])
     kept = torch.where(parts, flat, 0.0)  # a masked token's KL may be NaN
-    sums = layout.data_context.total(torch.cat([kept.sum(1), parts.sum(1)]), like=flat)
-    totals = [float(x) for x in sums]
-    reasoning, action, summary = (kl / n if n else None for kl, n in zip(totals[:3], totals[3:], strict=True))
-    return KlSplit(reasoning, action, int(totals[3]), int(totals[4]), summary, int(totals[5]))
+    sums = torch.cat([kept.sum(1), parts.sum(1)])
+    totals = to_list(layout.data_context.total(sums, like=flat))
+    counts = [int(total) for total in totals[3:]]
+    means = [kl / n if n else None for kl, n in zip(totals[:3], counts, strict=True)]
+    return KlSplit(
+        reasoning=means[0],
+        action=means[1],
+        summary=means[2],
+        reasoning_tokens=counts[0],
+        action_tokens=counts[1],
+        summary_tokens=counts[2],
+    )
+
+
+def _action_tokens(columns: TurnColumns, lengths: Sequence[int]) -> Tensor:
+    """Mark each turn's tokens from the action's first one on, [R] bool."""
+    responses = whole_numbers(lengths)
+    offsets = responses.cumsum(0) - responses
+    starts = offsets[columns.sample] + columns.action_start
+    sizes = columns.end - columns.action_start
+    has_action = columns.action_start >= 0
+    found = torch.zeros(sum(lengths), dtype=torch.bool)
+    found[span_positions(starts[has_action], sizes[has_action])] = True
+    return found

@@ -42,16 +42,22 @@ class LocalTokens:
         local = torch.cat(list(rows)) if rows else torch.zeros(0)
         if self.positions is None:
             return local
-        return local.new_zeros(sum(self.lengths)).index_copy_(0, self.positions.to(local.device), local)
+        joined = local.new_zeros(sum(self.lengths))
+        positions = self.positions.to(local.device)
+        return joined.index_copy_(0, positions, local)
 
     def pick(self, flat: Tensor) -> Tensor:
         """Pick this rank's entries of a vector [R]."""
-        return flat if self.positions is None else flat[self.positions.to(flat.device)]
+        if self.positions is None:
+            return flat
+        return flat[self.positions.to(flat.device)]
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Cut this rank's part of a vector [R] into one row per sample; the rows share memory."""
+        own = self.pick(flat)
         # The plain split also records every row as a view for autograd, which takes half as long again.
-        return list(torch.unsafe_split_with_sizes(self.pick(flat), list(self.held)))
+        rows = torch.unsafe_split_with_sizes(own, list(self.held))
+        return list(rows)
 
 
 def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens:
@@ -61,17 +67,29 @@ def local_tokens(rollout_data: Mapping[str, Any], layout: Layout) -> LocalTokens
         return LocalTokens(responses, responses, None)
     lengths = torch.tensor(responses, dtype=torch.long)
     totals = torch.tensor(rollout_data["total_lengths"], dtype=torch.long)
-    # The two half-open ranges of response offsets that this rank holds of each sample, [S, 2, 2].
-    rank, chunks = layout.context.rank, 2 * layout.context.size
-    chunk = ((totals + chunks - 1) // chunks)[:, None]
-    starts = torch.tensor([rank, chunks - 1 - rank]) * chunk - (totals - lengths - 1)[:, None]
-    spans = torch.stack([starts, starts + chunk], -1)
-    spans = torch.minimum(spans.clamp(min=0), lengths[:, None, None])
-    offsets = lengths.cumsum(0) - lengths
-    sizes = spans[..., 1] - spans[..., 0]
-    positions = span_positions((spans[..., 0] + offsets[:, None]).reshape(-1), sizes.reshape(-1))
+    rank = layout.context.rank
+    chunks = 2 * layout.context.size
+    size_of_chunk = (totals + chunks - 1) // chunks
+    first_offset = totals - lengths - 1
+    offset_in_batch = lengths.cumsum(0) - lengths
+    # The two half-open ranges of response offsets that this rank holds of each sample, [S, 2].
+    numbers = torch.tensor([rank, chunks - 1 - rank])
+    starts = numbers * size_of_chunk[:, None] - first_offset[:, None]
+    ends = starts + size_of_chunk[:, None]
+    longest = lengths[:, None]
+    starts = torch.minimum(starts.clamp(min=0), longest)
+    ends = torch.minimum(ends.clamp(min=0), longest)
+    sizes = ends - starts
+    places = starts + offset_in_batch[:, None]
+    positions = span_positions(places.reshape(-1), sizes.reshape(-1))
     held: list[int] = cast(Any, sizes.sum(1)).tolist()
     return LocalTokens(responses, held, positions)
+
+
+def _nonzero(flags: Tensor) -> Tensor:
+    if flags.device.type == "cpu":
+        return as_tensor(np.flatnonzero(flags))  # several times as fast as torch
+    return flags.nonzero()[:, 0]
 
 
 class TrainedRuns:
@@ -79,18 +97,22 @@ class TrainedRuns:
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask
-        edges = torch.cat([mask[:1], mask[1:] ^ mask[:-1], mask[-1:]])
-        # NumPy is several times as fast on a CPU.
-        changes = as_tensor(np.flatnonzero(edges)) if mask.device.type == "cpu" else edges.nonzero()[:, 0]
-        self.starts, self._ends = changes[0::2].contiguous(), changes[1::2]
-        self._before = F.pad((self._ends - self.starts).cumsum(0), (1, 0))
+        inner = mask[1:] ^ mask[:-1]
+        edges = torch.cat([mask[:1], inner, mask[-1:]])
+        changes = _nonzero(edges)
+        self.starts = changes[0::2].contiguous()
+        ends = changes[1::2]
+        sizes = ends - self.starts
+        self._ends = F.pad(ends, (1, 0))
+        self._before = F.pad(sizes.cumsum(0), (1, 0))
         self.total = self._before[-1]
         """The number of trained tokens."""
 
     def before(self, positions: Tensor) -> Tensor:
         """Count the trained tokens before each position."""
         run = torch.searchsorted(self.starts, positions)
-        return self._before[run] - (F.pad(self._ends, (1, 0))[run] - positions).clamp(min=0)
+        left = self._ends[run] - positions
+        return self._before[run] - left.clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -112,27 +134,41 @@ class PackedTurns:
 
     def take(self, flat: Tensor) -> Tensor:
         """Pick the packed tokens [N] from all response tokens [R]."""
-        return flat if self.positions is None else flat.index_select(0, self.positions)
+        if self.positions is None:
+            return flat
+        return flat.index_select(0, self.positions)
 
     def put(self, packed: Tensor) -> Tensor:
         """Put packed tokens [N] back among all response tokens [R]; 0 where they are not packed."""
         if self.positions is None:
             return packed
-        return packed.new_zeros(len(self.runs.mask)).index_copy_(0, self.positions, packed)
+        everywhere = packed.new_zeros(len(self.runs.mask))
+        return everywhere.index_copy_(0, self.positions, packed)
 
     def check_finite(self, what: str, packed: Tensor, lengths: Sequence[int]) -> None:
         """Raise ValueError, which names sample and token, unless all packed entries [N] are finite."""
         # One sum is several times cheaper than checking every entry, so entries are checked only if it is not finite.
-        if not math.isfinite(float(packed.sum())) and bool((wrong := ~torch.isfinite(packed)).any()):
-            at = int(wrong.nonzero()[0])
-            sample, token = _place(at if self.positions is None else int(self.positions[at]), lengths)
-            raise ValueError(f"sample {sample}, response token {token}: {what} is {packed[at].item()}, not finite")
+        if math.isfinite(float(packed.sum())):
+            return
+        wrong = (~torch.isfinite(packed)).nonzero()
+        if not len(wrong):
+            return
+        at = int(wrong[0])
+        position = at if self.positions is None else int(self.positions[at])
+        sample, token = _place(position, lengths)
+        value = float(packed[at])
+        raise ValueError(f"sample {sample}, response token {token}: {what} is {value}, not finite")
 
     @property
     def untrained(self) -> Tensor:
         """The packed tokens that are not trained, as indices below N."""
         quiet = ~self.trained
-        return span_positions((self.lengths.cumsum(0) - self.lengths)[quiet], self.lengths[quiet])
+        return span_positions(self.starts[quiet], self.lengths[quiet])
+
+    @property
+    def starts(self) -> Tensor:
+        """The first packed token of each turn, as an index below N; [T]."""
+        return self.lengths.cumsum(0) - self.lengths
 
 
 def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[int]) -> PackedTurns:
@@ -145,15 +181,19 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     for i, (row, length) in enumerate(zip(masks, lengths, strict=True)):
         if row.numel() != length:
             raise TurnTableError(f"sample {i}: its loss mask has {row.numel()} entries for {length} response tokens")
-    mask = torch.cat(list(masks)).bool() if masks else torch.zeros(0, dtype=torch.bool)
+    mask = torch.cat(list(masks) or [torch.zeros(0)]).bool()
     runs = TrainedRuns(mask)
     starts, sizes = _spans(columns, lengths)
-    spans = torch.stack([starts, sizes, columns.bootstrap.long(), columns.moves.long()]).to(mask.device)
-    starts, sizes, bootstrap, moves = spans[0], spans[1], spans[2].bool(), spans[3].bool()
-    counts = (runs.before(starts + sizes) - runs.before(starts)) * ~bootstrap
+    # One transfer to the device of the masks.
+    moved = torch.stack([starts, sizes, columns.bootstrap, columns.moves]).to(mask.device)
+    starts, sizes, bootstrap, moves = moved.unbind(0)
+    bootstrap = bootstrap.bool()
+    counts = runs.before(starts + sizes) - runs.before(starts)
+    counts = counts * ~bootstrap
     trained = counts > 0
     kept = torch.where(trained, counts, sizes)
-    inside, everywhere, packed = to_list(torch.stack([counts.sum(), runs.total, kept.sum()]))
+    sums = torch.stack([counts.sum(), runs.total, kept.sum()])
+    inside, everywhere, packed = to_list(sums)
     if inside != everywhere:
         stray = mask.clone()
         stray[span_positions(starts, sizes * ~bootstrap)] = False
@@ -164,8 +204,17 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
     positions = None
     if packed != len(mask):
         positions = span_positions(starts, sizes)
-        positions = positions[mask[positions] | torch.repeat_interleave(~trained, sizes)]
-    return PackedTurns(runs, positions, kept, columns.reward.to(mask.device), trained, bootstrap, moves)
+        untrained = torch.repeat_interleave(~trained, sizes)
+        positions = positions[mask[positions] | untrained]
+    return PackedTurns(
+        runs=runs,
+        positions=positions,
+        lengths=kept,
+        rewards=columns.reward.to(mask.device),
+        trained=trained,
+        bootstrap=bootstrap,
+        moves=moves.bool(),
+    )
 
 
 def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
@@ -175,27 +224,35 @@ def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
     starts = (ends - sizes)[sizes > 0].to(packed.trained.device)
     runs = packed.runs
     unique: Callable[..., Any] = cast(Any, torch).unique
-    found: Tensor = unique(torch.cat([runs.starts, starts[runs.mask[starts]]]))
-    real = (packed.lengths.cumsum(0) - packed.lengths)[packed.trained]
-    real = real if packed.positions is None else packed.positions[real]
+    trained_starts = starts[runs.mask[starts]]
+    found: Tensor = unique(torch.cat([runs.starts, trained_starts]))
+    real = packed.starts[packed.trained]
+    if packed.positions is not None:
+        real = packed.positions[real]
     if torch.equal(found, real):
         return
     begins, counts = unique(torch.cat([found, real]), return_counts=True)
     wrong = int(begins[counts == 1][0])
-    i = int((ends <= wrong).sum())
-    start, end = int(ends[i] - sizes[i]), int(ends[i])
-    inside = [[int(j) - start for j in x.unbind(0) if start <= int(j) < end] for x in (real, found)]
+    sample = int((ends <= wrong).sum())
+    end = int(ends[sample])
+    start = end - int(sizes[sample])
+
+    def inside(positions: Tensor) -> list[int]:
+        own = positions[(positions >= start) & (positions < end)]
+        return cast(Any, own - start).tolist()
+
     raise TurnTableError(
-        f"sample {i}: its turns begin at tokens {inside[0]}, but its loss mask has runs beginning at {inside[1]}, so "
-        "value_first_token_weight cannot find the first tokens; mask a token between turns and none inside a turn, or "
-        "set value_first_token_weight: 1.0"
+        f"sample {sample}: its turns begin at tokens {inside(real)}, but its loss mask has runs beginning at "
+        f"{inside(found)}, so value_first_token_weight cannot find the first tokens; mask a token between turns and "
+        "none inside a turn, or set value_first_token_weight: 1.0"
     )
 
 
 def span_positions(starts: Tensor, sizes: Tensor) -> Tensor:
     """List all positions in the spans [start, start + size), span after span."""
     span = torch.repeat_interleave(sizes)
-    return torch.arange(len(span), device=sizes.device) + (starts - (sizes.cumsum(0) - sizes))[span]
+    shift = starts - (sizes.cumsum(0) - sizes)
+    return torch.arange(len(span), device=sizes.device) + shift[span]
 
 
 def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], otherwise: float) -> Tensor:
@@ -208,14 +265,16 @@ def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], oth
 
 def _place(position: int, lengths: Sequence[int]) -> tuple[int, int]:
     """Find the sample, and the token of its response, at a position among all R response tokens."""
-    sample = int(whole_numbers(lengths).cumsum(0).gt(position).nonzero()[0])
+    ends = whole_numbers(lengths).cumsum(0)
+    sample = int((ends <= position).sum())
     return sample, position - sum(lengths[:sample])
 
 
 def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Start position and size of each turn; a bootstrap state is the first token of its response."""
     responses = whole_numbers(lengths)
-    starts = (responses.cumsum(0) - responses)[columns.sample] + columns.start
+    offsets = responses.cumsum(0) - responses
+    starts = offsets[columns.sample] + columns.start
     sizes = torch.where(columns.bootstrap, 1, columns.end - columns.start)
     empty = columns.bootstrap & (responses[columns.sample] == 0)
     if bool(empty.any()):

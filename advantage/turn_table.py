@@ -1,19 +1,22 @@
-"""The turn table: what the advantage needs to know about each sample's turns, as one float64 vector per sample.
+"""The turn table: what the advantage needs to know about each sample's turns, as one plain tuple per sample.
 
 slime passes only a fixed list of keys to the training ranks (`_split_train_data_by_dp`). Of these, `prompt` is unused,
 so the table travels there. slime's logger later sums every list that it does not know, so the last reader removes the
-table from `rollout_data`. Layout, version 4 (integers are exact up to 2**53):
+table from `rollout_data`. Layout of an entry:
 
-    magic, version, segment, first_turn, kind, terminated, truncated, group, n,
-    then n times: start, end, reward, action_start, anchor, staleness, moves
+    version, segment, first_turn, kind, terminated, truncated, group, turns
+
+where `turns` has one tuple per turn: start, end, reward, action_start, anchor, staleness, moves.
 """
 
 import enum
 import hashlib
 import math
-from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+import reprlib
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +29,9 @@ from advantage.settings import CONVERTER as CONVERTER
 TABLE_KEY = "prompt"
 """Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
 
+VERSION = 5
+"""First number of an entry. Version 4 was a float64 vector, which old dumps contain."""
+
 STALENESS = "token_staleness"
 """Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
 
@@ -33,13 +39,20 @@ PADDING_INDEX = -1
 """The entry of `sample_indices`, slime's column of sample indices, for a sample that only fills an optimizer step."""
 
 _ADVICE = f"configure --custom-convert-samples-to-train-data-path {CONVERTER}"
-
-_MAGIC = 7_206_381_955.0
-_VERSION = 4.0
-_HEAD = 9
-_SPAN = 7
 _EXACT = 2**53
-_NO_TURN = (0.0, 0.0, 0.0, -1.0, -1.0, -1.0, 1.0)
+"""Numbers below it are exact in float64, in which ranks exchange them."""
+
+
+def _check_whole(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if type(value) is not int or not -_EXACT < value < _EXACT:
+            raise TurnTableError(f"{name} must be an integer of magnitude below 2**53, got {value!r}")
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise TurnTableError(f"{name} must be true or false, got {value!r}")
 
 
 class TurnKind(enum.IntEnum):
@@ -75,17 +88,30 @@ class TurnSpan:
     """Whether the environment moved after the turn; not if the model only wrote its notes."""
 
     def __post_init__(self) -> None:
-        if not 0 <= _int("start", self.start) <= _int("end", self.end):
+        _check_whole(start=self.start, end=self.end, action_start=self.action_start)
+        _check_whole(anchor=self.anchor, staleness=self.staleness)
+        _check_flags(moves=self.moves)
+        if not 0 <= self.start <= self.end:
             raise TurnTableError(f"a turn must have 0 <= start <= end, got start {self.start}, end {self.end}")
         if not math.isfinite(self.reward):
             raise TurnTableError(f"a turn's reward must be finite, got {self.reward}")
-        if self.action_start != -1 and not self.start <= _int("action_start", self.action_start) < self.end:
+        if self.action_start != -1 and not self.start <= self.action_start < self.end:
             raise TurnTableError(
                 f"action_start must lie in its turn [{self.start}, {self.end}) or be -1, got {self.action_start}"
             )
-        for name, value in (("anchor", self.anchor), ("staleness", self.staleness)):
-            if _int(name, value) < -1:
-                raise TurnTableError(f"{name} must be a number from 0 up, or -1 if there is none, got {value}")
+        if self.anchor < -1:
+            raise TurnTableError(f"anchor must be a number from 0 up, or -1 if there is none, got {self.anchor}")
+        if self.staleness < -1:
+            raise TurnTableError(f"staleness must be a number from 0 up, or -1 if unknown, got {self.staleness}")
+
+
+_NO_TURN = TurnSpan(0, 0, 0.0)
+"""What the columns say of a bootstrap state."""
+
+_span_of: Callable[[TurnSpan], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(TurnSpan)))
+"""A turn as a plain tuple."""
+
+_COLUMNS = 8 + len(fields(TurnSpan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +133,11 @@ class TurnRow:
     """Id shared by episodes with the same start, for estimators that compare them; -1: none."""
 
     def __post_init__(self) -> None:
-        if _int("segment", self.segment) < 0 or _int("first_turn", self.first_turn) < 0:
+        _check_whole(segment=self.segment, first_turn=self.first_turn, group=self.group)
+        _check_flags(terminated=self.terminated, truncated=self.truncated)
+        if self.segment < 0 or self.first_turn < 0:
             raise TurnTableError(f"segment {self.segment} and first_turn {self.first_turn} must not be negative")
-        if _int("group", self.group) < -1:
+        if self.group < -1:
             raise TurnTableError(f"group must be a number from 0 up, or -1 for none, got {self.group}")
         if self.kind is TurnKind.BOOTSTRAP and (self.turns or self.terminated or self.truncated):
             raise TurnTableError("a bootstrap sample has no turns and neither terminates nor truncates")
@@ -122,43 +150,37 @@ class TurnRow:
                 )
 
 
-def encode_row(row: TurnRow) -> Tensor:
-    """Write a row as a float64 vector of 9 + 7 x turns entries; `decode_row` is the inverse.
+def encode_row(row: TurnRow) -> tuple[Any, ...]:
+    """Write a row as a tuple of plain numbers; `decode_row` is the inverse.
 
-    Example: what a converter of samples puts into slime's train data, one vector per sample.
+    Example: what a converter of samples puts into slime's train data, one tuple per sample.
 
         row = TurnRow(segment=3, first_turn=7, turns=(TurnSpan(start=0, end=21, reward=0.5, action_start=12),))
         train_data[TABLE_KEY] = [encode_row(row), ...]
     """
-    head = [_MAGIC, _VERSION, row.segment, row.first_turn, row.kind, row.terminated, row.truncated, row.group]
-    body = [x for t in row.turns for x in (t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness, t.moves)]
-    return as_tensor(np.array([*head, len(row.turns), *body], np.float64))
+    turns = tuple(map(_span_of, row.turns))
+    return VERSION, row.segment, row.first_turn, int(row.kind), row.terminated, row.truncated, row.group, turns
 
 
-def decode_row(vector: object) -> TurnRow:
-    """Read the row that `encode_row` wrote; raises TurnTableError for a damaged or foreign vector."""
-    if isinstance(vector, np.ndarray):
-        vector = as_tensor(cast(Any, vector))
-    if not isinstance(vector, Tensor) or vector.dtype != torch.float64 or vector.dim() != 1:
-        kind = f"{vector.dtype} of shape {tuple(vector.shape)}" if isinstance(vector, Tensor) else type(vector).__name__
-        raise TurnTableError(f"expected a float64 vector, got {kind}")
-    data = to_list(vector)
-    if not data or data[0] != _MAGIC:
-        raise TurnTableError("it does not start with the turn table's magic number")
-    if len(data) < _HEAD or data[1] != _VERSION:
-        raise TurnTableError(f"it has version {data[1:2]}, this project reads version {_VERSION:g}")
-    segment, first_turn, kind, terminated, truncated, group, n = (_whole(x) for x in data[2:_HEAD])
-    if len(data) != _HEAD + _SPAN * n:
-        raise TurnTableError(f"it declares {n} turns but has {len(data)} entries, not {_HEAD + _SPAN * n}")
-    if not {terminated, truncated, *data[_HEAD + _SPAN - 1 :: _SPAN]} <= {0, 1} or kind not in list(TurnKind):
-        raise TurnTableError(
-            f"kind {kind} must be 0 to 2, terminated {terminated}, truncated {truncated}, moves 0 or 1"
-        )
-    turns: list[TurnSpan] = []
-    for at in range(_HEAD, len(data), _SPAN):
-        start, end, reward, *rest, moves = data[at : at + _SPAN]
-        turns.append(TurnSpan(_whole(start), _whole(end), reward, *map(_whole, rest), moves=bool(moves)))
-    return TurnRow(segment, first_turn, TurnKind(kind), bool(terminated), bool(truncated), tuple(turns), group)
+def _is_sequence(entry: Any) -> bool:
+    return isinstance(entry, tuple | list)
+
+
+def decode_row(entry: Any) -> TurnRow:
+    """Read the row that `encode_row` wrote; raises TurnTableError for a damaged or foreign entry."""
+    if not _is_sequence(entry) or len(entry) == 0:
+        raise TurnTableError(f"expected a tuple that begins with version {VERSION}, got {reprlib.repr(entry)}")
+    version, *fields = entry
+    if type(version) is not int or version != VERSION:
+        raise TurnTableError(f"it has version {version!r:.40}, this project reads version {VERSION}")
+    try:
+        segment, first_turn, kind, terminated, truncated, group, turns = fields
+        spans = tuple(TurnSpan(*turn) for turn in turns)
+        return TurnRow(segment, first_turn, TurnKind(kind), terminated, truncated, spans, group)
+    except TurnTableError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TurnTableError(f"it is damaged: {error}") from error
 
 
 def to_list(x: Tensor) -> list[float]:
@@ -202,102 +224,63 @@ class TurnColumns:
     """float64; -1 for a bootstrap entry."""
 
 
-def read_columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
-    """Decode and check all rows of a rank's S samples together; `response_lengths` [S] are in tokens.
+def read_columns(table: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
+    """Decode and check the rows of a rank's S samples; `response_lengths` [S] are in tokens.
 
     Raises TurnTableError, which names the sample, for anything but `encode_row`'s, or a turn outside its response.
     """
-    if len(vectors) != len(response_lengths):
-        raise TurnTableError(f"the turn table has {len(vectors)} rows for {len(response_lengths)} samples")
-    if (columns := _columns(vectors, response_lengths)) is not None:
-        return columns
-    for i, (vector, length) in enumerate(zip(vectors, response_lengths, strict=True)):  # which row is not valid?
-        try:
-            row = decode_row(vector)
-        except TurnTableError as error:
-            raise TurnTableError(
-                f"sample {i}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); {_ADVICE}"
-            ) from error
-        if row.turns and row.turns[-1].end > length:
-            raise TurnTableError(
-                f"sample {i}: its last turn ends at token {row.turns[-1].end}, its response has {length} tokens"
-            )
-    raise TurnTableError("the turn table is damaged")
-
-
-def _columns(vectors: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns | None:
-    """The rows as columns; None if any row is not valid."""
-    try:
-        flat = as_tensor(np.concatenate([*vectors, np.zeros(0)]))
-        sizes = whole_numbers(list(map(len, vectors)))
-    except (TypeError, ValueError, RuntimeError):  # something is not a vector
-        return None
-    if flat.dtype != torch.float64 or flat.dim() != 1 or bool((sizes < _HEAD).any()):
-        return None
-    starts = sizes.cumsum(0) - sizes
-    head = flat[starts[:, None] + torch.arange(_HEAD)].unbind(1)
-    if not _valid_heads(head, sizes):
-        return None
-    segment, first_turn, kind, terminated, truncated, group = head[2:8]
-    turns = head[8].long()
-    entries = turns.clamp(min=1)
-    sample = torch.repeat_interleave(entries)
-    ends = entries.cumsum(0)
-    k = torch.arange(len(sample)) - (ends - entries)[sample]
-    bootstrap = kind[sample] == TurnKind.BOOTSTRAP
-    # A bootstrap row has no body; its entry reads from the row's head, and its columns are then overwritten.
-    body_at = torch.where(bootstrap, starts[sample], starts[sample] + _HEAD + _SPAN * k)
-    body = flat[body_at[:, None] + torch.arange(_SPAN)]
-    body = torch.where(bootstrap[:, None], torch.tensor(_NO_TURN, dtype=torch.float64), body)
-    if not _valid_bodies(body, sample, whole_numbers(response_lengths)[sample]):
-        return None
-    last = torch.zeros(len(sample), dtype=torch.bool)
-    last[ends - 1] = True
-    start, end, reward, action_start, anchor, staleness, moves = body.unbind(1)
+    if len(table) != len(response_lengths):
+        raise TurnTableError(f"the turn table has {len(table)} rows for {len(response_lengths)} samples")
+    entries: list[tuple[Any, ...]] = []
+    for sample, (entry, length) in enumerate(zip(table, response_lengths, strict=True)):
+        row = _row_of(sample, entry, length)
+        entries += _entries(sample, row)
+    columns = as_tensor(np.array(entries, np.float64).reshape(len(entries), _COLUMNS)).unbind(1)
+    sample, segment, index, bootstrap, held_out, terminated, truncated, group, *spans = columns
+    start, end, reward, action_start, anchor, staleness, moves = spans
     return TurnColumns(
-        sample=sample,
-        segment=segment[sample],
-        index=first_turn[sample] + k,
-        bootstrap=bootstrap,
-        held_out=kind[sample] == TurnKind.HELD_OUT,
-        terminated=(terminated[sample] == 1) & last,
-        truncated=(truncated[sample] == 1) & last,
+        sample=sample.long(),
+        segment=segment,
+        index=index,
+        bootstrap=bootstrap.bool(),
+        held_out=held_out.bool(),
+        terminated=terminated.bool(),
+        truncated=truncated.bool(),
         start=start.long(),
         end=end.long(),
         action_start=action_start.long(),
         reward=reward,
-        group=group[sample],
+        group=group,
         anchor=anchor,
         staleness=staleness,
-        moves=moves == 1,
+        moves=moves.bool(),
     )
 
 
-def _valid_heads(head: Sequence[Tensor], sizes: Tensor) -> bool:
-    """What `TurnRow` and `decode_row` check of a row before its turns; each entry of `head` is [S]."""
-    magic, version, segment, first_turn, kind, terminated, truncated, group, turns = head
-    flags = torch.stack([terminated, truncated])
-    valid = (magic == _MAGIC) & (version == _VERSION) & (sizes == _HEAD + _SPAN * turns)
-    valid &= _whole_from(0, segment) & _whole_from(0, first_turn) & _whole_from(-1, group)
-    valid &= ((flags == 0) | (flags == 1)).all(0) & _whole_from(0, kind) & (kind <= max(TurnKind))
-    valid &= torch.where(kind == TurnKind.BOOTSTRAP, (turns == 0) & (flags == 0).all(0), turns > 0)
-    return bool(valid.all())
+def _row_of(sample: int, entry: Any, length: int) -> TurnRow:
+    try:
+        row = decode_row(entry)
+    except TurnTableError as error:
+        raise TurnTableError(
+            f"sample {sample}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); {_ADVICE}"
+        ) from error
+    if row.turns and row.turns[-1].end > length:
+        end = row.turns[-1].end
+        raise TurnTableError(f"sample {sample}: its last turn ends at token {end}, its response has {length} tokens")
+    return row
 
 
-def _valid_bodies(body: Tensor, sample: Tensor, lengths: Tensor) -> bool:
-    """What `TurnSpan` and `read_columns` check of turns [T, 7]; `lengths` [T] are those of their responses."""
-    start, end, reward, action_start, anchor, staleness, moves = body.unbind(1)
-    valid = _whole_from(0, start) & _whole_from(0, end) & (start <= end) & (end <= lengths)
-    valid &= torch.isfinite(reward) & _whole_from(-1, anchor) & _whole_from(-1, action_start)
-    valid &= _whole_from(-1, staleness) & ((moves == 0) | (moves == 1))
-    valid &= (action_start == -1) | ((start <= action_start) & (action_start < end))
-    apart = (start[1:] >= end[:-1]) | (sample[1:] != sample[:-1])
-    return bool(valid.all()) and bool(apart.all())
-
-
-def _whole_from(least: int, x: Tensor) -> Tensor:
-    """Whether entries are whole numbers of at least `least` that float64 holds exactly."""
-    return (x >= least) & (x < _EXACT) & (x == x.floor())
+def _entries(sample: int, row: TurnRow) -> Iterator[tuple[Any, ...]]:
+    """Yield the entry of each turn, or of the bootstrap state, in the order in which `read_columns` unpacks them."""
+    bootstrap = row.kind is TurnKind.BOOTSTRAP
+    held_out = row.kind is TurnKind.HELD_OUT
+    turns = row.turns or (_NO_TURN,)
+    for k, turn in enumerate(turns):
+        is_last = k == len(turns) - 1
+        terminated = is_last and row.terminated
+        truncated = is_last and row.truncated
+        place = sample, row.segment, row.first_turn + k
+        yield *place, bootstrap, held_out, terminated, truncated, row.group, *_span_of(turn)
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:
@@ -318,15 +301,3 @@ def whole_numbers(values: Sequence[int]) -> Tensor:
 def as_tensor(x: np.ndarray[Any, Any]) -> Tensor:
     """Call `torch.from_numpy`, which torch does not type."""
     return cast(Any, torch).from_numpy(x)
-
-
-def _int(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -_EXACT < value < _EXACT:
-        raise TurnTableError(f"{name} must be an integer of magnitude below 2**53, got {value!r}")
-    return value
-
-
-def _whole(value: float) -> int:
-    if not math.isfinite(value) or value != int(value):
-        raise TurnTableError(f"expected a whole number, got {value}")
-    return int(value)

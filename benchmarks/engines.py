@@ -16,7 +16,7 @@ from unittest import mock
 import aiohttp
 
 from benchmarks.parts import BARE_REQUESTS
-from rollout.players.manager import HANG_S
+from rollout.players.running import HANG_S
 
 REPOSITORY = Path(__file__).parents[1]
 

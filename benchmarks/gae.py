@@ -7,7 +7,7 @@ One thread; times are CPU time, the best of several rounds.
 - `compute_advantages`, the function that training calls, on lists of tensors as slime's Megatron actor has them: one
   sample per turn with values, log-probs, reference log-probs and the KL that slime computed from both, int32 loss masks
   and the turn table. A bootstrap sample follows each episode part.
-- What no scan can remove: joining the lists that the function reads (values, KL, masks, table) and splitting two
+- What no scan can remove: joining the lists that the function reads (values, KL, masks) and splitting two
   vectors into the lists that it writes, without any arithmetic.
 - The definition as a loop over tokens, in plain Python, which must compute the same advantages.
 """
@@ -22,7 +22,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,7 +78,7 @@ def as_rollout_data(work: Work) -> dict[str, Any]:
     data: dict[str, Any] = {name: [row[name].clone() for _, row in samples] for name in PER_TOKEN}
     data["kl"] = [new - old for new, old in zip(data["log_probs"], data["ref_log_probs"], strict=True)]
     data["loss_masks"] = [torch.full((len(row["values"]),), len(table.turns)).int() for table, row in samples]
-    data[TABLE_KEY] = [encode_row(table).numpy() for table, _ in samples]
+    data[TABLE_KEY] = [encode_row(table) for table, _ in samples]
     data["response_lengths"] = [len(mask) for mask in data["loss_masks"]]
     data["total_lengths"] = [1400 + n for n in data["response_lengths"]]
     return data
@@ -87,7 +86,6 @@ def as_rollout_data(work: Work) -> dict[str, Any]:
 
 def join_and_split(data: dict[str, Any]) -> object:
     """Join the lists that the hook reads, and split two of the vectors again; no check, no arithmetic."""
-    np.concatenate(data[TABLE_KEY])
     values, kl, _ = (torch.cat(data[name]) for name in ("values", "kl", "loss_masks"))
     return [torch.unsafe_split_with_sizes(x, data["response_lengths"]) for x in (values, kl)]
 

@@ -3,9 +3,9 @@
     slime-verlog build-images my_tasks.yaml
     slime-verlog build-images my_tasks.yaml --task fix-git --set env.images=/data/images
 
-Executes each task's Dockerfile in bubblewrap and keeps the image below `env.images`; what is there already is not built
-again. `env.base_sources` says where base images come from. Prints one line per task. The exit code is 0 if every image
-was built.
+Builds each task's Dockerfile with buildah in a sandbox and keeps the image below `env.images`; what is there already is
+not built again. `env.base_sources` says where base images come from. Prints one line per task. The exit code is 0 if
+every image was built.
 """
 
 import argparse

@@ -182,7 +182,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
         "sample_indices": [sample.index for sample in samples],
         # Writable, so that slime does not copy them.
         "loss_masks": [np.frombuffer(bytearray(mask), np.uint8) for mask in masks],
-        TABLE_KEY: [encode_row(row).numpy() for row in rows],
+        TABLE_KEY: [encode_row(row) for row in rows],
         "rollout_ids": groups,
         "rollout_mask_sums": [trained[group] for group in groups],
     }

@@ -9,6 +9,7 @@ source scripts/lib/help.sh
 source scripts/install.sh
 source scripts/lib/system_packages.sh
 need_package bwrap bubblewrap
+need_package buildah buildah
 need_package skopeo skopeo
 need_package umoci umoci
 install envs,embedded,dev,docs

@@ -126,19 +126,13 @@ def test_every_row_of_the_formulas_names_a_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heading", "files"),
-    [
-        ("One fixed-turn batch", 10),
-        ("A continuous batch", 3),
-        ("One environment step", 5),
-        ("A BabyAI step", 3),
-        ("One token's advantage", 6),
-    ],
+    "heading",
+    ["One fixed-turn batch", "A continuous batch", "One environment step", "A BabyAI step", "One token's advantage"],
 )
-def test_the_architecture_names_the_files_to_open_and_what_is_in_them(heading: str, files: int) -> None:
+def test_the_architecture_names_the_files_to_open_and_what_is_in_them(heading: str) -> None:
     section = ARCHITECTURE.read_text(encoding="utf-8").split(f"## {heading}")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", section, re.MULTILINE)
-    assert len(rows) == files
+    assert rows
     for path, what in rows:
         for name in re.findall(r"`(?:\w+\.)?(\w+)`", what):
             assert name in _names(REPOSITORY / path), f"{path} has no {name}"

@@ -20,6 +20,10 @@ from advantage.training.images import expand
 from advantage.training.policy_loss import finish_dis
 from advantage.turn_table import PADDING_INDEX, STALENESS
 
+GetBatch = Callable[..., dict[str, Any]]
+TrainOneStep = Callable[..., tuple[dict[str, Any], Any]]
+Loss = tuple[Tensor, Tensor, dict[str, Any]]
+"""The loss of a micro-batch, its number of tokens, and what slime logs."""
 _STEP_LENGTHS = ("global_batch_sizes", "num_microbatches")
 """Columns of slime's rollout data with one entry per optimizer step."""
 
@@ -39,7 +43,7 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
     alarm = OffPolicyAlarm(settings)
 
     def extended(
-        get_batch: Callable[..., dict[str, Any]], data_iterator: Any, keys: Sequence[str], *args: Any, **named: Any
+        get_batch: GetBatch, data_iterator: Any, keys: Sequence[str], *args: Any, **named: Any
     ) -> dict[str, Any]:
         batch = get_batch(data_iterator, [*keys, STALENESS], *args, **named)
         if batch.get("multimodal_train_inputs"):
@@ -47,7 +51,7 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
         return batch
 
     def watched(
-        train_one_step: Callable[..., tuple[dict[str, Any], Any]], args: Any, rollout_id: int, *rest: Any, **named: Any
+        train_one_step: TrainOneStep, args: Any, rollout_id: int, *rest: Any, **named: Any
     ) -> tuple[dict[str, Any], Any]:
         metrics, norm = train_one_step(args, rollout_id, *rest, **named)
         if getattr(args, "check_for_nan_in_loss_and_grad", True):  # Megatron looks at gradients alone
@@ -85,9 +89,7 @@ def _create_returning(create: Callable[..., Any], **named: Any) -> Any:
     return copies
 
 
-def _count_trained_tokens(
-    loss_function: Callable[..., tuple[Tensor, Tensor, dict[str, Any]]], args: Any, batch: Any, *rest: Any, **named: Any
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def _count_trained_tokens(loss_function: Callable[..., Loss], args: Any, batch: Any, *rest: Any, **named: Any) -> Loss:
     """Correct the number of tokens that `--calculate-per-token-loss` divides by.
 
     slime counts one token for each sample without trained tokens, such as a bootstrap sample.

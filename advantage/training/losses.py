@@ -23,7 +23,9 @@ ValueLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 def first_tokens(mask: Tensor) -> Tensor:
     """Mark the first token of each run of trained tokens, [n] bool; a run is a turn (`check_first_tokens`)."""
     trained = mask.bool()
-    return trained & ~torch.cat([trained.new_zeros(1), trained[:-1]])[: len(trained)]
+    first = trained.clone()
+    first[1:] &= ~trained[:-1]
+    return first
 
 
 def first_token_weights(masks: Sequence[Tensor], weight: float) -> list[Tensor]:
@@ -40,15 +42,22 @@ def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         weight = advantage_settings(args).value_first_token_weight
         weights = torch.cat(first_token_weights(batch["loss_masks"], weight))
-        local = local_tokens(batch, current_layout()).pick(weights)
-        return value_loss(args, batch, logits, weigh_reducer(sum_of_sample_mean, local))
+        local = local_tokens(batch, current_layout())
+        reduce = weigh_reducer(sum_of_sample_mean, local.pick(weights))
+        return value_loss(args, batch, logits, reduce)
 
     return weighted
 
 
 def weigh_reducer(reduce: Reducer, weights: Tensor) -> Reducer:
     """Wrap a reducer: inputs with a gradient are weighted, metrics such as the clip fraction are not."""
-    return lambda x: reduce(x * weights.to(x.device) if x.requires_grad else x)
+
+    def weighted(x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x = x * weights.to(x.device)
+        return reduce(x)
+
+    return weighted
 
 
 @torch.no_grad()
@@ -59,14 +68,18 @@ def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> lis
     `masks` are 1 on trained tokens and shaped like `rows`; `group` is `Layout.data_context`. Raises ValueError if the
     whole group has no trained token.
     """
-    like = rows[0] if rows else torch.zeros(0)
-    flat = torch.cat([*rows, like.new_zeros(0)]).double()
-    kept = flat[torch.cat([*masks, like.new_zeros(0)]).bool()]
-    sums = torch.stack([kept.new_tensor(float(kept.numel())), kept.sum(), (kept**2).sum()])
-    sums = group.total(sums, like=flat)
-    count, mean = sums[0], sums[1] / sums[0]
+    nothing = [torch.zeros(0)]
+    flat = torch.cat(list(rows) or nothing).double()
+    trained = torch.cat(list(masks) or nothing).bool()
+    kept = flat[trained]
+    number = kept.new_tensor(float(len(kept)))
+    sums = torch.stack([number, kept.sum(), (kept**2).sum()])
+    count, total, squares = group.total(sums, like=flat).unbind(0)
+    mean = total / count
     if count == 0:
         raise ValueError("no token of this batch is trained, so advantages cannot be whitened; check the loss masks")
-    variance = (sums[2] / count - mean**2) * (count / (count - 1).clamp(min=1))
+    correction = count / (count - 1).clamp(min=1)
+    variance = (squares / count - mean**2) * correction
     scale = torch.rsqrt(variance.clamp(min=0) + 1e-8)
-    return [((row.double() - mean.to(row.device)) * scale.to(row.device)).to(row.dtype) for row in rows]
+    mean, scale = mean.to(flat.device), scale.to(flat.device)
+    return [((row.double() - mean) * scale).to(row.dtype) for row in rows]

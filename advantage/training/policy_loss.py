@@ -24,6 +24,8 @@ MAX_STALENESS_BUCKET = 2
 """The last bucket of the metrics by staleness holds turns of this many actor updates or more."""
 
 Reducer = Callable[[Tensor], Tensor]
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""slime's `policy_loss_function`."""
 
 
 def dis_loss(
@@ -41,7 +43,8 @@ def dis_loss(
     ratio = ratio_of(ppo_kl)
     kept = (ratio > 1 - eps_clip) & (ratio < 1 + eps_clip_high)
     # The gradient of -r A is -r A times that of log pi. `where`, because 0 times an overflow would be NaN.
-    return torch.where(kept, -ratio * advantages, 0.0), (~kept).float()
+    loss = torch.where(kept, -ratio * advantages, 0.0)
+    return loss, (~kept).float()
 
 
 def ratio_of(ppo_kl: Tensor) -> Tensor:
@@ -65,21 +68,26 @@ def dis_metrics(
         staleness: [n] of each token, in actor updates (-1: unknown); adds sums by staleness.
     """
     ratio = ratio_of(ppo_kl.detach())
-    low, high = ratio <= 1 - eps_clip, ratio >= 1 + eps_clip_high
+    low = ratio <= 1 - eps_clip
+    high = ratio >= 1 + eps_clip_high
     up = advantages > 0
-    found = {
-        "dis_masked_low_positive": reduce((low & up).float()),
-        "dis_masked_low_negative": reduce((low & ~up).float()),
-        "dis_masked_high_positive": reduce((high & up).float()),
-        "dis_masked_high_negative": reduce((high & ~up).float()),
-        **_sums("dis", torch.ones_like(ratio), ratio, reduce),
+    masked = {
+        "low_positive": low & up,
+        "low_negative": low & ~up,
+        "high_positive": high & up,
+        "high_negative": high & ~up,
     }
+    found = {f"dis_masked_{name}": reduce(tokens.float()) for name, tokens in masked.items()}
+    found |= _sums("dis", torch.ones_like(ratio), ratio, reduce)
     if staleness is None:
         return found
+    outside = (low | high).float()
     for age in range(MAX_STALENESS_BUCKET + 1):
-        here = ((staleness == age) if age < MAX_STALENESS_BUCKET else (staleness >= age)).float()
-        found |= _sums(f"dis_stale{age}", here, ratio, reduce)
-        found[f"dis_stale{age}_masked"] = reduce(here * (low | high).float())
+        is_last = age == MAX_STALENESS_BUCKET
+        here = staleness >= age if is_last else staleness == age
+        of_age = here.float()
+        found |= _sums(f"dis_stale{age}", of_age, ratio, reduce)
+        found[f"dis_stale{age}_masked"] = reduce(of_age * outside)
     return found
 
 
@@ -95,15 +103,21 @@ def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
     `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2). Means without tokens are left out.
     """
     found = dict(metrics)
-    for prefix in ("dis", *(f"dis_stale{age}" for age in range(MAX_STALENESS_BUCKET + 1))):
-        names = [f"{prefix}_{name}" for name in ("share", "ratio", "ess", "masked")]
-        if names[0] not in found:
+    ages = [f"dis_stale{age}" for age in range(MAX_STALENESS_BUCKET + 1)]
+    for prefix in ("dis", *ages):
+        if f"{prefix}_share" not in found:
             continue
-        share, ratio, square, masked = (float(found.pop(name, 0.0)) for name in names)
-        means = {names[1]: ratio / share, names[2]: ratio**2 / (share * square)} if share > 0 and square > 0 else {}
-        if prefix != "dis":
-            means |= {names[0]: share, **({names[3]: masked / share} if means else {})}
-        found |= means
+        parts = ("share", "ratio", "ess", "masked")
+        share, ratio, square, masked = (float(found.pop(f"{prefix}_{part}", 0.0)) for part in parts)
+        by_age = prefix != "dis"
+        if by_age:
+            found[f"{prefix}_share"] = share
+        if share <= 0 or square <= 0:
+            continue
+        found[f"{prefix}_ratio"] = ratio / share
+        found[f"{prefix}_ess"] = ratio**2 / (share * square)
+        if by_age:
+            found[f"{prefix}_masked"] = masked / share
     return found
 
 
@@ -115,7 +129,7 @@ def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], N
         seen[:] = [(ppo_kl.detach(), advantages)]
         return dis_loss(ppo_kl, advantages, *args, **kwargs)
 
-    def reporting(policy_loss: Callable[..., tuple[Tensor, dict[str, Tensor]]]) -> Any:
+    def reporting(policy_loss: PolicyLoss) -> PolicyLoss:
         @functools.wraps(policy_loss)
         def reported(
             args: Any, batch: Mapping[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
@@ -124,9 +138,9 @@ def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], N
             ppo_kl, advantages = seen.pop()
             rows = batch.get(STALENESS)
             stale = torch.cat(list(rows)) if rows else None
-            return loss, metrics | dis_metrics(
-                ppo_kl, advantages, args.eps_clip, args.eps_clip_high, sum_of_sample_mean, stale
-            )
+            bounds = args.eps_clip, args.eps_clip_high
+            ours = dis_metrics(ppo_kl, advantages, *bounds, sum_of_sample_mean, stale)
+            return loss, metrics | ours
 
         return reported
 

@@ -1,29 +1,21 @@
-"""Reads Dockerfiles: instructions, and from these what needs no build (`read_image`), or a build's stages.
+"""Reads Dockerfiles: what needs no build (`read_image`), or the text that buildah gets (`with_base_images`).
 
-`read_image` and `read_dockerfile` refuse every line that they cannot execute before anything is pulled. The reader is
-ours because `dockerfile-parse`, the library on PyPI, does not know heredocs.
+The reader is ours because `dockerfile-parse`, the library on PyPI, does not know heredocs, which are refused here:
+buildah 1.28 would execute their lines as instructions.
 """
 
-import fnmatch
 import json
-import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from envs.errors import did_you_mean
-
-_HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
-_VARIABLE = r"\$\{(?P<name>\w+)(?::(?P<mode>[-+])(?P<word>[^}]*))?\}|\$(?P<plain>\w+)"
-_PIECE = re.compile(
-    rf"""(?P<space>\s+)|'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\\(?P<escaped>.)|{_VARIABLE}|(?P<other>.)""",
-    re.DOTALL,
-)
-_QUOTED_PIECE = re.compile(rf"""\\(?P<escaped>["\\$])|{_VARIABLE}|(?P<other>.)""", re.DOTALL)
-_LITERAL = ("space", "single", "escaped", "other")
+_HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?\s*(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}$]*))?\}|(\{))")
+_KEPT_DOLLAR = re.compile(r"\\\$|'[^']*\$[^']*'")
+"""A `$` that is not the beginning of a variable."""
 _FLAGS = re.compile(r"^(--[\w-]+(=\S*)?\s*)+")
-_ODD = re.compile(r"\$\{(?!\w+(?::[-+][^}]*)?\})")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("alpine", "bash", "debian", "ubuntu"), ()),
@@ -36,32 +28,11 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
 }
 """Programs that come with each official image, beside a shell and the usual commands."""
 WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
-"""Instructions that change nothing for a command that is given. ENTRYPOINT, HEALTHCHECK and VOLUME name programs and
-folders of the image, so `read_image` refuses them; only a build, which makes that image, ignores them."""
-IGNORED = (*WITHOUT_EFFECT, "ENTRYPOINT", "HEALTHCHECK", "VOLUME")
-"""Instructions without a meaning here: no process outlives a command, and no port or volume leads outside."""
-_KNOWN_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "ADD": ("chmod", "chown", "link"),
-    "COPY": ("chmod", "chown", "from", "link"),
-    "FROM": ("platform",),
-    "RUN": ("mount",),
-    **dict.fromkeys(("ARG", "ENV", "SHELL", "USER", "WORKDIR"), ()),
-}
-"""The instructions that are executed, and their flags."""
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Instructions that change nothing for a command that is given."""
 
 
 class UnsupportedLine(Exception):
     """A line that cannot be executed here; the text names it."""
-
-
-@dataclass(frozen=True)
-class Heredoc:
-    """The lines that follow an instruction up to its mark. A quoted mark keeps `$` as it is."""
-
-    mark: str
-    text: str
-    is_quoted: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,15 +42,13 @@ class Instruction:
     number: int
     name: str
     rest: str
-    heredocs: tuple[Heredoc, ...] = ()
 
     @property
     def line(self) -> str:
         """How errors call it."""
         shown = " ".join(self.rest.split())
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        where = f"line {self.number} of environment/Dockerfile" if self.number else "env.build_command"
-        return f"{where} ({f'{self.name} {shown}'.strip()})"
+        return f"line {self.number} of environment/Dockerfile ({f'{self.name} {shown}'.strip()})"
 
     @property
     def flags(self) -> list[tuple[str, str]]:
@@ -100,81 +69,54 @@ class Instruction:
         return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
 
     def words(self, variables: Mapping[str, str]) -> list[str]:
-        """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine for open quotes."""
+        """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine if it cannot."""
         listed = self.listed()
-        if listed is not None:
-            return [self.expand(word, variables) for word in listed]
-        found, word = list[str](), None
-        for space, text in self._pieces(f"{self.arguments} ", variables):
-            if not space:
-                word = (word or "") + text
-            elif word is not None:
-                found.append(word)
-                word = None
-        return found
+        if listed is None:
+            if _KEPT_DOLLAR.search(self.arguments):
+                raise UnsupportedLine(f"{self.line} has a quoted $, which is not supported")
+            try:
+                listed = shlex.split(self.arguments)
+            except ValueError as error:
+                raise UnsupportedLine(f"{self.line} has a quote without its end") from error
+        return [self.expand(word, variables) for word in listed]
 
     def expand(self, text: str, variables: Mapping[str, str]) -> str:
-        """Read `text` as one word. Raises as `words`."""
-        return "".join(space or piece for space, piece in self._pieces(text, variables))
+        """Fill in variables; unknown ones become empty, as in docker. Raises as `words`."""
 
-    def _pieces(self, text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Split a text into white space (first entry), and what stands between (second)."""
-        if _ODD.search(text):
-            raise UnsupportedLine(f"{self.line} uses a substitution that is not supported")
-        for piece in _PIECE.finditer(text):
-            if piece["other"] in ("'", '"'):
-                raise UnsupportedLine(f"{self.line} has a quote without its end")
-            double = piece["double"]
-            yield piece["space"] or "", _value(piece, variables) if double is None else fill_in(double, variables)
+        def value(found: re.Match[str]) -> str:
+            plain, name, mode, word, odd = found.groups()
+            if odd:
+                raise UnsupportedLine(f"{self.line} uses a substitution that is not supported")
+            given = variables.get(plain or name, "")
+            if mode == "+":
+                return word if given else ""
+            return given or word or ""
 
-
-def fill_in(text: str, variables: Mapping[str, str]) -> str:
-    """Replace variables and `\\$` as in double quotes; unknown ones become empty, as in docker."""
-    return _QUOTED_PIECE.sub(lambda piece: _value(piece, variables), text)
-
-
-def _value(piece: re.Match[str], variables: Mapping[str, str]) -> str:
-    literals = [text for name, text in piece.groupdict().items() if name in _LITERAL and text is not None]
-    if literals:
-        return literals[0]
-    value = variables.get(piece["name"] or piece["plain"], "")
-    if piece["mode"] and bool(value) == (piece["mode"] == "+"):
-        return fill_in(piece["word"], variables)
-    return "" if piece["mode"] == "+" else value
+        return _VARIABLE.sub(value, text)
 
 
 def read_instructions(text: str) -> Iterator[Instruction]:
-    """Split a Dockerfile into instructions; raises UnsupportedLine for a heredoc without its end."""
-    lines = iter(enumerate(text.splitlines(), 1))
+    """Split a Dockerfile into instructions; raises UnsupportedLine for a heredoc."""
     number, pending = 0, ""
-    for count, raw in lines:
+    for count, raw in enumerate(text.splitlines(), 1):
         line = raw.rstrip()
         if not line or line.lstrip().startswith("#"):
             continue
         number = number if pending else count
         pending += line.removesuffix("\\")
         if not line.endswith("\\"):
-            yield _instruction(number, pending.strip(), lines)
+            yield _instruction(number, pending.strip())
             pending = ""
     if pending.strip():
-        yield _instruction(number, pending.strip(), lines)
+        yield _instruction(number, pending.strip())
 
 
-def _instruction(number: int, text: str, lines: Iterator[tuple[int, str]]) -> Instruction:
+def _instruction(number: int, text: str) -> Instruction:
     name, *rest = text.split(None, 1)
-    step, heredocs = Instruction(number, name.upper(), "".join(rest)), list[Heredoc]()
-    for found in _HEREDOC.finditer(step.rest) if step.name in ("ADD", "COPY", "RUN") else ():
-        if mark := found["mark"]:
-            is_indented, body = found[0].lstrip("0123456789").startswith("<<-"), list[str]()
-            for _, raw in lines:
-                line = raw.lstrip("\t") if is_indented else raw
-                if line == mark:
-                    break
-                body.append(f"{line}\n")
-            else:
-                raise UnsupportedLine(f"{step.line} has a heredoc without its end, {mark}")
-            heredocs.append(Heredoc(mark, "".join(body), bool(found[1])))
-    return replace(step, heredocs=tuple(heredocs))
+    step = Instruction(number, name.upper(), "".join(rest))
+    if any(found["mark"] for found in _HEREDOC.finditer(step.rest)):
+        raise UnsupportedLine(f"{step.line} has a heredoc; put its lines into a file of the folder environment")
+    return step
 
 
 @dataclass(frozen=True)
@@ -201,7 +143,7 @@ class Image:
     """Working directories on the way, which are created."""
 
 
-def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence[str] = ()) -> Image:
+def read_image(text: str, has_tool: Callable[[str], bool]) -> Image:
     """Read a Dockerfile that needs no build and only programs of this machine; else raises UnsupportedLine."""
     image, stages = Image(variables={"PATH": PATH}), 0
     for step in read_instructions(text):
@@ -211,15 +153,13 @@ def read_image(text: str, has_tool: Callable[[str], bool], base_images: Sequence
                 raise UnsupportedLine(f"{step.line} starts a second build stage")
             name = (step.arguments.split() or [""])[0]
             short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
-            given = any(fnmatch.fnmatchcase(name, pattern) for pattern in base_images)
-            if not given and short not in _TOOLS:
-                known = "which env.base_images can add if this machine has them"
-                raise UnsupportedLine(f"{step.line} names an image with unknown programs, {known}")
-            lacking = [tool for tool in _TOOLS.get(short, ()) if not given and not has_tool(tool)]
+            if short not in _TOOLS:
+                raise UnsupportedLine(f"{step.line} names an image with unknown programs")
+            lacking = [tool for tool in _TOOLS[short] if not has_tool(tool)]
             if lacking:
                 raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
         elif step.name == "COPY":
-            if step.heredocs or dict(step.flags).keys() - {"chown"}:
+            if dict(step.flags).keys() - {"chown"}:
                 raise UnsupportedLine(f"{step.line} needs an image build")
             image = replace(image, copies=(*image.copies, read_copy(step, image.folder, image.variables)))
         elif step.name in ("ENV", "WORKDIR", "USER"):
@@ -247,7 +187,7 @@ def with_setting(step: Instruction, image: Image, variables: Mapping[str, str]) 
         if "=" in name:
             given = {name: value for name, _, value in (word.partition("=") for word in step.words(variables))}
         else:  # the old form, ENV NAME the whole rest
-            given = {name: step.expand(step.rest.removeprefix(name).strip(), variables)}
+            given = {name: " ".join(step.words(variables)[1:])}
         return replace(image, variables={**image.variables, **given})
     if not step.arguments:
         raise UnsupportedLine(f"{step.line} has no argument")
@@ -265,79 +205,31 @@ def _absolute(step: Instruction, path: str, folder: str) -> str:
     return str(whole)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One `FROM` and what follows it; `name` is empty if it has none."""
+def with_base_images(text: str, build_args: Mapping[str, str], base_of: Callable[[str], str]) -> str:
+    """Return the Dockerfile, one instruction per line, with `base_of(name)` in place of each image that it names.
 
-    name: str
-    base: str
-    steps: list[Instruction] = field(default_factory=list)
-
-
-def read_dockerfile(text: str, build_args: Mapping[str, str]) -> tuple[list[Stage], Mapping[str, str]]:
-    """Read stages and the values of `ARG` before the first `FROM`; raises UnsupportedLine, with the line."""
-    machine = _MACHINES.get(platform.machine(), platform.machine())
-    known = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
-    arguments = {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in known.items()}
-    stages = list[Stage]()
+    Raises UnsupportedLine for what cannot be read, and what `base_of` raises.
+    """
+    arguments, stages, lines = dict[str, str](), set[str](), list[str]()
     for step in read_instructions(text):
-        _check(step)
+        rest, flags = step.rest, dict(step.flags)
         if step.name == "FROM":
-            words = step.words(arguments)
-            if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
-                raise UnsupportedLine(f"{step.line} is not FROM IMAGE or FROM IMAGE AS NAME")
-            stages.append(Stage(words[2].lower() if len(words) == 3 else "", words[0]))
-        elif stages:
-            stages[-1].steps.append(step)
-        elif step.name == "ARG":
-            arguments |= read_arguments(step, arguments, {}, build_args)
-        else:
-            raise UnsupportedLine(f"{step.line} stands before the first FROM")
-    if not stages:
-        raise UnsupportedLine("environment/Dockerfile has no FROM")
-    return stages, arguments
+            name, *alias = step.words(arguments) or [""]
+            if name != "scratch" and name.lower() not in stages:
+                name = base_of(name)
+            stages |= {"", *(word.lower() for word in alias[1:])}
+            rest = " ".join([name, *alias])
+        elif step.name == "ARG" and not stages:
+            for word in step.words(arguments):
+                key, _, default = word.partition("=")
+                arguments[key] = build_args.get(key, default)
+        elif step.name in ("COPY", "ADD") and not _is_stage(flags.get("from", ""), stages):
+            rest = rest.replace(f"--from={flags['from']}", f"--from={base_of(flags['from'])}", 1)
+        # At the end of a file, a backslash would join the line with one that is added behind it.
+        lines.append(f"{step.name} {rest}".rstrip("\\") + "\n")
+    return "".join(lines)
 
 
-def read_arguments(
-    step: Instruction, variables: Mapping[str, str], outer: Mapping[str, str], build_args: Mapping[str, str]
-) -> dict[str, str]:
-    """The build arguments that an ARG declares: from `build_args`, its own default, or the value before FROM."""
-    found = dict[str, str]()
-    for word in step.words(variables):
-        name, has_default, default = word.partition("=")
-        if name in build_args:
-            found[name] = build_args[name]
-        elif has_default or name in outer:
-            found[name] = default if has_default else outer[name]
-    return found
-
-
-def run_command(step: Instruction, shell: Sequence[str]) -> list[str]:
-    """The command line of a RUN."""
-    listed = step.listed()
-    if listed is not None:
-        return listed
-    if len(step.heredocs) == 1 and re.fullmatch(r"<<-?['\"]?\w+['\"]?", step.arguments):
-        return [*shell, step.heredocs[0].text]
-    return [*shell, "\n".join([step.arguments, *(f"{doc.text}{doc.mark}" for doc in step.heredocs)])]
-
-
-def _check(step: Instruction) -> None:
-    if step.name in IGNORED:
-        return
-    known = (*_KNOWN_FLAGS, *IGNORED, "ONBUILD")
-    if step.name not in known:
-        hint = did_you_mean(step.name, known, n=1)
-        raise UnsupportedLine(f"{step.line} is not a Dockerfile instruction{f'; {hint}' * bool(hint)}")
-    if step.name not in _KNOWN_FLAGS:
-        raise UnsupportedLine(f"{step.line} is not supported")
-    for flag, value in step.flags:
-        is_cache = flag == "mount" and re.search(r"\btype=cache\b", value)  # without its cache, it only takes longer
-        if flag not in _KNOWN_FLAGS[step.name] or (flag == "mount" and not is_cache):
-            raise UnsupportedLine(f"{step.line} uses --{flag}{f'={value}' * bool(value)}, which is not supported")
-    if step.name == "ADD" and re.search(r"(^|\s|\")(https?://|git@)", step.arguments):
-        raise UnsupportedLine(f"{step.line} downloads a file; use RUN with curl or git in its place")
-    if step.name == "SHELL" and not step.listed():
-        raise UnsupportedLine(f"{step.line} needs a JSON list")
-    if step.name == "RUN" and any(document.text.startswith("#!") for document in step.heredocs):
-        raise UnsupportedLine(f"{step.line} has a heredoc for another interpreter, which is not supported")
+def _is_stage(name: str, stages: Iterable[str]) -> bool:
+    """Whether a `COPY --from` names a stage, or nothing, and not an image."""
+    return not name or name.isdecimal() or name.lower() in stages

@@ -20,7 +20,10 @@ SESSION = "session.xml"
 """pytest's own report about its last session, beside the reward."""
 _REWARDS = "rewards"
 """Folder of the tree with the reward files; no place of the agent is called so."""
-_SEARCHED = re.compile(r"\w*PATH|\w*LIB|LD_\w+|BASH_ENV|ENV|PYTHON(HOME|STARTUP)|(NODE|PERL5?|RUBY|JAVA\w*)_?OPT\w*")
+_SEARCHED = re.compile(
+    r"\w*PATH|\w*LIB|LD_\w+|BASH_ENV|ENV|PYTHON(HOME|STARTUP|PYCACHEPREFIX|USERBASE|EXECUTABLE)|GIT_CONFIG\w*|\w+RC"
+    r"|(NODE|PERL5?|RUBY|JAVA\w*)_?OPT\w*"
+)
 """Variables that name what programs run or load first."""
 
 
@@ -88,7 +91,9 @@ class Machine:
 
         def is_agents(path: str) -> bool:
             inside = os.path.normpath(path)
-            return not path.startswith("/") or (is_in(inside, self.task.places) and not is_in(inside, fixed))
+            if not path.startswith("/") or is_in(inside, ("/proc", "/dev")):  # links there lead anywhere
+                return True
+            return is_in(inside, self.task.places) and not is_in(inside, fixed)
 
         found = dict(given)
         for name in filter(_SEARCHED.fullmatch, given):

@@ -1,14 +1,14 @@
 """The settings of Harbor tasks, and the folder of built images (`env.images`): finds a task's image, keeps its record.
 
-`bases/` holds unpacked base images, `layers/` the trees after build steps, and `tasks/` one record per task, named
-after the task and the content that its image was built from.
+`tasks/` holds one folder per task, named after the task and the content that its image was built from, and `files/` one
+hard link to each file in them. `layers/` is what buildah builds from; only builds need it.
 """
 
 import functools
 import hashlib
 import json
 import os
-import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterable, Mapping
@@ -54,10 +54,9 @@ class HarborSettings(ShellSettings):
     build_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds that the build of one image may take. `memory_mb` holds as well."""
     build_mb: int = Field(default=8192, ge=1)
-    """Files that one RUN may write, in MB."""
-    base_images: tuple[str, ...] = ()
-    """Patterns of further base images whose programs this machine has, such as `ghcr.io/acme/ubuntu:*`. Official
-    images such as `ubuntu` and `python` are known."""
+    """Disk space that the build of one image may take in MB: new layers, temporary copies, and the finished files."""
+    build_network: bool = False
+    """Let the RUN lines of Dockerfiles use the network of this machine, as `apt-get install` needs."""
     python: str | None = None
     """Interpreter whose folder comes first on PATH without `images`; null for the one that runs the environment."""
     writable: tuple[str, ...] = ()
@@ -95,11 +94,6 @@ class HarborSettings(ShellSettings):
     def _check(self) -> Self:
         if any(not path.startswith("/") or ".." in path.split("/") or not path.strip("/") for path in self.writable):
             raise ConfigError(f"env.writable must list absolute folders other than /, got {list(self.writable)}")
-        for source in self.base_sources.values():
-            for name in re.findall(r"\{[^{}]*\}", source):
-                if name != "{image}":
-                    unknown = f"{source} has an unknown placeholder {name}"
-                    raise ConfigError(f"env.base_sources: {unknown}; only {{image}} is replaced")
         if self.test_command is not None and not self.test_command.strip():
             raise ConfigError("env.test_command is empty; remove it, or give the command that judges")
         return self
@@ -130,30 +124,36 @@ class Recipe:
 
 def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
     """Find the tree and the `Image` of a task; raises ConfigError if it is not built from these very files."""
-    file, store = record_of(recipe, settings), settings.image_store()
-    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if not told or not (store / told["tree"]).is_dir():
-        why = f"env.images ({store}) has no image of the task as it is now"
+    if not has_image(recipe, settings):
+        why = f"env.images ({settings.image_store()}) has no image of the task as it is now"
         raise ConfigError(f"{recipe.task}: {why}; run: slime-verlog build-images CONFIG")
-    return store / told["tree"], Image(told["folder"], told["variables"], told["user"])
+    record = record_of(recipe, settings)
+    return record / "tree", Image(**json.loads((record / "image.json").read_text(encoding="utf-8")))
+
+
+def has_image(recipe: Recipe, settings: HarborSettings) -> bool:
+    """Whether a task's image is built."""
+    return record_of(recipe, settings).is_dir()
 
 
 def keep_image(recipe: Recipe, settings: HarborSettings, tree: Path, image: Image) -> None:
-    """Write the record of a task's image, whose files lie in the folder `tree` of the store."""
-    file, place = record_of(recipe, settings), str(tree.relative_to(settings.image_store()))
-    file.parent.mkdir(exist_ok=True)
-    told = {"tree": place, "folder": image.folder, "variables": dict(image.variables), "user": image.user}
-    fresh = file.with_suffix(".new")
-    fresh.write_text(json.dumps(told), encoding="utf-8")
-    fresh.replace(file)
+    """Move the files of a task's image into the store, with its settings beside them."""
+    record = record_of(recipe, settings)
+    fresh = record.with_suffix(".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    told = {"folder": image.folder, "variables": dict(image.variables), "user": image.user}
+    (fresh / "image.json").write_text(json.dumps(told), encoding="utf-8")
+    tree.rename(fresh / "tree")
+    fresh.rename(record)
 
 
 def record_of(recipe: Recipe, settings: HarborSettings) -> Path:
-    """The file with a task's record; its name changes with all that the image depends on."""
+    """The folder of a task's image; its name changes with all that the image depends on."""
     sources = [*settings.base_sources.items()]  # the first that fits counts
     given = (sources, sorted(settings.build_args.items()), settings.build_command)
     key = key_of(recipe.text, context_digest(recipe.context), given)
-    return settings.image_store() / "tasks" / f"{recipe.task}-{key}.json"
+    return settings.image_store() / "tasks" / f"{recipe.task}-{key}"
 
 
 def key_of(*parts: object) -> str:

@@ -279,7 +279,7 @@ def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> t
         built = environment.text("docker_image")
         raise environment.refusal("docker_image", built, "names an image that must be pulled", BUILD)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
-    image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None, settings.base_images)
+    image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None)
     if image.copies and (hiding := find_dockerignore(recipe.context)) is not None:
         line = image.copies[0].line
         raise UnsupportedLine(f"{line} obeys environment/{hiding.name}, which needs an image build")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from advantage.errors import TurnTableError
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row
 from inspection.records import CLOSINGS, rollout_of
 from rollout.turn import FinishReason, SampleKind, StopReason
@@ -75,6 +76,7 @@ _ARRAYS = [np.ndarray, np.zeros(0).__reduce__()[0], np.dtype]
 _ARRAYS += [type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32", "float64")]
 _SAFE = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan, *_ARRAYS, array.array, list]
 _TRAINED_VALUES = "log_probs", "ref_log_probs", "teacher_log_probs", "values", "advantages", "returns", "kl", "entropy"
+_MARK_OF_VERSION_4 = [7_206_381_955.0, 4.0]
 _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
 
 
@@ -152,9 +154,7 @@ def _samples(payloads: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, 
 
 def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, Any], TurnRow | None]:
     """A sample of a training dump alone, which has no text, in the form of a rollout's sample."""
-    table = values.get(TABLE_KEY)
-    is_table = isinstance(table, torch.Tensor | np.ndarray) and torch.as_tensor(table).dtype == torch.float64
-    row = decode_row(table) if is_table else None
+    row = _row_of(values.get(TABLE_KEY))
     metadata: dict[str, Any] = {"task_name": values.get("source_names")}
     if row is not None:
         kind = SampleKind.BOOTSTRAP if row.kind is TurnKind.BOOTSTRAP else SampleKind.TURN
@@ -172,6 +172,29 @@ def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, An
         "trained": values,
     }
     return sample, row
+
+
+def _row_of(entry: Any) -> TurnRow | None:
+    """The sample's row of the turn table; None for the prompt of another converter."""
+    if isinstance(entry, torch.Tensor | np.ndarray):
+        return _row_of_version_4(entry.tolist())
+    try:
+        return decode_row(entry)
+    except TurnTableError:
+        return None
+
+
+def _row_of_version_4(numbers: list[float]) -> TurnRow | None:
+    """A row that was written as one vector: a mark, the version, seven numbers, then seven for each turn."""
+    if numbers[:2] != _MARK_OF_VERSION_4:
+        return None
+    segment, first_turn, kind, terminated, truncated, group, _ = map(int, numbers[2:9])
+    spans: list[TurnSpan] = []
+    for start in range(9, len(numbers), 7):
+        first, end, reward, action_start, anchor, staleness, moves = numbers[start : start + 7]
+        places = int(first), int(end), reward, int(action_start)
+        spans.append(TurnSpan(*places, int(anchor), int(staleness), bool(moves)))
+    return TurnRow(segment, first_turn, TurnKind(kind), bool(terminated), bool(truncated), tuple(spans), group)
 
 
 def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, with_ids: bool) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def _sample(rng: random.Random, row: TurnRow, mask: list[int]) -> FakeSample:
 def rollout_data(samples: list[FakeSample]) -> dict[str, Any]:
     """The batch of one rank that holds these samples whole."""
     return {
-        "prompt": [encode_row(s.row).numpy() for s in samples],
+        "prompt": [encode_row(s.row) for s in samples],
         "values": [s.values.clone() for s in samples],
         "kl": [s.kl.clone() for s in samples],
         "loss_masks": [torch.tensor(s.mask, dtype=torch.int) for s in samples],

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from advantage import gae
-from advantage.gae import Discounts
+from advantage.gae import Discounts, edges_of, links_of, solve_inside, solve_links
 
 
 def dual_discount_gae(
@@ -17,19 +16,19 @@ def dual_discount_gae(
     **discounts: float,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [N] of T turns; `bootstrap_values` [T] counts where `next_turn` [T] is -1."""
-    n, t = len(values), len(turn_lengths)
+    n, t, numbers = len(values), len(turn_lengths), Discounts(**discounts)
     last = (next_turn < 0).nonzero()[:, 0]
     states = torch.arange(len(last), device=values.device)
-    following = next_turn.index_put((last,), t + states)
+    following = torch.cat([next_turn.index_put((last,), t + states), torch.full_like(states, -1)])
     nothing = torch.zeros_like(states)
-    advantages, returns = gae.dual_discount_gae(
-        torch.cat([values, bootstrap_values[last].to(values.dtype)]),
-        torch.cat([token_rewards, nothing.to(token_rewards.dtype)]),
-        torch.cat([turn_lengths, nothing + 1]),
-        torch.cat([turn_rewards.double(), nothing.double()]),
-        torch.cat([torch.zeros_like(following, dtype=torch.bool), nothing == 0]),
-        torch.ones(len(following) + len(nothing), dtype=torch.bool, device=values.device),
-        Discounts(**discounts),
-        lambda links: gae.solve_links(links, torch.cat([following, nothing - 1])),
-    )
+    values = torch.cat([values, bootstrap_values[last].to(values.dtype)])
+    token_rewards = torch.cat([token_rewards, nothing.to(token_rewards.dtype)])
+    lengths = torch.cat([turn_lengths, nothing + 1])
+    rewards = torch.cat([turn_rewards.double(), nothing.double()])
+    is_state = torch.arange(len(lengths), device=values.device) >= t
+
+    inside = solve_inside(values, token_rewards, lengths, rewards, numbers)
+    edges = edges_of(torch.ones_like(is_state), numbers)
+    links = links_of(inside, lengths, rewards, is_state, edges)
+    advantages, returns = inside.finish(edges.carry(*solve_links(links, following)))
     return advantages[:n], returns[:n]

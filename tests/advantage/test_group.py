@@ -13,7 +13,7 @@ from advantage.errors import FlagError, TurnTableError
 from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
 from advantage.group import GroupTurns, compute_advantages, group_advantages
 from advantage.settings import advantage_settings
-from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row
+from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row, read_columns
 from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, make_args, rollout_data
 
@@ -208,7 +208,8 @@ def test_the_hook_refuses_kl_in_reward() -> None:
 
 def test_group_and_anchor_cross_in_the_turn_table() -> None:
     row = TurnRow(0, 0, turns=(TurnSpan(0, 1, 1.0, anchor=2**52),), group=7)
-    assert encode_row(row)[7] == 7 and encode_row(row)[-3] == 2**52
+    columns = read_columns([encode_row(row)], [1])
+    assert columns.group.item() == 7 and columns.anchor.item() == 2**52
 
 
 def test_equal_prompts_have_equal_anchors() -> None:

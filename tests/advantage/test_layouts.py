@@ -40,7 +40,7 @@ LAYOUTS = {
     "dp1 pp2 cp2": {"pipeline_model_parallel_size": 2, "context_parallel_size": 2},
 }
 CASES = 6
-STEPS = {"read": (hook, "read_turn_table"), "prepare": (hook, "dual_discount_gae"), "finish": (PackedTurns, "put")}
+STEPS = {"read": (hook, "read_turn_table"), "prepare": (hook, "solve_inside"), "finish": (PackedTurns, "put")}
 """What the hook calls before anything crosses ranks, between the exchanges, and after them."""
 
 

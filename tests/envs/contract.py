@@ -33,7 +33,7 @@ class Case:
     answers: tuple[str, ...] = ()
     """Sensible answers where the environment has no list of actions."""
     seeds_differ: bool = True
-    fuzzed_answers: int = 5000
+    fuzzed_answers: int = 1000
     fuzzed_actions: tuple[str, ...] = ()
     """What fuzzed answers name where the environment neither lists actions nor accepts its default one."""
 
@@ -55,7 +55,7 @@ class Case:
         return random.Random(seed).choices(self.answers or list(env.actions), k=count)
 
 
-_TEXT_WORLDS = "tests.envs.textworld.text_worlds"
+TEXT_WORLDS = "tests.envs.textworld.text_worlds"
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "take all", "open chest")
 
 _MCP_SERVER = str(Path(__file__).parents[1] / "fixtures" / "mcp_server.py")
@@ -70,22 +70,22 @@ _GUESSES = ('<tool_call>{"name": "guess", "arguments": {"number": 1}}</tool_call
 _CHORES = ("look", "inventory", "go to drawer 1", "go to shelf 1", "open drawer 1", "help")
 _SLIDES = ("[up]", "[down]", "[left]", "[right]")
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
-_NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
+NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 _BALROG = "tests.envs.balrog_stand_in.as_env"
 
 CASES = [
     Case("envs.babyai", "BabyAI-MixedTrainLocal-v0/goto", needs=("minigrid",)),
-    Case("envs.babyai", "errands", {"max_steps": 60}, ("minigrid",), fuzzed_answers=1000),
-    Case("envs.babyai", "open", needs=("minigrid",), fuzzed_answers=1000),
+    Case("envs.babyai", "errands", {"max_steps": 60}, ("minigrid",), fuzzed_answers=300),
+    Case("envs.babyai", "open", needs=("minigrid",), fuzzed_answers=300),
     Case("envs.babyai", "BossLevel", {"max_steps": 50, "vlm": True}, ("minigrid",), fuzzed_answers=200),
     Case("envs.babaisai", "env/two_room-make_you", {"max_steps": 40}),
-    Case("envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=1000),
-    Case("envs.crafter", "default", {"max_steps": 300}, ("crafter",), fuzzed_answers=1500),
+    Case("envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=300),
+    Case("envs.crafter", "default", {"max_steps": 300}, ("crafter",), fuzzed_answers=300),
     Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200),
     Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
     Case("envs.sokoban", "one_box", {"max_steps": 20, "vlm": True, "reward": "native"}, fuzzed_answers=200),
     Case("envs.recall", "recall", {"max_steps": 40, "ask_every": 10}),
-    Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS, fuzzed_answers=1000),
+    Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS, fuzzed_answers=300),
     Case(
         "envs.textworld",
         "treasure_hunter",
@@ -93,7 +93,7 @@ CASES = [
         answers=_COMMANDS,
         fuzzed_answers=200,
     ),
-    Case("envs.textarena", "2048-v0", {"max_steps": 60}, (), _SLIDES, fuzzed_answers=500, fuzzed_actions=_SLIDES),
+    Case("envs.textarena", "2048-v0", {"max_steps": 60}, (), _SLIDES, fuzzed_answers=200, fuzzed_actions=_SLIDES),
     Case(
         "envs.textarena",
         "Minesweeper-v0-small",
@@ -105,21 +105,23 @@ CASES = [
         fuzzed_actions=_CELLS,
     ),
     Case("tests.fixtures.alfworld_rooms", "all", {"max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
-    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30}, fuzzed_answers=1000),
-    Case(_BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=1000),
-    Case("envs.balrog", "babyai/BabyAI-MixedTrainLocal-v0/goto", fuzzed_answers=500),
-    Case("envs.balrog", "babaisai/env/two_room-make_you", {"max_steps": 40, "vlm": True}, fuzzed_answers=500),
+    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30, "vlm": True}, fuzzed_answers=200),
+    Case(_BALROG, "env/goto_win", {"max_steps": 30}, fuzzed_answers=100),
+    Case(_BALROG, "crafter", {"max_steps": 30}, fuzzed_answers=100),
+    Case(_BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=300),
+    Case("envs.balrog", "babyai/BabyAI-MixedTrainLocal-v0/goto", fuzzed_answers=200),
+    Case("envs.balrog", "babaisai/env/two_room-make_you", {"max_steps": 40, "vlm": True}, fuzzed_answers=200),
     Case("envs.balrog", "minihack/MiniHack-Corridor-R3-v0", {"max_steps": 40}, fuzzed_answers=300),
-    Case("envs.balrog", "nle/NetHackChallenge-v0", {"max_steps": 60}, fuzzed_answers=500),
-    Case("envs.gymnasium_text", "corridor", {"id": f"{_TEXT_WORLDS}:Corridor", "max_steps": 30}),
+    Case("envs.balrog", "nle/NetHackChallenge-v0", {"max_steps": 60}, fuzzed_answers=200),
+    Case("envs.gymnasium_text", "corridor", {"id": f"{TEXT_WORLDS}:Corridor", "max_steps": 30}),
     Case(
         "envs.gymnasium_text",
         "MiniHack-Corridor-R2-v0",
-        {**_NETHACK, "max_steps": 40},
+        {**NETHACK, "max_steps": 40},
         ("minihack",),
         fuzzed_answers=300,
     ),
-    Case("envs.gymnasium_text", "NetHackScore-v0", {**_NETHACK, "max_steps": 60}, ("nle",), fuzzed_answers=500),
+    Case("envs.gymnasium_text", "NetHackScore-v0", {**NETHACK, "max_steps": 60}, ("nle",), fuzzed_answers=200),
     Case("envs.geo3k", "angles", {"data": _ANGLES}, ("math_verify",), (r"\boxed{3}", "x"), fuzzed_answers=200),
     Case(
         "envs.tools",
@@ -127,7 +129,7 @@ CASES = [
         {"tools": _TOOLS, "data": _SUMS, "max_steps": 5},
         ("jsonschema",),
         _TOOL_ANSWERS,
-        fuzzed_answers=1000,
+        fuzzed_answers=300,
     ),
     Case(
         "envs.tools",
@@ -147,7 +149,7 @@ CASES = [
         seeds_differ=False,
         fuzzed_answers=100,
     ),
-    Case("envs.gymnasium_text", "echo", {"id": f"{_TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
+    Case("envs.gymnasium_text", "echo", {"id": f"{TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
     Case(
         "tests.envs.harbor.task_folders",
         "count-errors",
@@ -162,83 +164,53 @@ CASES = [
         {"max_steps": 60},
         answers=("view", "view shop/prices.py 2 4", "view tests", "view README.md"),
         seeds_differ=False,
-        fuzzed_answers=1000,
+        fuzzed_answers=300,
     ),
 ]
 
 
+_FORMS = (
+    *("", " ", "\n", "\t\n  \r\n", "\u200b", "\ufeff", "\u00a0"),
+    *("%control", "ACTION: %control", "ACTION: %legal%control", "\x00%controlACTION:\x00"),
+    *("向前走", "вперёд", "إلى الأمام", "आगे बढ़ो", "앞으로", "🚪🔑👉", "ﬀ İ ß ſ", "ＡＣＴＩＯＮ："),
+    *("%letters", "ACTION: %letters", "THINK: %letters"),
+    "```python\nimport os\nos._exit(1)\n```",
+    "__import__('os').abort()",
+    "{{ self.__init__.__globals__ }} {% for x in range(10**9) %}x{% endfor %}",
+    '{"action": "%legal"}',
+    "<tool_call>{'name': 'step'</tool_call>",
+    "'; DROP TABLE episodes; --",
+    "%s%n%x {0} {obs} \\1 $HOME `id`",
+    "<|im_end|>\n<|im_start|>assistant\nACTION: %legal",
+    "../../../../etc/passwd",
+    *("ACTION", "ACTION:", "ACTION: %cut", "ACTION %legal", "THINK: so\nACT ION: %legal", "ACTION: %legal\nACTION:"),
+    *("ACTION: [%legal]", "ACTION: %legal, %legal", "Action%legal", "action:%upper", "ACTION: %joined."),
+    *("THINK: %legal %legal", "%printable"),
+    *("%legal", "ACTION: %legal", "THINK: fine.\nACTION: %legal") * 3,
+)
+"""Answers of every kind that a model or a broken tokenizer may give."""
+_CONTROL = [chr(code) for code in (*range(32), 127, 0x85, 0x2028, 0x202E, 0xD800, 0xFFFE)]
+
+
 def fuzz(env: BaseInteractionEnv, count: int, seed: int = 0, named: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield `count` answers of every kind a model or a broken tokenizer may give, legal ones among them."""
+    """Yield `count` answers of every kind, legal ones among them."""
     rng = random.Random(seed)
     actions = list(named or env.actions) or [env.default_action]
     for index in range(count):
-        # A few huge ones are enough to see that nothing grows faster than their length.
-        yield _huge(rng, actions) if index % 500 == 0 else rng.choice(_KINDS)(rng, actions)
-
-
-def _empty(rng: random.Random, actions: list[str]) -> str:
-    return rng.choice(["", " ", "\n", "\t\n  \r\n", "\u200b", "\ufeff", "\u00a0"])
-
-
-def _huge(rng: random.Random, actions: list[str]) -> str:
-    return rng.choice(["ACTION:", "a", "Action ", "\n", "go ", "{{"]) * 100_000 + rng.choice(actions)
-
-
-def _control(rng: random.Random, actions: list[str]) -> str:
-    noise = "".join(chr(rng.choice([*range(32), 127, 0x85, 0x2028, 0x202E, 0xD800, 0xFFFE])) for _ in range(8))
-    return rng.choice([noise, f"ACTION: {noise}", f"ACTION: {rng.choice(actions)}{noise}", f"\x00{noise}ACTION:\x00"])
-
-
-def _other_scripts(rng: random.Random, actions: list[str]) -> str:
-    words = ["向前走", "вперёд", "إلى الأمام", "आगे बढ़ो", "앞으로", "🚪🔑👉", "ﬀ İ ß ſ", "ＡＣＴＩＯＮ："]
-    letters = "".join(chr(rng.randrange(0xA0, 0xD7FF)) for _ in range(12))
-    return rng.choice(["", "ACTION: ", "THINK: "]) + rng.choice([*words, letters])
-
-
-def _code(rng: random.Random, actions: list[str]) -> str:
-    return rng.choice(
-        [
-            "```python\nimport os\nos._exit(1)\n```",
-            "__import__('os').abort()",
-            "{{ self.__init__.__globals__ }} {% for x in range(10**9) %}x{% endfor %}",
-            '{"action": "' + rng.choice(actions) + '"}',
-            "<tool_call>{'name': 'step'</tool_call>",
-            "'; DROP TABLE episodes; --",
-            "%s%n%x {0} {obs} \\1 $HOME `id`",
-            "<|im_end|>\n<|im_start|>assistant\nACTION: " + rng.choice(actions),
-            "../../../../etc/passwd",
-        ]
-    )
-
-
-def _half_formed(rng: random.Random, actions: list[str]) -> str:
-    action = rng.choice(actions)
-    cut = action[: rng.randrange(len(action) + 1)]
-    return rng.choice(
-        [
-            "ACTION",
-            "ACTION:",
-            f"ACTION: {cut}",
-            f"ACTION {action}",
-            f"THINK: so\nACT ION: {action}",
-            f"ACTION: {action}\nACTION:",
-            f"ACTION: [{action}]",
-            f"ACTION: {action}, {action}",
-            f"Action{action}",
-            f"action:{action.upper()}",
-            f"ACTION: {action.replace(' ', '_')}.",
-            f"THINK: {action} {action}",
-        ]
-    )
-
-
-def _legal(rng: random.Random, actions: list[str]) -> str:
-    action = rng.choice(actions)
-    return rng.choice([action, f"ACTION: {action}", f"THINK: fine.\nACTION: {action}"])
-
-
-def _noise(rng: random.Random, actions: list[str]) -> str:
-    return "".join(rng.choices(string.printable, k=rng.randrange(40)))
-
-
-_KINDS = (_empty, _control, _other_scripts, _code, _half_formed, _legal, _noise)
+        action = rng.choice(actions)
+        if index % 500 == 0:  # a few huge ones are enough to see that nothing grows faster than their length
+            yield rng.choice(["ACTION:", "a", "Action ", "\n", "go ", "{{"]) * 100_000 + action
+            continue
+        texts = {
+            "%legal": action,
+            "%cut": action[: rng.randrange(len(action) + 1)],
+            "%upper": action.upper(),
+            "%joined": action.replace(" ", "_"),
+            "%control": "".join(rng.choices(_CONTROL, k=8)),
+            "%letters": "".join(chr(rng.randrange(0xA0, 0xD7FF)) for _ in range(12)),
+            "%printable": "".join(rng.choices(string.printable, k=rng.randrange(40))),
+        }
+        form = rng.choice(_FORMS)
+        for mark, text in texts.items():
+            form = form.replace(mark, text)
+        yield form

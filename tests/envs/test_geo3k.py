@@ -58,8 +58,9 @@ def build(given: Any = None, **options: Any) -> Any:
 
 
 def test_the_parquet_file_is_read_row_by_row_with_its_pictures(parquet: Path) -> None:
-    envs = [build_env_from("envs.geo3k", {"task": "train", "seed": k}, {"data": str(parquet)}) for k in range(6)]
-    questions = [env.question for env in envs]
+    questions = [
+        build_env_from("envs.geo3k", {"task": "train", "seed": k}, {"data": str(parquet)}).question for k in range(6)
+    ]
     assert sorted(q.answer for q in questions) == list("012345")
     assert all(q.text == f"In the triangle, find $x$. {q.answer}" for q in questions)
     assert all(q.images[0].size == (40, 30) and q.images[0].mode == "RGB" for q in questions)
@@ -77,42 +78,19 @@ def test_a_sample_of_slimes_data_set_is_a_problem_too() -> None:
     assert r"\boxed{}" in env.instruction_prompt and env.max_steps == 3
 
 
-@pytest.mark.parametrize("picture", [{"path": "FILE"}, "FILE", "URI", {"bytes": b"x" * 9}])
-def test_pictures_come_as_files_data_uris_or_not_at_all(picture: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["path", "file", "uri"])
+def test_pictures_come_as_files_and_data_uris(form: str, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(png("green"))
-    stand_ins = {"FILE": str(path), "URI": "data:image/png;base64," + base64.b64encode(png("green")).decode()}
-    if isinstance(picture, str):
-        picture = stand_ins[picture]
-    elif "path" in picture:
-        picture = {"path": stand_ins[picture["path"]]}
+    uri = "data:image/png;base64," + base64.b64encode(png("green")).decode()
+    picture = {"path": {"path": str(path)}, "file": str(path), "uri": uri}[form]
     data = [{"problem": PROBLEM, "answer": "1", "images": [picture]}]
-    if isinstance(picture, dict) and "bytes" in picture:
-        with pytest.raises(EnvironmentFault, match="cannot be read"):
-            build(data=data)
-    else:
-        assert build(data=data).question.images[0].getpixel((0, 0)) == (0, 128, 0)
+    assert build(data=data).question.images[0].getpixel((0, 0)) == (0, 128, 0)
 
 
-def test_a_wrong_answer_gets_feedback_and_another_try() -> None:
-    env = build()
-    env.reset()
-    observation, done, info = env.step(r"<think>hm \boxed{\sqrt{18}}</think>I say \boxed{4}.")
-    assert not done and info["valid_action"] and info["reward"] == 0.0 and "wrong" in observation["obs_str"]
-    observation, done, info = env.step(r"\boxed{5}")
-    assert not done and "One turn is left" in observation["obs_str"]
-    _, done, info = env.step(r"It is \boxed{\sqrt{18}}, of course.")
-    assert done and info["terminated"] and info["reward"] == info["progression"] == 1.0
-    assert info["executed_action"] == r"\sqrt{18}"
-
-
-def test_three_wrong_answers_end_the_episode_without_reward() -> None:
-    env = build()
-    env.reset()
-    outcomes = [env.step(rf"\boxed{{{k}}}") for k in range(3)]
-    assert [done for _, done, _ in outcomes] == [False, False, True]
-    assert sum(info["reward"] for *_, info in outcomes) == 0.0
-    assert outcomes[-1][2]["terminated"] and not outcomes[-1][2]["truncated"]
+def test_a_picture_that_cannot_be_read_is_a_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
+        build(data=[{"problem": PROBLEM, "answer": "1", "images": [{"bytes": b"x" * 9}]}])
 
 
 def test_the_tool_checks_before_the_final_answer() -> None:
@@ -141,9 +119,6 @@ def test_check_adds_the_checking_tool_and_the_sample_chooses_the_others() -> Non
         (sample(label=None), {}, "needs an answer to compare with.*--label-key"),
         (sample(prompt="<|im_start|>user\nx<|im_end|>"), {}, "leave out --apply-chat-template"),
         (sample(prompt=[{"role": "assistant", "content": "x"}]), {}, "system and user, got 'assistant'"),
-        (sample(prompt=None), {}, "there is no question"),
-        (sample(), {"check": "both"}, "env.check must be one of"),
-        (sample(), {"data": "x.parquet"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_asked_or_graded_is_refused(given: Any, options: dict[str, Any], words: str) -> None:

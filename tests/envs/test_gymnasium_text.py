@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
+from envs.errors import EnvironmentFault, MissingDependencyError
 from envs.gymnasium_text import GymnasiumText, describe_numbers, name_colors
 from envs.loading import build_env_from
 
@@ -36,29 +36,10 @@ def test_a_plain_text_environment_works_by_import_path_alone() -> None:
     assert observation["obs_str"].startswith("you stand at 2")
 
 
-@pytest.mark.parametrize("path", [CORRIDOR, CORRIDOR.replace(":", ".")])
-def test_import_paths_may_use_a_dot_or_a_colon(path: str) -> None:
-    build(id=path).reset()
-
-
 def test_a_registered_id_works_as_option_and_as_task_name(registered: str) -> None:
     assert build(id=registered).reset() == build(task=registered).reset()
     assert build(id=registered).max_steps == 12
     assert build(task=f"{WORLDS}:{registered}").reset()["obs_str"]
-
-
-def test_winning_and_losing_terminate_and_keep_the_final_observation() -> None:
-    env = build(id=CORRIDOR)
-    env.reset()
-    done = False
-    while not done:
-        observation, done, info = env.step("step ahead")
-    assert (info["reward"], info["terminated"], info["truncated"], info["progression"]) == (1.0, True, False, 1.0)
-    door = env.env.door
-    assert observation["obs_str"].startswith(f"you stand at {door} of")
-    env.reset()
-    _, done, info = env.step("step back")
-    assert (done, info["reward"], info["terminated"], info["progression"]) == (True, -1.0, True, 0.0)
 
 
 @pytest.mark.parametrize(("options", "limit"), [({"max_steps": 5}, 5), ({}, 12)])
@@ -69,12 +50,6 @@ def test_a_time_limit_truncates_and_does_not_terminate(registered: str, options:
     for turn in range(1, limit + 1):
         _, done, info = env.step("wait")
         assert done == info["truncated"] == (turn == limit) and not info["terminated"]
-
-
-def test_a_time_limit_of_the_options_also_holds_for_import_paths() -> None:
-    env = build(id=CORRIDOR, max_steps=3)
-    env.reset()
-    assert [env.step("wait")[1] for _ in range(3)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -113,44 +88,9 @@ def test_the_users_actions_describe_or_restrict_the_environments() -> None:
     assert few.step("end")[1]
 
 
-def test_the_task_name_can_be_handed_to_the_environment() -> None:
-    assert build(task="dungeon", id=CORRIDOR, task_kwarg="level").env.level == "dungeon"
-
-
 def test_pictures_come_from_render_when_asked_for() -> None:
     image = build(id=CORRIDOR, vlm=True).reset()["multi_modal_data"]["image"][0]
     assert image.size == (8, 4)
-
-
-def test_close_reaches_the_environment_once() -> None:
-    env = build(id=CORRIDOR)
-    env.close()
-    env.close()
-    assert env.env.closed == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"id": "NoSuchGame-v0"}, "gymnasium cannot make 'NoSuchGame-v0'"),
-        ({"id": f"{WORLDS}:Corridr"}, "has no Corridr; did you mean Corridor"),
-        ({"id": "nowhere_at_all.Env"}, "there is no module nowhere_at_all"),
-        ({"id": "builtins.dict"}, "which is not a gymnasium environment"),
-        ({"id": CORRIDOR, "kwargs": {"shape": "array"}}, "set env.describe"),
-        ({"id": CORRIDOR, "kwargs": {"shape": "two_texts"}}, "which of sound, view is the text"),
-        ({"id": CORRIDOR, "kwargs": {"shape": "dict"}, "text_key": "veiw"}, "no entry 'veiw'; did you mean view"),
-        ({"id": CORRIDOR, "actions": ["a", "b"]}, "names 2 actions, but .* has 3"),
-        ({"id": CORRIDOR, "actions": ["a", "b", "a"]}, "names 2 actions, but .* has 3"),
-        ({"id": CORRIDOR, "default_action": "fly"}, "'fly' is not one of the actions"),
-        ({"id": ECHO, "default_action": "NO"}, "does not fit the action space"),
-        ({"id": "Pendulum-v1"}, "set env.describe"),
-        ({"id": "Pendulum-v1", "describe": f"{WORLDS}.describe_places"}, "only Discrete and Text actions"),
-        ({"id": CORRIDOR, "text_kye": "x"}, "unknown key 'env.text_kye'; did you mean 'env.text_key'"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_the_first_turn(options: dict, expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        build(**options)
 
 
 def test_a_missing_package_of_the_environment_is_named() -> None:
@@ -165,16 +105,6 @@ def test_a_missing_package_of_the_environment_is_named() -> None:
 def test_an_observation_that_is_no_text_is_the_environments_fault() -> None:
     with pytest.raises(EnvironmentFault, match="as the text of an observation"):
         build(id=CORRIDOR, describe="builtins.len").reset()
-
-
-def test_names_and_aliases_of_actions_may_come_from_a_wrapper() -> None:
-    env = build_env_from("envs.gymnasium_text", {"task": "corridor", "seed": 0}, {"id": f"{WORLDS}:Keyed"})
-    env.reset()
-    assert list(env.actions) == ["step back", "step ahead", "wait"]
-    for answer, action in [("j", "step back"), ("k", "step ahead"), ("WAIT", "wait"), ("K", None)]:
-        env.reset()
-        info = env.step(answer)[2]
-        assert (info["executed_action"] if info["valid_action"] else None) == action
 
 
 def test_aliases_of_actions_that_the_settings_rename_are_no_answers() -> None:

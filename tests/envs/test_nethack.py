@@ -1,21 +1,20 @@
 """NetHack and MiniHack in words: what is shown, names and keys of actions, seeds, endings, and what is refused."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envs.errors import ConfigError
-from envs.gymnasium_text import GymnasiumText, build_env
+from envs.gymnasium_text import GymnasiumText
+from envs.loading import build_env_from
+from tests.envs.contract import NETHACK
 
 pytest.importorskip("minihack", reason="pip install -e '.[nethack]' enables this test")
 
-FUNCTIONS = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
 ROOM = "MiniHack-Room-5x5-v0"
 
 
 def make(task: str = ROOM, seed: int = 6, **env: Any) -> GymnasiumText:
-    return build_env(SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={**FUNCTIONS, **env}))
+    return build_env_from("envs.gymnasium_text", {"task": task, "seed": seed}, {**NETHACK, **env})
 
 
 def test_message_screen_status_things_and_inventory_are_shown_in_words() -> None:
@@ -60,33 +59,8 @@ def test_a_question_is_answered_with_the_letter_that_it_asks_for() -> None:
     env.close()
 
 
-def test_the_limit_of_steps_is_truncation_and_depth_is_progress_where_nothing_is_completed() -> None:
-    env = make("NetHackScore-v0", max_steps=3, kwargs={"actions": ["north", "wait"]})
-    env.reset()
-    assert list(env.actions) == ["north", "wait"] and env.default_action == "wait"
-    for _ in range(3):
-        _, done, info = env.step("north")
-    assert done and info["truncated"] and not info["terminated"] and info["progression"] == 0.0
-    env.close()
-
-
 def test_unseeded_games_can_be_played_if_asked_for() -> None:
     env = make("NetHackChallenge-v0", deterministic=False, kwargs={"seeded": False}, max_steps=2)
     env.reset()
     assert not env.deterministic and env.step("north")[2]["valid_action"]
     env.close()
-
-
-@pytest.mark.parametrize(
-    ("task", "env", "sentence"),
-    [
-        ("MiniHack-Rom-5x5-v0", {}, "no task 'MiniHack-Rom-5x5-v0'; did you mean MiniHack-Room-5x5-v0"),
-        ("NetHackScore-v0", {"kwargs": {"actions": ["north", "est"]}}, "no action 'est'; did you mean west"),
-        ("NetHackScore-v0", {"kwargs": {"charakter": "mon"}}, "env.kwargs: .*'charakter'"),
-        ("NetHackChallenge-v0", {}, "cannot be seeded.*env.deterministic: false"),
-        (ROOM, {"vlm": True}, "env.vlm: NetHack is shown as text"),
-    ],
-)
-def test_what_cannot_be_played_is_refused_in_one_sentence(task: str, env: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        make(task, **env).reset()

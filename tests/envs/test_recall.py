@@ -2,11 +2,8 @@
 
 from collections import Counter
 
-import pytest
-
 from envs.loading import build_env_from
 from envs.recall import Recall
-from slime_verlog import ConfigError
 
 
 def game(seed: int = 3, **options: object) -> Recall:
@@ -46,16 +43,3 @@ def test_only_a_question_accepts_a_colour_so_actions_cannot_carry_the_fact() -> 
 def test_guessing_is_right_in_a_quarter_of_the_episodes() -> None:
     counts = Counter(game(seed, max_steps=2, ask_every=2).reset()["obs_str"] for seed in range(400))
     assert len(counts) == 4 and min(counts.values()) > 70
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "words"),
-    [
-        ("forget", {}, "task 'forget' is unknown"),
-        ("recall", {"max_steps": 9}, "env.ask_every: 25 is more than env.max_steps: 9"),
-        ("recall", {"vlm": True}, "the recall game has no pictures"),
-    ],
-)
-def test_what_cannot_work_is_refused(task: str, options: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        build_env_from("envs.recall", {"task": task, "seed": 0}, options)

@@ -56,24 +56,6 @@ def test_whatever_is_played_the_shaping_of_an_episode_adds_up_to_the_same(name: 
         assert paid == pytest.approx(0.5 * first)
 
 
-@pytest.mark.parametrize(("name", "task"), [("babyai", "goto"), ("babaisai", "make_win")])
-def test_a_step_towards_the_goal_is_paid_and_a_step_away_costs(name: str, task: str) -> None:
-    rewards, _ = play(name, task, 3, "expert", shaping=1.0, shaping_gamma=1.0)
-    assert max(rewards[:-1]) > 0 and min(rewards) >= 0
-    assert min(play(name, task, 3, "random", shaping=1.0, shaping_gamma=1.0, format_penalty=0.0)[0]) < 0
-
-
-def test_the_plan_that_shaping_follows_shrinks_by_one_move_with_every_move_of_it() -> None:
-    module, env = build("babaisai", "make_win", 0)
-    env.reset()
-    left, done = [env.distance_left()], False
-    while not done:
-        _, done, _ = env.step(module.expert_action(env))
-        if not done:
-            left.append(env.distance_left())
-    assert left == pytest.approx([1 - move / len(left) for move in range(len(left))])
-
-
 def test_a_plan_found_only_later_measures_the_way_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
     _, env = build("babaisai", "make_win", 0)
     plans = iter([[], ["up"] * 33, ["up"] * 11, []])
@@ -84,20 +66,3 @@ def test_a_plan_found_only_later_measures_the_way_from_there_on(monkeypatch: pyt
 def test_missions_about_several_objects_are_refused() -> None:
     with pytest.raises(ConfigError, match="env.shaping needs a mission with one object"):
         play("babyai", "putnext", 0, "random", shaping=0.5)
-
-
-def test_games_that_cannot_tell_how_far_their_goal_is_are_refused_when_they_are_built() -> None:
-    with pytest.raises(ConfigError, match="env.shaping: Crafter cannot measure how far its goal is"):
-        build("crafter", "default", 0, shaping=0.5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shaping": -1.0}, "env.shaping must be at least 0, got -1"),
-        ({"shaping": 1.0, "shaping_gamma": 1.5}, "env.shaping_gamma must be at most 1, got 1.5"),
-    ],
-)
-def test_impossible_weights_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build("babyai", "goto", 0, **options)

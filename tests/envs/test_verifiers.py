@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envs.agent import AgentEnv, AgentRun
-from envs.errors import ConfigError, EnvironmentFault
+from envs.errors import EnvironmentFault
 from envs.loading import build_env_from
 from envs.verifiers import PROGRAM, grade, prepare
 from tests.envs.tools.test_tool_env import call
@@ -61,11 +61,6 @@ def test_the_program_and_what_it_plays_are_written_and_a_failure_is_a_fault(tmp_
         grade(replace(run, exit_code=1, output="Traceback\nno gold\n"))
     (tmp_path / "result.json").write_text('{"score": 0.25}')
     assert grade(replace(run, exit_code=0)) == 0.25
-
-
-def test_an_environment_needs_an_id() -> None:
-    with pytest.raises(ConfigError, match="id"):
-        build_env_from("envs.verifiers", {"task": "any", "seed": 0}, {})
 
 
 @pytest.mark.slow

@@ -34,8 +34,8 @@ def test_without_a_gpu_it_ends_with_one_sentence() -> None:
 
 
 def test_a_wrong_advantage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from advantage import scan
+    from advantage import gae
 
-    monkeypatch.setattr(scan, "solve_runs", lambda deltas, decay, longest: deltas)
+    monkeypatch.setattr(gae, "solve_runs", lambda deltas, decay, longest: deltas)
     findings = list(check.check_gae(torch.device("cpu"), turns=16, longest=20))
     assert not any(finding.holds for finding in findings)

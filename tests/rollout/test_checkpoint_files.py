@@ -20,14 +20,15 @@ from rollout.errors import CheckpointError
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import Run, playing
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.vision import picture, processor
-from tests.rollout.test_checkpoint import run
 
 
 @pytest.fixture
 async def saved(tmp_path: Path) -> Path:
-    await run(rollout_args(tmp_path, env={"max_length": 40}), 0, 1)
+    async with playing(tmp_path, env={"max_length": 40}) as run:
+        await run.batches([0])
     return checkpoint_path(str(tmp_path / "save"), 0)
 
 
@@ -61,35 +62,20 @@ def pictured(folder: Path) -> EpisodeSource:
 
 
 def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
-    with_pictures(tmp_path)
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
-    (kept,), (wanted,) = source.kept, pictured(tmp_path).kept
+    """Each is stored once, however many prompts show it. Altered answers stay masked."""
+    state, tensors = read_checkpoint(with_pictures(tmp_path))
+    assert state["images"] == ["first", "second"] and len(tensors) == 6
+    (kept,), (wanted,) = Run(tmp_path, load=0).source.kept, pictured(tmp_path).kept
     prompts_of = lambda segment: [*(turn.prompt for turn in segment.turns), segment.bootstrap]
     for found, truth in zip(prompts_of(kept), prompts_of(wanted), strict=True):
         assert found.image_data == truth.image_data
         assert dict(found.train_inputs).keys() == {"pixels", "grid"}
         assert all(torch.equal(found.train_inputs[key], truth.train_inputs[key]) for key in found.train_inputs)
-
-
-def test_kept_turns_are_restored_unchanged_and_altered_answers_stay_masked(tmp_path: Path) -> None:
-    with_pictures(tmp_path)
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
+    first, second = (turn.prompt.train_inputs.parts[0]["pixels"] for turn in kept.turns)
+    assert first is second
     without_prompts = lambda segment: [replace(turn, prompt=Prompt([])) for turn in segment.turns]
-    (kept,), (wanted,) = source.kept, pictured(tmp_path).kept
     assert without_prompts(kept) == without_prompts(wanted) and not kept.turns[0].generation.trained
     assert replace(kept, turns=(), bootstrap=None) == replace(wanted, turns=(), bootstrap=None)
-
-
-def test_a_picture_is_stored_once_however_many_prompts_show_it(tmp_path: Path) -> None:
-    state, tensors = read_checkpoint(with_pictures(tmp_path))
-    assert state["images"] == ["first", "second"]
-    assert len(tensors) == 6
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    source.load(0)
-    first, second = (turn.prompt.train_inputs.parts[0]["pixels"] for turn in source.kept[0].turns)
-    assert first is second
 
 
 def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tmp_path: Path) -> None:
@@ -106,28 +92,23 @@ def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tm
     source.save(0)
     files = sum(len(encoder.images.encode(image).inputs["pixel_values"]) for image in pictures)
     assert checkpoint_path(str(tmp_path / "save"), 0).stat().st_size < 1.1 * files
-    again = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path / "save")))
-    again.load(0)
+    again = Run(tmp_path, load=0).source
     for found, truth in zip((turn.prompt for turn in again.kept[0].turns), prompts, strict=True):
         assert found.image_data == truth.image_data
         assert all(torch.equal(found.train_inputs[key], value) for key, value in truth.train_inputs.items())
 
 
-async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(saved: Path) -> None:
-    flip_bits(saved)
-
-
-def test_a_checkpoint_with_a_flipped_bit_in_a_picture_is_refused(tmp_path: Path) -> None:
-    flip_bits(with_pictures(tmp_path))
-
-
-def flip_bits(saved: Path) -> None:
+@pytest.mark.parametrize("pictures", [False, True])
+async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(
+    saved: Path, tmp_path: Path, pictures: bool
+) -> None:
     """One bit at a time, anywhere in the file."""
+    saved = with_pictures(tmp_path) if pictures else saved
     whole = saved.read_bytes()
     truth, tensors = read_checkpoint(saved)
     generator = random.Random(0)
     refused = 0
-    for _ in range(300):
+    for _ in range(200):
         damaged = bytearray(whole)
         damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
         saved.write_bytes(damaged)
@@ -138,26 +119,21 @@ def flip_bits(saved: Path) -> None:
             continue
         assert state == truth and read.keys() == tensors.keys()
         assert all(torch.equal(read[name], tensors[name]) for name in tensors)
-    assert refused > 290, "only what the header's padding holds may change unnoticed"
+    assert refused > 190, "only what the header's padding holds may change unnoticed"
 
 
-def test_a_missing_checkpoint_says_how_to_start_afresh(tmp_path: Path) -> None:
-    source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path)))
-    with pytest.raises(CheckpointError, match="--start-rollout-id 0"):
-        source.load(7)
-    source.load(-1)
-    source.load(None)
-
-
-def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_or_a_foreign_file_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     path = checkpoint_path(str(tmp_path), 3)
     path.parent.mkdir(parents=True)
     save_file({"weight": torch.zeros(3)}, path)
     source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path)))
-    with pytest.raises(CheckpointError, match="not a rollout checkpoint"):
-        source.load(3)
+    for step, told in ((3, "not a rollout checkpoint"), (7, "--start-rollout-id 0")):
+        with pytest.raises(CheckpointError, match=told):
+            source.load(step)
+    source.load(-1)
+    source.load(None)
 
 
 def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:

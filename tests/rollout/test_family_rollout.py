@@ -1,26 +1,16 @@
 """Episodes of families that differ from Qwen, on an engine that ends responses as theirs do."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollout.bridge.flags import RolloutFlags
-from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import collect
-from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, get_runtime
-from tests.fixtures.families import family
-from tests.fixtures.rollout_args import rollout_args
+from tests.cases import some
+from tests.fixtures.families import cheap_copy, family
+from tests.fixtures.playing import playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.rollout.test_tool_rollout import ENV
 
-ENV = {
-    "tools": ["tests.envs.tools.toolbox:add"],
-    "data": [{"question": "What is 2 + 3?", "answer": "5"}],
-    "grader": "exact",
-    "max_steps": 6,
-}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 GLM_CALL = (
     "<tool_call>add<arg_key>a</arg_key><arg_value>2</arg_value><arg_key>b</arg_key><arg_value>3</arg_value></tool_call>"
@@ -52,15 +42,9 @@ ANSWERS: dict[str, list[Any]] = {
 
 def settings_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
     family(name).save_pretrained(folder / "checkpoint")
-    return {
-        "hf_checkpoint": str(folder / "checkpoint"),
-        "rollout_interaction_env_path": "envs.tools",
-        "tasks": ["sums"],
-        "env": ENV,
-        "rollout_max_response_len": 256,
-        "rollout_max_context_len": 16384,
-        **more,
-    }
+    lengths = {"rollout_max_response_len": 256, "rollout_max_context_len": 16384}
+    env = {"rollout_interaction_env_path": "envs.tools", "tasks": ["sums"], "env": ENV}
+    return {"hf_checkpoint": str(folder / "checkpoint"), **lengths, **env, **more}
 
 
 @pytest.mark.parametrize(
@@ -71,15 +55,11 @@ async def test_a_cut_thought_runs_nothing_a_call_runs_and_the_answer_is_right(
     tmp_path: Path, name: str, history: str
 ) -> None:
     tokenizer = family(name)
-    async with ScriptedEngine(tokenizer, lambda body, number: ANSWERS[name][min(number, 2)]) as engine:
-        args = rollout_args(tmp_path, engine.port, **settings_of(tmp_path, name, history=history))
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        try:
-            result: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-            counters = dict((await get_runtime(args)).counters)
-        finally:
-            await close_runtimes()
-        prompts = [tokenizer.decode(body["input_ids"]) for body in engine.requests]
+    engine = ScriptedEngine(tokenizer, lambda body, number: ANSWERS[name][min(number, 2)])
+    async with playing(tmp_path, engine, **settings_of(tmp_path, name, history=history)) as run:
+        result = await run.episode()
+        counters = dict((await run.runtime()).counters)
+    prompts = [tokenizer.decode(body["input_ids"]) for body in engine.requests]
     samples = result if isinstance(result, list) else [result]
     assert len(prompts) == 3 and counters == {}
     assert samples[-1].reward == pytest.approx(0.9), "the cut thought is fined"
@@ -93,20 +73,17 @@ async def test_a_cut_thought_runs_nothing_a_call_runs_and_the_answer_is_right(
         assert "maybe" in prompts[1] and "</think>" in prompts[1].partition("maybe")[2]
 
 
-@pytest.mark.parametrize("name", ["glm-4.7", "gpt-oss", "kimi-k2"])
+@pytest.mark.parametrize("name", some(["glm-4.7", "gpt-oss", "kimi-k2"], ["gpt-oss"]))
 async def test_a_fixed_turn_batch_of_the_family_has_calls_and_right_answers(tmp_path: Path, name: str) -> None:
-    async with ScriptedEngine(family(name), lambda body, number: ANSWERS[name][number % 2 + 1]) as engine:
-        given = settings_of(tmp_path, name, rollout_batch_size=8, n_env=1, env_backend="process", env_workers=1)
-        args = rollout_args(tmp_path, engine.port, **given)
-        try:
-            batch = await collect(args, 0, EpisodeSource(args))
-        finally:
-            await close_runtimes()
-    turns = [turn for segment in batch.segments for turn in segment.turns]
-    assert len(turns) == 8 and all(turn.valid for turn in turns)
-    assert [turn.reward for turn in turns] == [0.0, 1.0] * 4
-    assert batch.metrics["rollout/faults/sanity_check_failed"] == 0
-    assert batch.metrics["rollout/faults/prompt_tokens_differ"] == 0
+    engine = ScriptedEngine(family(name), lambda body, number: ANSWERS[name][number % 2 + 1])
+    given = settings_of(tmp_path, name, rollout_batch_size=8, n_env=1, env_backend="process", env_workers=1)
+    async with playing(tmp_path, engine, **given) as run:
+        output = await run.batch()
+    turns = [turn.metadata for turn in turns_of(output)]
+    assert len(turns) == 8 and all(turn["valid_action"] for turn in turns)
+    assert [turn["reward"] for turn in turns] == [0.0, 1.0] * 4
+    assert output.metrics["rollout/faults/sanity_check_failed"] == 0
+    assert output.metrics["rollout/faults/prompt_tokens_differ"] == 0
 
 
 async def test_an_engine_that_cut_the_prompt_is_counted(tmp_path: Path) -> None:
@@ -115,26 +92,19 @@ async def test_an_engine_that_cut_the_prompt_is_counted(tmp_path: Path) -> None:
         answer["meta_info"]["prompt_tokens"] -= number
         return answer
 
-    async with ScriptedEngine(family("qwen3"), script) as engine:
-        args = rollout_args(tmp_path, engine.port, **settings_of(tmp_path, "qwen3", rollout_batch_size=8, n_env=1))
-        try:
-            batch = await collect(args, 0, EpisodeSource(args))
-        finally:
-            await close_runtimes()
-    assert batch.metrics["rollout/faults/prompt_tokens_differ"] == 7
+    engine = ScriptedEngine(family("qwen3"), script)
+    given = settings_of(tmp_path, "qwen3", rollout_batch_size=8, n_env=1)
+    async with playing(tmp_path, engine, **given) as run:
+        output = await run.batch()
+    assert output.metrics["rollout/faults/prompt_tokens_differ"] == 7
 
 
 async def test_a_base_checkpoint_stops_at_the_end_of_turn_that_its_template_writes(tmp_path: Path) -> None:
-    tokenizer = copy.deepcopy(family("qwen2.5"))
+    tokenizer = cheap_copy(family("qwen2.5"))
     tokenizer.eos_token = "<|endoftext|>"
     run_on = "5<|im_end|>\n<|im_start|>user\nWhat is 7 + 1?<|im_end|>\n<|im_start|>assistant\n8"
-    async with ScriptedEngine(tokenizer, lambda body, number: run_on) as engine:
-        given = settings_of(tmp_path, "qwen2.5", history="full")
-        tokenizer.save_pretrained(given["hf_checkpoint"])
-        args = rollout_args(tmp_path, engine.port, **given)
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        try:
-            result: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-        finally:
-            await close_runtimes()
+    given = settings_of(tmp_path, "qwen2.5", history="full")
+    tokenizer.save_pretrained(given["hf_checkpoint"])
+    async with playing(tmp_path, ScriptedEngine(tokenizer, lambda body, number: run_on), **given) as run:
+        result = await run.episode()
     assert result.reward == 1.0 and tokenizer.decode(result.tokens).endswith("5<|im_end|>")

@@ -4,7 +4,6 @@ Beside it, slow responses that new weights interrupt again and again, and slime'
 """
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,30 @@ import pytest
 
 import rollout.continuous
 import rollout.fixed_turn
-from rollout.bridge.flags import RolloutFlags
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EngineError
-from rollout.evaluate import evaluate
-from rollout.fixed_turn import collect_or_draw
-from rollout.generate import generate
 from rollout.play.clock import WeightClock
-from rollout.play.runtime import close_runtimes, get_runtime
 from tests.cases import pairs
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import places_of, playing, plays, turns_of
 from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.scripted_engine import ABORTED, ScriptedEngine, draw
 from tests.fixtures.warm_python import warm_players
 
-ANSWERS = ("THINK: so.\nACTION: left", "ACTION: right", "right")
 LOOPS = {"continuous": rollout.continuous.collect, "fixed_turn": rollout.fixed_turn.collect}
 OWN_NAMES = ("default", "0", None)
 """How an engine names the weights that it started with; None: not at all."""
 
 
 class Engine(ScriptedEngine):
-    """Of the responses from `since` on, the first `count` come from an engine that has just started."""
+    """Of the responses from version `since` on, the first `count` come from an engine that has just started."""
 
     def __init__(self, own: str | None, since: str, count: int) -> None:
         super().__init__(chatml_tokenizer(), self.play)
-        self.own, self.since, self.left = own, since, count
+        self.own, self.since, self.left, self.delay = own, since, count, lambda number: 0.003
 
-    async def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
-        await asyncio.sleep(0.003)
-        answer = self.answer(ANSWERS[draw(body, 3)], body)
+    def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
+        answer = self.answer(plays(body, number), body)
         if self.left and int(self.version) >= int(self.since):
             self.left -= 1
             answer["meta_info"]["weight_version"] = self.own
@@ -52,20 +45,11 @@ async def run(folder: Path, engine: ScriptedEngine, loop: str, batches: int = 5,
     """Play batches in the order of train.py; weights are pushed after each of them."""
     outputs: list[Any] = []
     with warm_players():
-        async with engine:
-            args = rollout_args(folder, engine.port, **{"env": {"max_length": 40}, **keys})
-            source = EpisodeSource(args)
-            try:
-                for k in range(batches):
-                    outputs.append(await collect_or_draw(args, k, source, LOOPS[loop]))
-                    engine.version = str(int(engine.version) + 1) if engine.version.isdigit() else "1"
-            finally:
-                await close_runtimes()
+        async with playing(folder, engine, **{"env": {"max_length": 40}, **keys}) as played:
+            for k in range(batches):
+                outputs.append(await played.batch(k, LOOPS[loop]))
+                engine.version = str(int(engine.version) + 1) if engine.version.isdigit() else "1"
     return outputs
-
-
-def turns_of(output: Any) -> list[Any]:
-    return [sample for group in output.samples for sample in group if sample.metadata["kind"] == "turn"]
 
 
 def total(outputs: list[Any], fault: str) -> float:
@@ -110,29 +94,21 @@ async def test_an_engine_that_never_names_its_weights_trains_in_fixed_turn_batch
 
 @pytest.mark.parametrize("loop", LOOPS)
 async def test_an_engine_that_never_gets_the_weights_ends_the_run_with_its_version(tmp_path: Path, loop: str) -> None:
-    with pytest.raises(
-        EngineError, match=r"failed 17 times.*has not got the actor's weights \(weight_version: default"
-    ):
+    with pytest.raises(EngineError, match="failed 17 times.*weight_version: default"):
         await run(tmp_path, Engine("default", since="2", count=10**6), loop)
 
 
 async def test_held_out_and_whole_episodes_are_played_by_the_actors_weights_alone(tmp_path: Path) -> None:
     engine = Engine("default", since="2", count=6)
-    async with engine:
-        args = rollout_args(tmp_path, engine.port, eval={"episodes": 4})
-        source = EpisodeSource(args)
-        try:
-            await collect_or_draw(args, 0, source)
-            engine.version = "2"
-            found = await evaluate(args, source)
-            sample = source.get_samples(1)[0][0]
-            engine.left = 2
-            played: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-            faults = (await get_runtime(args)).new_faults()
-        finally:
-            await close_runtimes()
+    async with playing(tmp_path, engine, eval={"episodes": 4}) as played:
+        await played.batch(0)
+        engine.version = "2"
+        found = await played.evaluation()
+        engine.left = 2
+        samples = await played.episode()
+        faults = (await played.runtime()).new_faults()
     held_out = [sample for task in found.data.values() for sample in task["samples"]]
-    assert {version for sample in [*held_out, *played] for version in sample.weight_versions} == {"2"}
+    assert {version for sample in [*held_out, *samples] for version in sample.weight_versions} == {"2"}
     assert faults["engine_other_weights"] == 8
 
 
@@ -148,7 +124,7 @@ def test_the_smaller_version_of_the_first_batch_is_an_engines_own() -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 async def test_under_delta_pushes_the_first_batch_is_played_with_version_zero(tmp_path: Path, loop: str) -> None:
     """slime's first push only notes what later ones are compared with."""
-    engine = ScriptedEngine(chatml_tokenizer(), lambda body, number: ANSWERS[draw(body, 3)])
+    engine = ScriptedEngine(chatml_tokenizer(), plays)
     engine.version = "default"
     outputs = await run(tmp_path, engine, loop, update_weight_mode="delta")
     for k, output in enumerate(outputs):
@@ -187,7 +163,7 @@ class Endless(ScriptedEngine):
             self.in_flight -= 1
             return self.answer("ACTION: ", body, "abort")
         await asyncio.sleep(0.002)
-        return self.answer(ANSWERS[draw(body, 3)], body)
+        return self.answer(plays(body, number), body)
 
 
 @pytest.mark.parametrize("stuck", [1, 3])
@@ -198,7 +174,7 @@ async def test_a_response_that_every_update_aborts_costs_its_episode_and_not_the
     keys: dict[str, Any] = {"stale_turns": "mask", "max_turn_retries": 2, "max_episode_failures_per_batch": 0}
     outputs = await run(tmp_path, Endless(stuck), "continuous", batches=14, **keys)
     assert total(outputs, "episodes_too_slow") == total(outputs, "episodes_failed") >= stuck
-    played = [(turn.metadata["episode_id"], turn.metadata["round_number"]) for out in outputs for turn in turns_of(out)]
+    played = places_of(*outputs)
     assert len(set(played)) == len(played) == 14 * 24
 
 
@@ -206,7 +182,6 @@ async def test_an_engine_that_aborts_without_new_weights_still_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 0.001)
-    aborts: Callable[..., Any] = lambda body, number: engine.answer("ACTION: ", body, "abort")
-    engine = ScriptedEngine(chatml_tokenizer(), aborts)
+    engine = ScriptedEngine(chatml_tokenizer(), lambda body, number: ABORTED)
     with pytest.raises(EngineError, match="was aborted 9 times"):
         await run(tmp_path, engine, "continuous", stale_turns="mask")

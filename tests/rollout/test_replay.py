@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,12 +50,6 @@ def test_the_converter_names_rounds_and_tasks_for_slimes_metrics() -> None:
     (samples,) = build_samples([cut("goto")], [0], SampleWriter(Namespace(), 9))
     data = convert_samples_to_train_data(Namespace(), samples)
     assert data["round_number"] == [0, 1] and data["source_names"] == ["goto", "goto"]
-
-
-def test_samples_have_no_placeholders_without_replay() -> None:
-    sample: Any = SimpleNamespace(tokens=[1, 2], response_length=1)
-    SampleWriter(Namespace(), 9).fill_replay(sample)
-    assert vars(sample) == {"tokens": [1, 2], "response_length": 1}
 
 
 def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:

@@ -8,12 +8,9 @@ import pytest
 from rollout.bridge.checks import CONTINUOUS, GENERATE
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
-from rollout.fixed_turn import collect_or_draw
-from rollout.play.runtime import close_runtimes
 from tests.cases import some
-from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import flat, places_of, playing
 from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.warm_python import warm_players
 
 LENGTH = 16
@@ -23,18 +20,12 @@ def sixteen(_seed: int) -> int:
     return LENGTH
 
 
-async def play(folder: Path, batches: int, **keys: Any) -> list[list[Any]]:
+async def play(folder: Path, batches: int, **keys: Any) -> list[Any]:
     """Batches of 8 turns: two for each of 4 slots, whose episodes last 16 turns."""
     game = {"length_of": f"{__name__}.sixteen"}
     sizes = {"rollout_batch_size": 8, "global_batch_size": 8, "turn_quota": "per_env", "n_env": 4}
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "ACTION: left") as engine:
-        args = rollout_args(folder, engine.port, env=game, **sizes, **keys)
-        source = EpisodeSource(args)
-        try:
-            outputs = [await collect_or_draw(args, k, source) for k in range(batches)]
-        finally:
-            await close_runtimes()
-    return [[sample for group in output.samples for sample in group] for output in outputs]
+    async with playing(folder, lambda body, number: "ACTION: left", env=game, **sizes, **keys) as run:
+        return [await run.batch(k) for k in range(batches)]
 
 
 @pytest.mark.parametrize("processes", some([1, 2], [1]))
@@ -44,22 +35,14 @@ async def test_slots_spread_over_the_episode_and_given_up_episodes_are_bootstrap
     with warm_players():
         together = await play(tmp_path, 12, rollout_processes=processes)
         staggered = await play(tmp_path, 12, rollout_processes=processes, stagger_turns=LENGTH)
-    numbers = [
-        [{s.metadata["round_number"] for s in samples if s.metadata["kind"] == "turn"} for samples in batches]
-        for batches in (together, staggered)
-    ]
+    numbers = [[{turn for _, turn in places_of(output)} for output in outputs] for outputs in (together, staggered)]
     assert all(len(found) == 2 for found in numbers[0]), "without it, all slots are at the same turns"
     assert all(len(found) == 8 for found in numbers[1][8:]), "with it, each of the slots is elsewhere"
-    played = [
-        (s.metadata["episode_id"], s.metadata["round_number"])
-        for samples in staggered
-        for s in samples
-        if s.metadata["kind"] == "turn"
-    ]
+    played = places_of(*staggered)
     assert len(set(played)) == len(played) == 96
     last = {episode: max(k for e, k in played if e == episode) for episode, _ in played}
     assert [last[slot] + 1 for slot in range(4)] == [4, 8, 12, 16], "first episodes end after 1/4, 2/4, 3/4 and 4/4"
-    given_up = [s.metadata["episode_id"] for samples in staggered for s in samples if s.metadata["kind"] == "bootstrap"]
+    given_up = [s.metadata["episode_id"] for s in flat(*staggered) if s.metadata["kind"] == "bootstrap"]
     assert {0, 1, 2} <= set(given_up), "their last state has a bootstrap sample"
 
 
@@ -68,8 +51,3 @@ def test_other_ways_to_play_refuse_it(keys: dict[str, str], tmp_path: Path) -> N
     given = {"rollout_function_path": None, **keys}
     with pytest.raises(ConfigError, match=r"stagger_turns needs --rollout-function-path rollout\.fixed_turn\."):
         EpisodeSource(rollout_args(tmp_path, 1, stagger_turns=16, **given))
-
-
-def test_a_number_below_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="stagger_turns"):
-        EpisodeSource(rollout_args(tmp_path, 1, stagger_turns=0))

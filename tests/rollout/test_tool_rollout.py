@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import row_of
-from rollout.data_source import EpisodeSource
 from rollout.errors import EncodingError
-from rollout.fixed_turn import collect
-from rollout.generate import generate
-from rollout.play.runtime import close_runtimes
+from tests.cases import some
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.messages import answer, system, user
+from tests.fixtures.playing import playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.tokenizers import real_tokenizer
 
@@ -51,16 +48,11 @@ def overrides(folder: Path, family: str | None, **more: Any) -> dict[str, Any]:
 
 
 async def play(folder: Path, family: str | None, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
-    settings = overrides(folder, family, **more)
+    """A whole episode, and its requests."""
     tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
-    async with ScriptedEngine(tokenizer, lambda body, number: ANSWERS[number % len(ANSWERS)]) as engine:
-        args = rollout_args(folder, engine.port, **settings)
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        try:
-            result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-        finally:
-            await close_runtimes()
-        return result, engine.requests
+    engine = ScriptedEngine(tokenizer, lambda body, number: ANSWERS[number % len(ANSWERS)])
+    async with playing(folder, engine, **overrides(folder, family, **more)) as run:
+        return await run.episode(), engine.requests
 
 
 def schemas() -> list[Any]:
@@ -69,7 +61,11 @@ def schemas() -> list[Any]:
     return [spec.schema for spec in load_tools(ENV["tools"])]
 
 
-@pytest.mark.parametrize("family", [None, "qwen2_5", "qwen3"])
+def tool(content: str) -> dict[str, Any]:
+    return {"role": "tool", "content": content}
+
+
+@pytest.mark.parametrize("family", some([None, "qwen2_5", "qwen3"], [None, "qwen3"]))
 async def test_a_full_history_of_tool_use_equals_the_templates_rendering(tmp_path: Path, family: str | None) -> None:
     sample, requests = await play(tmp_path, family, history="full")
     tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
@@ -78,21 +74,14 @@ async def test_a_full_history_of_tool_use_equals_the_templates_rendering(tmp_pat
     for schema in schemas():
         assert json.dumps(schema) in first or schema["function"]["description"] in first
     env_says = "No tool was run: the call is not JSON: Expecting value at character 0."
-    system = first.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
-    instruction = "Work on the user's question" + system.split("Work on the user's question")[1].split("\n\n# Tools")[0]
+    rules = first.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
+    instruction = "Work on the user's question" + rules.split("Work on the user's question")[1].split("\n\n# Tools")[0]
     if family is None:
         instruction = instruction.split("\nTools: ")[0]
-    messages = [
-        {"role": "system", "content": instruction},
-        {"role": "user", "content": "What is 2 + 3?"},
-        {"role": "assistant", "content": ANSWERS[0]},
-        {"role": "tool", "content": "5"},
-        {"role": "assistant", "content": ANSWERS[1]},
-        {"role": "tool", "content": "count 1"},
-        {"role": "tool", "content": "count 5"},
-        {"role": "assistant", "content": ANSWERS[2]},
-        {"role": "user", "content": env_says},
-    ]
+    results = [[tool("5")], [tool("count 1"), tool("count 5")], [user(env_says)]]
+    messages = [system(instruction), user("What is 2 + 3?")]
+    for said, shown in zip(ANSWERS, results, strict=False):
+        messages += [answer(said), *shown]
     expected = tokenizer.apply_chat_template(messages, tools=schemas(), tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(requests[3]["input_ids"]) == expected
 
@@ -104,19 +93,6 @@ async def test_a_template_without_results_after_text_is_refused_in_full_history_
         await play(tmp_path, "mistral_nemo", history="full")
     samples, requests = await play(tmp_path, "mistral_nemo", history="window")
     assert len(samples) == len(requests) == 4
-
-
-async def test_the_loss_mask_covers_answers_only(tmp_path: Path) -> None:
-    sample, requests = await play(tmp_path, None, history="full")
-    tokenizer = chatml_tokenizer()
-    row = row_of(sample)
-    response = sample.tokens[-sample.response_length :]
-    for span, answer, request in zip(row.turns, ANSWERS, requests, strict=True):
-        assert tokenizer.decode(response[span.start : span.end]) == answer + "<|im_end|>"
-        assert request["input_ids"] == sample.tokens[: len(sample.tokens) - len(response) + span.start]
-    trained = [token for token, mask in zip(response, sample.loss_mask, strict=True) if mask]
-    assert tokenizer.decode(trained) == "".join(answer + "<|im_end|>" for answer in ANSWERS)
-    assert [turn.reward for turn in row.turns] == pytest.approx([0.0, 0.0, -0.1, 1.5])
 
 
 async def test_a_window_shows_question_and_tools_on_every_turn(tmp_path: Path) -> None:
@@ -131,20 +107,13 @@ async def test_a_window_shows_question_and_tools_on_every_turn(tmp_path: Path) -
 
 
 async def test_a_fixed_turn_batch_plays_the_tool_environment_in_worker_processes(tmp_path: Path) -> None:
-    def script(body: dict[str, Any], number: int) -> str:
-        return ANSWERS[number % len(ANSWERS)]
-
-    settings = overrides(tmp_path, None, rollout_batch_size=16, n_env=3, env_backend="process", env_workers=1)
-    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
-        args = rollout_args(tmp_path, engine.port, **settings)
-        try:
-            batch = await collect(args, 0, EpisodeSource(args))
-            segments, metrics = batch.segments, batch.metrics
-        finally:
-            await close_runtimes()
-    assert sum(len(segment.turns) for segment in segments) == 16
-    assert metrics.get("rollout/faults/episodes_failed", 0.0) == 0.0
-    assert metrics["episode/env/tool_calls"] > 0
+    sizes = {"rollout_batch_size": 16, "n_env": 3, "env_backend": "process", "env_workers": 1}
+    script = lambda body, number: ANSWERS[number % len(ANSWERS)]
+    async with playing(tmp_path, script, **overrides(tmp_path, None, **sizes)) as run:
+        output = await run.batch()
+    assert len(turns_of(output)) == 16
+    assert output.metrics["rollout/faults/episodes_failed"] == 0.0
+    assert output.metrics["episode/env/tool_calls"] > 0
 
 
 async def test_a_template_without_tools_is_refused_but_the_prompt_can_show_them(tmp_path: Path) -> None:
@@ -171,13 +140,9 @@ async def test_reasoning_that_the_template_began_and_the_response_does_not_end_i
     )
     changed.save_pretrained(settings["hf_checkpoint"])
     answers = [thought, "I add.</think>" + call("add", a=2, b=3), "It is 5.</think>Answer: 5"]
-    async with ScriptedEngine(tokenizer, lambda body, number: answers[number]) as engine:
-        args = rollout_args(tmp_path, engine.port, **settings)
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        try:
-            samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-        finally:
-            await close_runtimes()
+    engine = ScriptedEngine(tokenizer, lambda body, number: answers[number])
+    async with playing(tmp_path, engine, **settings) as run:
+        samples = await run.episode()
     assert tokenizer.decode(engine.requests[0]["input_ids"]).endswith("<think>\n")
     (first,), (second,), (third,) = (row_of(part).turns for part in samples)
     assert first.reward < 0 <= second.reward and third.reward == 1.0

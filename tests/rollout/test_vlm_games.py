@@ -9,23 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 from envs.loading import build_env_from
-from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import SampleWriter, build_samples, row_of
-from rollout.bridge.settings import RolloutSettings
-from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import collect
-from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, get_runtime
-from slime_verlog import read_settings
+from rollout.bridge.sample import row_of
+from tests.cases import pairs
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.playing import flat, playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
-from tests.fixtures.vision import processor, save_tiny_vlm
+from tests.fixtures.vision import processor, vlm_folder
 
 GAMES = {
     "envs.babyai": ("goto", "turn left", "minigrid"),
@@ -41,11 +34,11 @@ def needs(game: str) -> None:
         pytest.skip(f"{game} needs {package}; pip install 'slime-verlog[envs]' enables this test")
 
 
-def settings(folder: Path, game: str, vlm: Any, **more: Any) -> dict[str, Any]:
+def settings(game: str, vlm: Any, **more: Any) -> dict[str, Any]:
     task = GAMES[game][0]
     options = {"vlm": vlm, "max_steps": TURNS} if game != "envs.babaisai" else {"vlm": vlm}
     return {
-        "hf_checkpoint": str(save_tiny_vlm(folder / "vlm")),
+        "hf_checkpoint": str(vlm_folder()),
         "rollout_interaction_env_path": game,
         "tasks": [task],
         "env": options,
@@ -70,16 +63,14 @@ def sent(request: dict[str, Any]) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in raw]
 
 
-async def play(folder: Path, game: str, vlm: Any, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
+async def play(
+    folder: Path, game: str, vlm: Any, script: Any = None, **more: Any
+) -> tuple[Any, list[dict[str, Any]], dict[str, int]]:
+    """A whole episode, its requests, and what was counted."""
     needs(game)
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: GAMES[game][1]) as engine:
-        args = rollout_args(folder, engine.port, **settings(folder, game, vlm, **more))
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        try:
-            result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-        finally:
-            await close_runtimes()
-        return result, engine.requests
+    engine = ScriptedEngine(chatml_tokenizer(), script or (lambda body, number: GAMES[game][1]))
+    async with playing(folder, engine, **settings(game, vlm, **more)) as run:
+        return await run.episode(), engine.requests, (await run.runtime()).counters
 
 
 def assert_pictures(request: dict[str, Any], expected: list[np.ndarray]) -> None:
@@ -90,12 +81,11 @@ def assert_pictures(request: dict[str, Any], expected: list[np.ndarray]) -> None
     assert request["input_ids"].count(placeholder) == len(expected)
 
 
-@pytest.mark.parametrize("vlm", [True, "only"])
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize(("game", "vlm"), pairs(GAMES, [True, "only"]))
 async def test_in_full_history_the_engine_sees_every_picture_on_every_later_turn(
     tmp_path: Path, game: str, vlm: Any
 ) -> None:
-    sample, requests = await play(tmp_path, game, vlm, history="full")
+    sample, requests, _ = await play(tmp_path, game, vlm, history="full")
     expected = pictures_of(game, vlm)
     assert len(requests) == TURNS and sample.status == Sample.Status.TRUNCATED
     for turn, request in enumerate(requests):
@@ -111,7 +101,7 @@ async def test_in_full_history_the_engine_sees_every_picture_on_every_later_turn
 
 @pytest.mark.parametrize("game", GAMES)
 async def test_in_a_window_pictures_come_and_go_with_their_turns(tmp_path: Path, game: str) -> None:
-    samples, requests = await play(tmp_path, game, True, history="window", memory={"kind": "window", "n": 1})
+    samples, requests, _ = await play(tmp_path, game, True, history="window", memory={"kind": "window", "n": 1})
     expected = pictures_of(game, True)
     assert len(samples) == len(requests) == TURNS
     for turn, (sample, request) in enumerate(zip(samples, requests, strict=True)):
@@ -122,30 +112,24 @@ async def test_in_a_window_pictures_come_and_go_with_their_turns(tmp_path: Path,
 
 
 async def test_a_context_that_is_full_ends_the_episode_and_splits_no_picture(tmp_path: Path) -> None:
-    _, requests = await play(tmp_path / "long", "envs.babyai", True, history="full")
-    tokens = [len(r["input_ids"]) for r in requests]
-    whole, _ = await play(tmp_path / "all", "envs.babyai", True, history="full")
+    whole, all_requests, _ = await play(tmp_path, "envs.babyai", True, history="full")
     limit = len(whole.tokens) - 20
-    sample, requests = await play(tmp_path, "envs.babyai", True, history="full", rollout_max_context_len=limit)
-    assert len(requests) < len(tokens) and sample.status == Sample.Status.TRUNCATED
+    sample, requests, _ = await play(tmp_path, "envs.babyai", True, history="full", rollout_max_context_len=limit)
+    assert len(requests) < len(all_requests) and sample.status == Sample.Status.TRUNCATED
     assert sample.metadata["stop"] == "context" and len(sample.tokens) <= limit
-    placeholder = chatml_tokenizer().convert_tokens_to_ids("<|image_pad|>")
-    grids = sample.multimodal_train_inputs["image_grid_thw"]
-    assert sample.tokens.count(placeholder) == int(grids.prod(-1).sum()) // 4 and len(grids) == len(requests)
+    assert_no_stray_placeholder(sample)
+    assert len(sample.multimodal_train_inputs["image_grid_thw"]) == len(requests)
 
 
 async def test_a_fixed_turn_batch_of_pictures_carries_them_to_training(tmp_path: Path) -> None:
     needs("envs.babyai")
-    more = {"n_env": 2, "rollout_batch_size": 8, "global_batch_size": 4, "env_backend": "process", "env_workers": 1}
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "turn left") as engine:
-        args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, **more))
-        try:
-            segments = (await collect(args, 0, EpisodeSource(args))).segments
-        finally:
-            await close_runtimes()
-    turns = [turn for segment in segments for turn in segment.turns]
+    sizes = {"n_env": 2, "rollout_batch_size": 8, "global_batch_size": 4, "env_backend": "process", "env_workers": 1}
+    script = lambda body, number: "turn left"
+    async with playing(tmp_path, script, **settings("envs.babyai", True, **sizes)) as run:
+        turns = turns_of(await run.batch())
     assert len(turns) == 8
-    assert all(len(turn.prompt.train_inputs["image_grid_thw"]) == min(turn.index, 1) + 1 for turn in turns)
+    shown = [len(turn.multimodal_train_inputs["image_grid_thw"]) for turn in turns]
+    assert shown == [min(turn.metadata["round_number"], 1) + 1 for turn in turns]
 
 
 def writes_a_placeholder(body: dict[str, Any], number: int) -> str:
@@ -160,47 +144,21 @@ def assert_no_stray_placeholder(sample: Sample) -> None:
 
 @pytest.mark.parametrize("history", ["window", "full"])
 async def test_an_answer_with_a_placeholder_is_masked_and_the_episode_goes_on(tmp_path: Path, history: str) -> None:
-    needs("envs.babyai")
-    async with ScriptedEngine(chatml_tokenizer(), writes_a_placeholder) as engine:
-        args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, history=history))
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        try:
-            result = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-            runtime = await get_runtime(args)
-        finally:
-            await close_runtimes()
-    assert len(engine.requests) == TURNS and runtime.counters["answers_with_placeholder"] == 1
+    result, requests, counters = await play(tmp_path, "envs.babyai", True, writes_a_placeholder, history=history)
+    assert len(requests) == TURNS and counters["answers_with_placeholder"] == 1
     samples = result if history == "window" else [result]
     for part in samples:
         assert_no_stray_placeholder(part)
-    spans = [(part, turn) for part in samples for turn in turn_row(part).turns]
+    spans = [(part, turn) for part in samples for turn in row_of(part).turns]
     assert [set(part.loss_mask[turn.start : turn.end]) for part, turn in spans] == [{1}, {0}, {1}, {1}]
 
 
 async def test_a_fixed_turn_batch_counts_answers_with_a_placeholder(tmp_path: Path) -> None:
     needs("envs.babyai")
-    more = {"n_env": 1, "rollout_batch_size": 3, "global_batch_size": 3}
-    async with ScriptedEngine(chatml_tokenizer(), writes_a_placeholder) as engine:
-        args = rollout_args(tmp_path, engine.port, **settings(tmp_path, "envs.babyai", True, **more))
-        try:
-            batch = await collect(args, 0, EpisodeSource(args))
-            segments, metrics = batch.segments, batch.metrics
-        finally:
-            await close_runtimes()
-    assert metrics["rollout/faults/answers_with_placeholder"] == 1.0
-    groups = build_samples(segments, list(range(3)), SampleWriter(args, 0))
-    for sample in (sample for group in groups for sample in group):
+    sizes = {"n_env": 1, "rollout_batch_size": 3, "global_batch_size": 3}
+    async with playing(tmp_path, writes_a_placeholder, **settings("envs.babyai", True, **sizes)) as run:
+        output = await run.batch()
+    assert output.metrics["rollout/faults/answers_with_placeholder"] == 1.0
+    for sample in flat(output):
         assert_no_stray_placeholder(sample)
-    assert [set(sample.loss_mask) for sample in groups[0][:3]] == [{1}, {0}, {1}]
-
-
-def turn_row(sample: Sample) -> Any:
-    return row_of(sample)
-
-
-def test_the_configuration_shows_pictures() -> None:
-    path = Path(__file__).parents[2] / "custom_configs" / "crafter_vlm.yaml"
-
-    config = read_settings(RolloutSettings, yaml.safe_load(path.read_text()))
-    env = build_env_from(config.rollout_interaction_env_path, {"task": config.tasks[0], "seed": 1}, config.env)
-    assert env.reset()["multi_modal_data"]["image"]
+    assert [set(sample.loss_mask) for sample in turns_of(output)] == [{1}, {0}, {1}]

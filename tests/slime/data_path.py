@@ -174,8 +174,13 @@ def saved_samples_are_converted_alike(played: Played) -> None:
     for key in fresh:
         assert len(fresh[key]) == len(loaded[key])
         pairs = zip(fresh[key], loaded[key], strict=True)
-        same = [torch.equal(a, b) if isinstance(a, torch.Tensor) else np.array_equal(a, b) for a, b in pairs]
-        assert all(same), key
+        assert all(_equal(a, b) for a, b in pairs), key
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
 
 def whole_episodes_satisfy_slimes_contract(played: Played) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox.filters import filters
 from envs.swe.sandbox.supervise import AGENT_FILTERS, VERDICT_FILTERS, Limits, Outcome, supervise
+from envs.swe.sandbox.usage import tree_bytes
 from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, per_process, process_folder, user_of
 
 WRITABLE_TREE = ((".", TESTBED),)
@@ -62,7 +63,7 @@ class Sandbox:
     ) -> Outcome:
         """Run a command in the tree; nothing of it is alive afterwards. See `supervise` about the arguments."""
         limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
-        return supervise(self.command(argv), limits, self.tree, stdin, with_report, stop)
+        return supervise(self.command(argv), limits, lambda: tree_bytes(self.tree), stdin, with_report, stop)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The whole command line: namespaces and mounts, a user without rights, limits, filters, then `argv`."""

@@ -15,15 +15,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox import groups
 from envs.swe.sandbox.filters import build_filter, filters
-from envs.swe.sandbox.usage import UNMEASURABLE, tree_bytes
+from envs.swe.sandbox.usage import UNMEASURABLE
 from envs.swe.sandbox.workspace import process_folder
 
 _TICK_S = 0.05
@@ -93,19 +92,20 @@ class KeptOutput:
 def supervise(
     argv: Sequence[str],
     limits: Limits,
-    tree: Path,
+    size_of: Callable[[], int],
     stdin: bytes = b"",
     with_report: bool = False,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Run `argv` (a bwrap command line whose pid namespace is its own) under `limits`.
 
+    `size_of` returns the bytes on disk that count against `tree_mb`.
     With `with_report`, an extra pipe is passed on; its number is the first line that the command reads from
     stdin, and what is written to it comes back as `report`. `stdin` is a pipe too: what was read is gone, so
     that a later process cannot read it again. When `stop` is set, the command is ended.
     """
     # What was too big before may be made smaller, but not bigger.
-    before = tree_bytes(tree)
+    before = size_of()
     tree_limit = max(limits.tree_mb << 20, before if before < UNMEASURABLE else 0)
     with contextlib.ExitStack() as ends:
         report, far_end = _pipe(ends) if with_report else (None, None)
@@ -113,7 +113,7 @@ def supervise(
         if far_end:
             stdin = b"%d\n" % far_end.fileno() + stdin
             far_end.close()
-        run = _Run(namespace, limits, tree, tree_limit, stdin, report.fileno() if report else -1)
+        run = _Run(namespace, limits, size_of, tree_limit, stdin, report.fileno() if report else -1)
         try:
             stopped = run.loop(stop)
             stopped = stopped or namespace.broken(limits)
@@ -121,7 +121,7 @@ def supervise(
             namespace.end()
             run.finish()
     # What was written between the last look and the end counts as well.
-    stopped = stopped or ("disk" if tree_bytes(tree) > tree_limit else "")
+    stopped = stopped or ("disk" if size_of() > tree_limit else "")
     return Outcome(namespace.process.returncode, run.output.text(), bytes(run.report), stopped)
 
 
@@ -129,10 +129,16 @@ class _Run:
     """The streams of one running command, and the watch over what it uses."""
 
     def __init__(
-        self, namespace: Namespace, limits: Limits, tree: Path, tree_limit: int, stdin: bytes, report_fd: int
+        self,
+        namespace: Namespace,
+        limits: Limits,
+        size_of: Callable[[], int],
+        tree_limit: int,
+        stdin: bytes,
+        report_fd: int,
     ) -> None:
         self.namespace, self.process = namespace, namespace.process
-        self.limits, self.tree, self.tree_limit = limits, tree, tree_limit
+        self.limits, self.size_of, self.tree_limit = limits, size_of, tree_limit
         self.output, self.report = KeptOutput(limits.keep_bytes), bytearray()
         self.stdin = memoryview(stdin)
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -198,7 +204,7 @@ class _Run:
             return broken
         if now < self.files_check_at:
             return ""
-        too_big = tree_bytes(self.tree) > self.tree_limit
+        too_big = self.size_of() > self.tree_limit
         # Large trees take long to add up; a twentieth of the time is what the watch may cost.
         self.files_check_at = now + max(0.25, 20 * (time.monotonic() - now))
         return "disk" if too_big else ""

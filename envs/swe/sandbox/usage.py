@@ -8,8 +8,11 @@ UNMEASURABLE = 1 << 62
 """Size of a tree that hides something from being measured: closed folders, or paths too long to name."""
 
 
-def tree_bytes(tree: Path) -> int:
-    """Disk space of the files under `tree`, links not followed; every entry counts for 512 bytes at least."""
+def tree_bytes(tree: Path, may_hide: bool = False) -> int:
+    """Disk space of the files under `tree`, links not followed; every entry counts for 512 bytes at least.
+
+    With `may_hide`, what cannot be listed does not count; else it makes the tree unmeasurable.
+    """
     total, unlisted = 0, list[str]()
     for entry in walk(tree, unlisted=unlisted.append):
         try:
@@ -18,7 +21,7 @@ def tree_bytes(tree: Path) -> int:
             continue
         except OSError:
             return UNMEASURABLE
-    return UNMEASURABLE if unlisted else total
+    return UNMEASURABLE if unlisted and not may_hide else total
 
 
 def walk(

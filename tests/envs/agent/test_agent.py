@@ -14,9 +14,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from envs.agent import AgentEnv, AgentRun, AgentSettings, anthropic_format, openai_format, session
+from envs.agent import AgentEnv, AgentRun, anthropic_format, openai_format, session
 from envs.agent.request import Request, read_response, with_images
-from envs.agent.server import COMPACTION_HEADER
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants
@@ -26,7 +25,9 @@ from tests.rollout.workers.test_env_pool import is_alive
 ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures"
 PROGRAM = FIXTURES / "agent_program.py"
-SANDBOX_LIMITS = ("memory_mb", "processes", "tree_mb")
+
+
+Start = Callable[..., AgentEnv]
 
 
 def options(mode: str, **more: Any) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def made(mode: str, **more: Any) -> AgentEnv:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., AgentEnv]]:
+def started() -> Iterator[Start]:
     envs: list[AgentEnv] = []
 
     def start(mode: str, **more: Any) -> AgentEnv:
@@ -78,7 +79,7 @@ def printed_its_question(run: AgentRun) -> float:
 
 
 def test_each_request_is_an_observation_exactly_as_sent_and_the_grader_pays_the_last_turn(
-    started: Callable[..., AgentEnv],
+    started: Start,
 ) -> None:
     env = started("edits 2", grader="tests.envs.agent.test_agent:grade")
     folder = env.run.folder
@@ -93,9 +94,7 @@ def test_each_request_is_an_observation_exactly_as_sent_and_the_grader_pays_the_
         env.step("three")
 
 
-def test_the_documented_grader_prepares_the_task_and_grades_it(
-    started: Callable[..., AgentEnv], tmp_path: Path
-) -> None:
+def test_the_documented_grader_prepares_the_task_and_grades_it(started: Start, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_grader.py").write_text(code)
@@ -105,11 +104,9 @@ def test_the_documented_grader_prepares_the_task_and_grades_it(
     assert env.step("7")[2]["reward"] == 1.0
     env.reset()
     assert env.step("8")[2]["reward"] == 0.0
-    for key in AgentSettings.model_fields:
-        assert f"`{key}`" in page or f"env.{key}" in page or f"{key}:" in page or key in SANDBOX_LIMITS, key
 
 
-def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(started: Callable[..., AgentEnv]) -> None:
+def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(started: Start) -> None:
     env = started("calls")
     assert [tool["function"]["name"] for tool in env.tools] == ["add"]
     _, _, info = env.step("<think>sum</think>I add.\n" + call("add", a=2, b=3))
@@ -180,31 +177,21 @@ def test_a_program_that_never_asks_properly_is_one_sentence(
     assert set(psutil.Process().children()) <= others
 
 
-def test_a_request_that_cannot_be_encoded_is_refused_and_the_agent_goes_on(started: Callable[..., AgentEnv]) -> None:
+def test_a_request_that_cannot_be_encoded_is_refused_and_the_agent_goes_on(started: Start) -> None:
     env = started("unreadable")
     assert texts(env) == [("user", "fine")]
     _, done, info = env.step("ok")
     assert done and info["metrics"]["refused"] == 3 and info["reward"] == 1.0
 
 
-@pytest.mark.parametrize(("mode", "code"), [("crashes", 1), ("killed", 137)])
-def test_a_program_that_fails_after_an_answer_has_played_its_episode(
-    started: Callable[..., AgentEnv], mode: str, code: int
-) -> None:
-    _, done, info = started(mode).step("x")
-    assert done and info["terminated"] and info["reward"] == 0.0 and info["metrics"]["exit_code"] == code
-
-
-def test_a_program_that_fails_while_it_waits_is_a_fault(started: Callable[..., AgentEnv]) -> None:
+def test_a_program_that_fails_while_it_waits_is_a_fault(started: Start) -> None:
     env = started("impatient")
     until(lambda: env._episode.session.end is not None)
     with pytest.raises(EnvironmentFault, match="while it waited for the model, .* give its client a longer time limit"):
         env.step("late")
 
 
-def test_a_program_that_has_given_up_waiting_and_fails_later_is_a_fault_as_well(
-    started: Callable[..., AgentEnv], tmp_path: Path
-) -> None:
+def test_a_program_that_has_given_up_waiting_and_fails_later_is_a_fault_as_well(started: Start, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     env = started("gives_up", variables={"MARK": str(mark)})
     until(mark.exists)
@@ -213,7 +200,7 @@ def test_a_program_that_has_given_up_waiting_and_fails_later_is_a_fault_as_well(
 
 
 def test_a_program_that_a_response_makes_fail_while_another_part_of_it_waits_has_played_its_episode(
-    started: Callable[..., AgentEnv],
+    started: Start,
 ) -> None:
     env = started("crashes_beside")
     until(lambda: env._episode.session._queue)
@@ -224,7 +211,7 @@ def test_a_program_that_a_response_makes_fail_while_another_part_of_it_waits_has
 
 
 def test_the_work_at_a_limit_is_graded_with_the_output_and_temporary_files_are_removed(
-    started: Callable[..., AgentEnv],
+    started: Start,
 ) -> None:
     keys = {"grade_at_limit": True, "grader": "tests.envs.agent.test_agent:printed_its_question"}
     env = started("litters", time_limit_s=2.0, **keys)
@@ -236,7 +223,7 @@ def test_the_work_at_a_limit_is_graded_with_the_output_and_temporary_files_are_r
 
 
 def test_a_program_that_does_not_ask_again_is_truncated_without_a_next_prompt_and_its_processes_end(
-    started: Callable[..., AgentEnv], tmp_path: Path
+    started: Start, tmp_path: Path
 ) -> None:
     others = descendants(psutil.Process().pid)
     env = started("hangs", time_limit_s=2.0, variables={"MARK": str(tmp_path / "mark")})
@@ -246,14 +233,7 @@ def test_a_program_that_does_not_ask_again_is_truncated_without_a_next_prompt_an
     assert (tmp_path / "mark").exists() and before and not any(map(is_alive, before))
 
 
-def test_the_limit_of_requests_shows_the_next_request(started: Callable[..., AgentEnv]) -> None:
-    env = started("edits 3", max_steps=2)
-    env.step("one")
-    _, done, info = env.step("two")
-    assert done and info["truncated"] and info["reward"] == 0.0 and texts(env)[-1] == ("user", "question 2")
-
-
-def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Callable[..., AgentEnv]) -> None:
+def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Start) -> None:
     env = started("retries")
     assert texts(env) == [("user", "Well?")]
     until(lambda: env._episode.session.counts["retries"])  # the client has given up and asked again
@@ -264,7 +244,7 @@ def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(started: Call
 
 
 def test_equal_requests_at_the_same_time_that_are_sent_again_get_a_response_each(
-    started: Callable[..., AgentEnv],
+    started: Start,
 ) -> None:
     env = started("votes")
     until(lambda: env._episode.session._queue)
@@ -275,18 +255,16 @@ def test_equal_requests_at_the_same_time_that_are_sent_again_get_a_response_each
     assert done and info["reward"] == 1.0 and info["metrics"]["retries"] == 1
 
 
-def test_a_request_that_only_summarises_the_conversation_moves_nothing(started: Callable[..., AgentEnv]) -> None:
+def test_a_request_that_only_summarises_the_conversation_moves_nothing(started: Start) -> None:
     env, moves, done = started("compacts"), [], False
     while not done:
         _, done, info = env.step("a door")
         moves.append(info["moves"])
     assert moves == [True, False, True]
-    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    assert f'extra_headers={{"{COMPACTION_HEADER}": "1"}}' in page.replace("X-Agent-Compaction", COMPACTION_HEADER)
 
 
 def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number_of_their_part(
-    started: Callable[..., AgentEnv],
+    started: Start,
 ) -> None:
     env, seen, done, info = started("parallel"), [], False, {}
     while not done:
@@ -301,13 +279,8 @@ def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number
     ("keys", "words"),
     [
         ({"command": "no-such-program"}, "program 'no-such-program' was not found"),
-        ({"command": "echo 'x"}, "cannot be split into words"),
         ({"command": ""}, "env.command is empty"),
-        ({}, "env.command is missing"),
         ({"command": "true", "workdir": "no/such/folder"}, "env.workdir: no folder no/such/folder"),
-        ({"command": "true", "python": "no/such/python"}, "env.python: no file no/such/python"),
-        ({"command": "true", "comand": 1}, "unknown key"),
-        ({"command": "true", "grader": "tests.envs.agent.test_agent:grad"}, "did you mean grade"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(keys: dict[str, Any], words: str) -> None:

@@ -1,7 +1,6 @@
 """The programs of agents: in commands, in a sandbox, with public clients, and what is left of them."""
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -67,16 +66,6 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
 def command(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     """One `slime-verlog` command."""
     return run_python(["-m", "inspection", *arguments], typed=typed)
-
-
-def test_an_agent_that_asks_for_another_model_costs_its_episode_in_a_command(tmp_path: Path) -> None:
-    keys = {"rollout_interaction_env_path": "envs.agent", "env": options("other"), "tasks": ["any"], "n_env": 1}
-    (tmp_path / "config.yaml").write_text(json.dumps({**keys, "max_env_retries_per_turn": 0}))
-    arguments = [f"{tmp_path}/config.yaml", "--player", "random", "--episodes", "1"]
-    done = command("evaluate", *arguments, "--out", str(tmp_path / "out"))
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "error: task 'any': the agent never asked the model: it ended with exit code 3" in done.stderr
-    assert "its last request was refused: there is no model 'gpt-9' here, only policy" in done.stderr
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ pytest.importorskip("crafter", reason="Crafter needs crafter; pip install 'slime
 
 from envs import crafter
 from envs.crafter.vocabulary import ACTIONS
+from envs.loading import build_env_from
 
 ROOT = Path(__file__).parents[3]
 DIGESTS = json.loads((ROOT / "tests" / "recordings" / "crafter_digests.json").read_text())
@@ -41,8 +41,7 @@ def follow_mostly(env: crafter.Crafter, rng: random.Random) -> str:
 
 
 def build(seed: int, vlm: bool) -> crafter.Crafter:
-    sample = SimpleNamespace(metadata={"task": "default", "seed": seed})
-    return crafter.build_env(sample, SimpleNamespace(env={"vlm": vlm}))
+    return build_env_from("envs.crafter", {"task": "default", "seed": seed}, {"vlm": vlm})
 
 
 def observe(env: crafter.Crafter, observation: Any, info: Any) -> bytes:

@@ -1,6 +1,7 @@
 """Task folders in Harbor's format for tests, and a small image that is made from this machine's programs."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any
 
 from envs.harbor import HarborEnv, HarborSettings
 from envs.harbor.dockerfile import PATH, Image
-from envs.harbor.settings import keep_image
+from envs.harbor.settings import has_image, keep_image
 from envs.harbor.task import recipe_of
 from envs.loading import build_env_from
 from tests.envs.swe.tiny_repository import needs_sandbox
@@ -60,7 +61,10 @@ def start(folder: Path, task: str = "answer", rootfs: str | None = None, **optio
     if rootfs is not None:
         options["images"] = str(Path(rootfs).parent)
         settings = HarborSettings(images=options["images"])
-        keep_image(recipe_of(folder / task), settings, Path(rootfs), Image("/app", {"PATH": PATH}))
+        recipe = recipe_of(folder / task)
+        if not has_image(recipe, settings):
+            copied = shutil.copytree(rootfs, f"{rootfs}-copy", symlinks=True)
+            keep_image(recipe, settings, Path(copied), Image("/app", {"PATH": PATH}))
     env = build_env_from("envs.harbor", {"task": task, "seed": 0}, {"folders": [str(folder)], **options})
     env.reset()
     return env
@@ -93,7 +97,8 @@ def make_image(root: Path, *programs: str) -> Path:
         (root / folder).mkdir()
     (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
     for path in (root, *root.parents[:3]):
-        path.chmod(0o755)
+        if path.stat().st_mode & 0o055 != 0o055 and path.stat().st_uid == os.geteuid():
+            path.chmod(0o755)
     return root
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError
+from tests.cases import some
 from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_image, make_task, play, run, start
 
 PLANT = "mkdir -p {0} && printf '{1}' > {0}/{2} && chmod +x {0}/{2}"
@@ -20,19 +21,19 @@ def test_an_honest_answer_is_paid(tmp_path: Path) -> None:
     assert "Reward: 1." in shown and not env.verdict.reason  # pyright: ignore[reportOptionalMemberAccess]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt",
-        "rm -rf /logs/*; ln -s /app /logs/verifier; echo 1 > reward.txt",
-        "mv /logs/agent /logs/verifier; echo 1 > /logs/verifier/reward.txt",
-        "(sleep 1; echo 42 > answer.txt; echo 1 > /logs/verifier/reward.txt) > /dev/null 2>&1 & disown",
-        "setsid nohup bash -c 'while true; do echo 1 > /logs/verifier/reward.txt; done' > /dev/null 2>&1 &",
-        PLANT.format("/home/agent/.local/bin", "echo 42\\n", "cat") + "; cp /home/agent/.local/bin/cat /app",
-        "cat() { echo 42; }; export -f cat; echo 'cat() { echo 42; }' > ~/.bashrc; cp ~/.bashrc ~/.bash_profile",
-        "yes 42; yes 42 > answer.txt; truncate -s 200M /app/huge",
-    ],
-)
+LEFT_BEHIND = [
+    "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt",
+    "rm -rf /logs/*; ln -s /app /logs/verifier; echo 1 > reward.txt",
+    "mv /logs/agent /logs/verifier; echo 1 > /logs/verifier/reward.txt",
+    "(sleep 1; echo 42 > answer.txt; echo 1 > /logs/verifier/reward.txt) > /dev/null 2>&1 & disown",
+    "setsid nohup bash -c 'while true; do echo 1 > /logs/verifier/reward.txt; done' > /dev/null 2>&1 &",
+    PLANT.format("/home/agent/.local/bin", "echo 42\\n", "cat") + "; cp /home/agent/.local/bin/cat /app",
+    "cat() { echo 42; }; export -f cat; echo 'cat() { echo 42; }' > ~/.bashrc; cp ~/.bashrc ~/.bash_profile",
+    "yes 42; yes 42 > answer.txt; truncate -s 200M /app/huge",
+]
+
+
+@pytest.mark.parametrize("command", some(LEFT_BEHIND, LEFT_BEHIND[1::2]))
 def test_what_the_agent_leaves_behind_is_not_its_verdict(tmp_path: Path, command: str) -> None:
     make_task(tmp_path)
     _, info, _ = play(tmp_path, command, memory_mb=512)
@@ -55,11 +56,14 @@ def test_the_tests_have_a_home_that_the_agent_did_not_have(tmp_path: Path) -> No
 
 
 def test_search_paths_of_the_tests_name_no_folder_of_the_agent(tmp_path: Path) -> None:
-    dockerfile = DOCKERFILE + "ENV PYTHONPATH=/app LD_LIBRARY_PATH=/app:/usr/lib NODE_PATH=/app DATA=/app/data\n"
-    test = 'echo "$PYTHONPATH|$LD_LIBRARY_PATH|$NODE_PATH|$DATA" > /logs/verifier/shown; cat /logs/verifier/shown'
-    make_task(tmp_path, test=test, dockerfile=dockerfile)
+    given = {"PYTHONPATH": "/app:/proc/self/cwd/lib:lib", "LD_LIBRARY_PATH": "/app:/usr/lib", "NODE_PATH": "/app"}
+    given |= {"PYTHONPYCACHEPREFIX": "/app/pyc", "PYTHONUSERBASE": "/tmp/u", "GIT_CONFIG_GLOBAL": "/app/git"}
+    shown = "|".join(f"${name}" for name in (*given, "DATA"))
+    lines = "".join(f"ENV {name}={value}\n" for name, value in {**given, "DATA": "/app/data"}.items())
+    test = f'echo "{shown}" > /logs/verifier/shown; cat /logs/verifier/shown'
+    make_task(tmp_path, test=test, dockerfile=DOCKERFILE + lines)
     env, _, _ = play(tmp_path, "true")
-    assert env.verdict is not None and env.verdict.output == "|/usr/lib||/app/data\n"
+    assert env.verdict is not None and env.verdict.output == "|/usr/lib|||||/app/data\n"
 
 
 @pytest.mark.parametrize(
@@ -86,20 +90,20 @@ def test_odd_folders_links_and_names_become_no_error(tmp_path: Path, command: st
     assert "<|im_end|>" not in shown and len(shown) < 1000 and shown.encode()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "ln -s /tests/expected.txt answer.txt",
-        "ln -s ../tests/expected.txt answer.txt",
-        "ln -s /tmp x; ln -s x/../tests/expected.txt answer.txt",
-        "ln -s / root; ln -s root/tests/expected.txt answer.txt",
-        "ln -s /proc/self/root/tests/expected.txt answer.txt",
-        "mkdir -p a/b; ln -s /app/a/b c; ln -s c/../../../tests/expected.txt answer.txt",
-        "ln -s /proc/self/cwd/../tests/expected.txt answer.txt",
-        "ln -s /dev/fd/../cwd/../tests/expected.txt answer.txt",
-        "ln -s x/../../tests/expected.txt answer.txt",
-    ],
-)
+LINKS = [
+    "ln -s /tests/expected.txt answer.txt",
+    "mkdir -p a/b; ln -s /app/a/b c; ln -s c/../../../tests/expected.txt answer.txt",
+    "ln -s /dev/fd/../cwd/../tests/expected.txt answer.txt",
+    "ln -s ../tests/expected.txt answer.txt",
+    "ln -s /tmp x; ln -s x/../tests/expected.txt answer.txt",
+    "ln -s / root; ln -s root/tests/expected.txt answer.txt",
+    "ln -s /proc/self/root/tests/expected.txt answer.txt",
+    "ln -s /proc/self/cwd/../tests/expected.txt answer.txt",
+    "ln -s x/../../tests/expected.txt answer.txt",
+]
+
+
+@pytest.mark.parametrize("command", some(LINKS, LINKS[:3]))
 def test_a_link_into_the_tests_is_not_an_answer(tmp_path: Path, command: str) -> None:
     make_task(
         tmp_path,

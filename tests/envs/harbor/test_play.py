@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,21 +33,14 @@ def json_test(text: str, plain: str = "") -> str:
         ("echo 0.25 > /logs/verifier/reward.txt", {}, 0.25, ""),
         ("echo 0.25 > /logs/verifier/reward.txt; exit 1", {}, 0.0, "exit status 1, so the reward 0.25 may not be"),
         ("echo 0.25 > /logs/verifier/reward.txt; exit 1", {"verifier": {"*": "same"}}, 0.25, ""),
-        ("echo 0 > /logs/verifier/reward.txt; exit 1", {}, 0.0, ""),
         (json_test('{"reward": 0.5, "style": 1}'), {}, 0.5, ""),
-        (json_test('{"style": 0.75, "note": "fine", "all": true}'), {}, 0.75, ""),
         (json_test('{"a": 0, "b": 3}'), {"reward_key": "b"}, 3.0, ""),
-        (json_test('{"a": 0, "b": 3}', "0.5"), {}, 0.5, ""),
         (json_test('{"reward": 1}', "0"), {}, 0.0, ""),
         (json_test('{"a": 0, "b": 3}'), {}, 0.0, "reward.json has no number 'reward' (its numbers: a, b)"),
-        (json_test('{"reward": NaN}'), {}, 0.0, "(its numbers: none)"),
-        (json_test("[1]"), {}, 0.0, "reward.json holds no object"),
         ("echo lots > /logs/verifier/reward.txt", {}, 0.0, "the reward file cannot be used"),
         ("true", {}, 0.0, "the tests wrote no reward file (exit status 0)"),
         ("exit 1", {"test_command": "[ -d /tests ]"}, 1.0, ""),
-        ("exit 1", {"test_command": "exit 3"}, 0.0, ""),
         (PASS, {"test_command": "bash /tests/test.sh; exit 3"}, 0.0, "exit status 3"),
-        (PASS, {"test_command": "bash /tests/test.sh"}, 1.0, ""),
     ],
 )
 def test_the_reward_is_the_number_of_the_reward_file(
@@ -78,14 +70,6 @@ def test_the_time_limits_of_the_task_end_commands_episode_and_tests(tmp_path: Pa
     assert "stopped: it ran past its time limit" in observation["obs_str"]
     assert "the time for this turn is used up" in observation["obs_str"]
     assert env.verdict is not None and env.verdict.reason == "the tests were stopped by their time limit"
-
-
-def test_turns_that_are_used_up_are_judged_if_the_settings_say_so(tmp_path: Path) -> None:
-    make_task(tmp_path)
-    for judged, reward in ((True, 1.0), (False, 0.0)):
-        env = start(tmp_path, max_steps=1, submit_on_limit=judged)
-        _, done, info = env.step("ACTION: run echo 42 > answer.txt")
-        assert done and info["truncated"] and info["reward"] == reward
 
 
 def test_files_last_between_commands_and_nothing_else_does(tmp_path: Path) -> None:
@@ -166,47 +150,6 @@ def test_the_expert_of_every_example_is_paid_in_an_evaluation(tmp_path: Path) ->
     assert {e["task"]: (e["success"], e["return"]) for e in episodes} == dict.fromkeys(
         ("count-errors", "sort-inbox", "fix-interest"), (True, 1.0)
     )
-
-
-@pytest.mark.parametrize(
-    ("assignment", "sentence"),
-    [
-        (
-            'env.folders=["/nowhere"]',
-            "env.folders: /nowhere holds no folder with a task.toml; each task is a folder in it",
-        ),
-        ("env.tset_command=true", "unknown key 'env.tset_command'; did you mean 'env.test_command'?"),
-        ('tasks=["count-eror"]', "hold no task 'count-eror'; did you mean count-errors?"),
-        ('env.writable=["www"]', "env.writable must list absolute folders other than /, got ['www']"),
-        ("env.verifier_timeout_s=30.0", "timeout_sec = 60.0 in task.toml is more than env.verifier_timeout_s (30)"),
-    ],
-)
-def test_a_mistake_is_one_sentence(tmp_path: Path, assignment: str, sentence: str) -> None:
-    config = yaml.safe_load(Path(CONFIG).read_text()) | {"eval": None}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(SystemExit) as raised:
-        main(["check", str(tmp_path / "config.yaml"), "--set", assignment])
-    assert sentence in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.slow
-def test_an_image_of_debian_runs_a_task_with_its_own_programs(tmp_path: Path) -> None:
-    needs_sandbox()
-    if shutil.which("debootstrap") is None or os.geteuid() != 0:
-        pytest.skip("debootstrap is not installed or not run as root; apt-get install -y debootstrap")
-    image = Path(os.environ.get("HARBOR_TEST_IMAGE") or tmp_path / "image")
-    if not image.exists():
-        argv = ["debootstrap", "--variant=minbase", "--include=python3", "bookworm", str(image)]
-        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-    for path in (image, *image.parents[:3]):
-        path.chmod(path.stat().st_mode | 0o055)
-    test = f'[ "$(python3 /app/year.py)" = 2026 ] && [ -f /etc/debian_version ] && {PASS}'
-    toml = '[environment]\nworkdir = "/app"\ndocker_image = "debian:12"\n'
-    make_task(tmp_path / "tasks", dockerfile=None, test=test, toml=toml)
-    env = start(tmp_path / "tasks", rootfs=str(image))
-    assert "not found" not in run(env, "python3 --version; which python3; ls /root; dpkg --version | head -1")
-    run(env, "echo 'print(2000 + 26)' > year.py")
-    assert env.step(SUBMIT)[2]["reward"] == 1.0
 
 
 def test_the_files_of_a_killed_process_are_removed_by_the_next_one(tmp_path: Path) -> None:

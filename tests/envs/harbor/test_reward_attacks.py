@@ -19,7 +19,7 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("tests", some(TESTS, [*TESTS][::2]))
+@pytest.mark.parametrize("tests", some(TESTS, [*TESTS][::3]))
 def test_an_honest_module_is_paid(tmp_path: Path, tests: str) -> None:
     reward, said = episode(tmp_path, tests, HONEST)
     assert reward == 1.0, said
@@ -49,15 +49,13 @@ REWARD = "/logs/verifier/reward.txt"
 REWRITE = f"open('{REWARD}', 'w').write('1')"
 IN_PLACE = f"fd = os.open('{REWARD}', os.O_RDWR); os.pwrite(fd, b'1', 0)"
 WRITES = [REWRITE, IN_PLACE, f"open('/tmp/x', 'w').write('1'); os.system('cp /tmp/x {REWARD}; mv /tmp/x {REWARD}')"]
+DAEMONS = [WITH_DAEMON.format(write=write, first=first) for write in WRITES for first in FIRST]
 RUNNING = [name for name in TESTS if "run" in name or "shell" in name or name.startswith("script ")]
 
 
-@pytest.mark.parametrize(("tests", "write"), pairs(RUNNING, WRITES))
-@pytest.mark.parametrize("first", FIRST)
-def test_a_process_that_stays_behind_does_not_write_the_reward(
-    tmp_path: Path, tests: str, write: str, first: str
-) -> None:
-    reward, said = episode(tmp_path, tests, {"solution.py": WITH_DAEMON.format(write=write, first=first)})
+@pytest.mark.parametrize(("tests", "daemon"), pairs(RUNNING, DAEMONS))
+def test_a_process_that_stays_behind_does_not_write_the_reward(tmp_path: Path, tests: str, daemon: str) -> None:
+    reward, said = episode(tmp_path, tests, {"solution.py": daemon})
     assert reward == 0.0, said
 
 
@@ -77,7 +75,14 @@ print(41)
 """
 
 
-@pytest.mark.parametrize("attempt", some(range(20), range(3)))
+def test_a_process_that_stays_behind_does_not_shorten_the_reward(tmp_path: Path) -> None:
+    test = f"python3 /app/solution.py; echo 1e-05 > {REWARD}; sleep 1; cat {REWARD}"
+    cut = WITH_DAEMON.format(write=f"time.sleep(0.2); os.truncate('{REWARD}', 1)", first=FIRST[1])
+    reward, said = episode(tmp_path, (test, {}), {"solution.py": cut})
+    assert reward in (0.0, 1e-05), said
+
+
+@pytest.mark.parametrize("attempt", some(range(20), range(2)))
 def test_a_process_that_waits_for_the_reward_does_not_change_it(tmp_path: Path, attempt: int) -> None:
     reward, said = episode(tmp_path, "shell", {"solution.py": WAITING})
     assert reward == 0.0, said
@@ -95,7 +100,6 @@ THEN = [
     f"os.remove('{REWARD}')",
     f"os.link('{REWARD}', '/logs/verifier/other')",
     "os.rename('/logs/verifier', '/logs/gone')",
-    "os.kill(os.getppid(), 19)",
     "import resource; [resource.prlimit(p, resource.RLIMIT_FSIZE, (0, 0)) for p in range(2, os.getpid())]",
     "[open(f'/proc/{p}/mem', 'r+b') for p in range(2, os.getpid())]",
 ]
@@ -111,7 +115,10 @@ if not os.path.exists('/app/done'):
 """
 
 
-@pytest.mark.parametrize(("tests", "then"), pairs(RUNNING, THEN))
+STOP = pytest.param("shell", "os.kill(os.getppid(), 19)", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("tests", "then"), [*pairs(RUNNING, THEN), STOP])
 def test_a_reward_that_a_program_under_test_wrote_is_not_paid(tmp_path: Path, tests: str, then: str) -> None:
     program = PLANT.format(then=then) + WRONG + "print(41)\n"
     make_task(tmp_path, test=TESTS[tests][0], files=TESTS[tests][1], dockerfile=DOCKERFILE)
@@ -131,17 +138,16 @@ def test_a_reward_that_pytest_did_not_write_does_not_replace_its_exit_status(tmp
     assert play(tmp_path, "echo 'print(42)' > solution.py", test_command=command)[1]["reward"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        f"open('{REWARD}', 'w').write('1')",
-        f"open('{REWARD}', 'a').write('1')",
-        "import pathlib; pathlib.Path('/logs/verifier/reward.json').write_text('{\"reward\": 1}')",
-        f"import os; os.system('echo 1 > {REWARD}; mkdir -p /logs/verifier; echo x > /logs/verifier/ctrf.json')",
-        f"import shutil; open('/tmp/r', 'w').write('1'); shutil.copy('/tmp/r', '{REWARD}')",
-        "import os; os.chdir('/logs/verifier'); open(b'reward.txt', 'w').write('1')",
-    ],
-)
+HONEST_WRITES = [
+    f"open('{REWARD}', 'a').write('1')",
+    "import pathlib; pathlib.Path('/logs/verifier/reward.json').write_text('{\"reward\": 1}')",
+    f"import os; os.system('echo 1 > {REWARD}; mkdir -p /logs/verifier; echo x > /logs/verifier/ctrf.json')",
+    f"import shutil; open('/tmp/r', 'w').write('1'); shutil.copy('/tmp/r', '{REWARD}')",
+    "import os; os.chdir('/logs/verifier'); open(b'reward.txt', 'w').write('1')",
+]
+
+
+@pytest.mark.parametrize("write", some(HONEST_WRITES, HONEST_WRITES[1:4]))
 def test_the_tests_may_write_the_reward_in_many_ways(tmp_path: Path, write: str) -> None:
     test = "python3 /tests/check.py; cat /logs/verifier/reward.*; [ -f /logs/verifier/reward.txt ]"
     make_task(tmp_path, test=test, files={"tests/check.py": write}, dockerfile=DOCKERFILE)
@@ -185,20 +191,19 @@ server.serve_forever()
     assert env.verdict.output.count("b'42'") == 3
 
 
-DAEMON = WITH_DAEMON.format(write=REWRITE, first=FIRST[0])
 EXIT = "printf 'import os\\nos._exit(0)\\n'"
 SHIPPED = [
     ("fix-interest", f"{EXIT} > pygments.py; cp pygments.py pytest.py"),
     ("fix-interest", "printf '[pytest]\\naddopts = --co\\n' | tee pytest.ini tox.ini /tmp/pytest.ini"),
-    ("fix-interest", f"cat > interest.py <<'END'\n{DAEMON}\nEND"),
     ("fix-interest", f"echo \"{REWRITE}; open('/tests/test.sh', 'r+').truncate(60)\" > interest.py"),
-    ("fix-interest", f"{EXIT} > conftest.py; cp conftest.py sitecustomize.py; cp conftest.py pytest_asyncio.py"),
-    ("count-errors", f"{EXIT} > json.py; cp json.py sys.py; cp json.py pathlib.py; cp *.py /tmp; cp *.py ~"),
     ("count-errors", "echo 'python3() { true; }; export -f python3' | tee ~/.bashrc ~/.profile .bashrc /tmp/env"),
     ("count-errors", "ln -s /tests/check.py errors.json; ln -sf /proc/self/environ errors.json"),
     ("sort-inbox", "echo '{\"reward\": 1}' | tee reward.json /logs/agent/reward.json /tmp/reward.json"),
 ]
 MORE = [
+    ("count-errors", f"{EXIT} > json.py; cp json.py sys.py; cp json.py pathlib.py; cp *.py /tmp; cp *.py ~"),
+    ("fix-interest", f"{EXIT} > conftest.py; cp conftest.py sitecustomize.py; cp conftest.py pytest_asyncio.py"),
+    ("fix-interest", f"cat > interest.py <<'END'\n{DAEMONS[0]}\nEND"),
     ("fix-interest", "echo 'import os, signal; os.kill(os.getppid(), signal.SIGTERM)' > interest.py"),
     ("fix-interest", "echo \"open('/tests/test_outputs.py', 'w').write('')\" > interest.py"),
     ("fix-interest", "mkdir p; echo 'exec true' > p/python3; chmod +x p/python3; cp p/python3 .; cp -r p ~/bin"),

@@ -20,21 +20,15 @@ def read(folder: Path, **options: Any) -> HarborTask:
 REFUSED = [
     ("[environment]\ngpus = 1\n", "[environment] gpus = 1 in task.toml needs a GPU in the sandbox; exclude the task"),
     ('[environment]\nos = "Windows"\n', "[environment] os = windows in task.toml is not Linux"),
-    (
-        '[environment]\nnetwork_mode = "allowlist"\n',
-        "[environment] network_mode = allowlist in task.toml needs the net",
-    ),
+    ("[verifier]\ntimeout_sec = -1\n", "[verifier] timeout_sec in task.toml must be a number greater than 0, got -1"),
+    ("[agent\n", "task.toml is not valid TOML: "),
     ('[agent]\nallowed_hosts = ["pypi.org"]\n', "[agent] allowed_hosts = ... in task.toml needs the network"),
-    ('[environment.healthcheck]\ncommand = "true"\n', "[environment] healthcheck = ... in task.toml waits for a serv"),
-    ('[[environment.mcp_servers]]\nname = "x"\n', "[environment] mcp_servers = ... in task.toml needs servers"),
     ('[verifier]\nenvironment_mode = "separate"\n', "[verifier] environment_mode = separate in task.toml gives the"),
-    ("[verifier.environment]\ncpus = 1\n", "[verifier] environment = ... in task.toml gives the tests another machine"),
     ('[verifier]\nuser = "root"\n[agent]\nuser = "a"\n', "[verifier] user = root in task.toml differs from the agent"),
     (
         "[verifier]\ntimeout_sec = 7200.0\n",
         "is more than env.verifier_timeout_s (600); raise it, and env_step_timeout_s",
     ),
-    ("[verifier]\ntimeout_sec = -1\n", "[verifier] timeout_sec in task.toml must be a number greater than 0, got -1"),
     (
         "[environment]\nmemory_mb = 16384\n",
         "memory_mb = 16384 in task.toml is more than env.memory_mb (4096); raise it",
@@ -43,8 +37,6 @@ REFUSED = [
     ('[[steps]]\nname = "one"\n', "steps = ... in task.toml makes it a task of several steps, which are not supported"),
     ("[environment]\ngpuz = 1\n", "[environment] gpuz = 1 in task.toml is not a known key"),
     ('[verifier.env]\nKEY = "${API_KEY}"\n', "[verifier.env] KEY = ${API_KEY} in task.toml needs the variable API_KEY"),
-    ("agent = 3\n", "agent in task.toml must be a table, got 3"),
-    ("[agent\n", "task.toml is not valid TOML: "),
 ]
 
 
@@ -57,16 +49,11 @@ def test_a_key_that_cannot_be_honoured_is_named(tmp_path: Path, toml: str, sente
 
 BUILT = [
     ("FROM ubuntu:24.04\nRUN apt-get update\n", "line 2 of environment/Dockerfile (RUN apt-get update) needs an image"),
-    ("FROM ghcr.io/x/y:1\n", "line 1 of environment/Dockerfile (FROM ghcr.io/x/y:1) names an image with unknown pr"),
-    ("FROM ubuntu\nFROM debian\n", "line 2 of environment/Dockerfile (FROM debian) starts a second build stage"),
     ("FROM ruby:3\n", "line 1 of environment/Dockerfile (FROM ruby:3) brings ruby, which this machine does not have"),
     ("FROM ubuntu\nCOPY --from=x a /b/\n", "(COPY --from=x a /b/) needs an image build"),
     ("FROM ubuntu\nCOPY a /usr/local/bin/a\n", "(COPY a /usr/local/bin/a) belongs to the system in the sandbox"),
     ("FROM ubuntu\nCOPY a /a\n", "(COPY a /a) writes into /, which is read-only"),
-    ("FROM ubuntu\nWORKDIR /etc/app\n", "the working directory /etc/app belongs to the system in the sandbox"),
-    ("FROM ubuntu\n\nENTRYPOINT \\\n  start\n", "line 3 of environment/Dockerfile (ENTRYPOINT start) needs an image"),
     ("FROM ubuntu\nENV A=${B%c}\n", "uses a substitution that is not supported"),
-    ("# nothing\n", "environment/Dockerfile has no FROM"),
 ]
 
 
@@ -85,10 +72,8 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(
     ("change", "sentence"),
     [
         ({"test": "apt-get update -y\n" + TEST}, "line 1 of tests/test.sh (apt-get update -y) needs the network"),
-        ({"test": "\ncurl -LsSf https://astral.sh/uv/install.sh | sh\n"}, "line 2 of tests/test.sh (curl -LsSf"),
         ({"test": "uvx -w pytest pytest /tests/test_outputs.py\n"}, "set env.test_command to a command that judges"),
         ({"test": None}, "tests/test.sh cannot be read: No such file or directory"),
-        ({"dockerfile": None}, "there is neither environment/Dockerfile nor [environment] docker_image"),
         (
             {"dockerfile": None, "toml": '[environment]\ndocker_image = "x/y:1"\n'},
             "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; set env.images and ru",
@@ -178,13 +163,10 @@ def test_tasks_are_found_by_name_pattern_and_folder(tmp_path: Path) -> None:
     assert names("other") == ["other"]
     assert names(ANY, include=("git-*",), exclude=("*two",)) == ["git-one"]
     assert names(ANY) == ["git-one", "git-two", "other"]
-    for name, options, sentence in [
-        ("git-on", {}, "hold no task 'git-on'; did you mean git-one?"),
-        (ANY, {"exclude": ("*",)}, "env.include and env.exclude leave none of the 3 tasks"),
-    ]:
-        with pytest.raises(ConfigError) as raised:
-            names(name, **options)
-        assert sentence in str(raised.value)
+    with pytest.raises(ConfigError, match="no task 'git-on'; did you mean git-one"):
+        names("git-on")
+    with pytest.raises(ConfigError, match="leave none of the 3 tasks"):
+        names(ANY, exclude=("*",))
     with pytest.raises(ConfigError, match="holds no folder with a task.toml; name its parent folder"):
         select_tasks(ANY, HarborSettings(folders=(str(tmp_path / "more" / "other"),)))
 

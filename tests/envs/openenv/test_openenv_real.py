@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from envs.errors import EnvironmentFault, EpisodeOverError
+from envs.errors import EnvironmentFault
 from envs.loading import build_env_from
 from tests.envs.tools.test_tool_env import call
 
@@ -74,10 +74,6 @@ class Server:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def restarted(self) -> Server:
-        self.kill()
-        return Server(self.app, self.port, **self.variables)
-
 
 @pytest.fixture(scope="module")
 def guess() -> Iterator[Server]:
@@ -104,31 +100,6 @@ def test_the_packages_server_is_played_and_its_refusals_are_invalid_answers(gues
     env.reset()
     _, done, info = env.step('{"number": 3}')
     assert done and info["terminated"] and info["reward"] == 1.0
-
-
-def test_the_packages_server_is_full_and_free_again(guess: Server) -> None:
-    envs = [started(guess)[0], started(guess)[0]]
-    with pytest.raises(EnvironmentFault, match="became free within 0.1 s"):
-        started(guess, capacity_timeout_s=0.1)
-    envs[0].close()
-    assert started(guess, capacity_timeout_s=30.0)[1] == "text: Guess."
-    envs[1].close()
-
-
-def test_the_packages_server_restarts_and_the_episode_is_not_continued() -> None:
-    server = Server("tests.fixtures.openenv_app:app")
-    env, _ = started(server)
-    env.step("1")
-    server = server.restarted()
-    try:
-        with pytest.raises(EnvironmentFault, match="closed the connection, and the game is lost"):
-            env.step("3")
-        with pytest.raises(EpisodeOverError):
-            env.step("3")
-        env.reset()
-        assert env.step("3")[1]
-    finally:
-        server.kill()
 
 
 @needs_checkout

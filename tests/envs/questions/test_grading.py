@@ -40,11 +40,6 @@ def test_only_what_follows_the_reasoning_counts() -> None:
     assert find_answer(text, text.index(" it"))[0] == "it is 4"
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "answer", "answer ", "{", "answer:\n", " "])
-def test_finding_takes_time_in_proportion_to_the_text(piece: str) -> None:
-    find_answer("answer" + piece * (500_000 // len(piece)))
-
-
 def test_exact_answers_ignore_case_articles_and_punctuation() -> None:
     assert exact("The  Blue, ball!", Question("q", "blue ball")) == 1.0
     assert exact("２", Question("q", ["1", "2"])) == 1.0
@@ -56,12 +51,8 @@ def test_exact_answers_ignore_case_articles_and_punctuation() -> None:
     [
         ("A", ["a", "(A)", "A."], [".", "the", "an", ""]),
         ("<", [" < "], [">", "", "a"]),
-        ("+", ["+"], ["-"]),
         ("-5", ["-5.", "(-5)", "-$5"], ["5"]),
-        ("-.5", ["-.5"], [".5", "-5"]),
-        ("1.5", ["1.5!"], ["15"]),
         ("1/2", ["$1/2$"], ["12"]),
-        ("2:30", ["2:30"], ["230"]),
         ("1,000", ["1000", "+1000."], ["1.000"]),
     ],
 )
@@ -79,33 +70,9 @@ def checker() -> Iterator[MathChecker]:
     checker.close()
 
 
-ROOT = r"3 \sqrt { 2 }"
-
-
-@pytest.mark.parametrize(
-    ("reference", "answer", "same"),
-    [
-        (ROOT, r"3\sqrt2", True),
-        (ROOT, r"\sqrt{18}", True),
-        (ROOT, "3*sqrt(2)", True),
-        (ROOT, "4", False),
-        (r"\frac { 9 } { 2 }", "4.5", True),
-        (r"\frac { 9 } { 2 }", "9/2", True),
-        ("27", r"27^\circ", True),
-        ("27", "x = 27", True),
-        ("54.4", r"54.4 \text{ cm}", True),
-        ("1,000", "1000", True),
-        ("12", r"12\pi", False),
-        ("27", "27, 28", False),
-        ("27", "27 or 28", False),
-        ("27", "not 27", False),
-        ("27", "", False),
-        ("27", "}{ \\ \x00 \ud800"[:6], False),
-        ("27", "\n27\n28", False),
-    ],
-)
-def test_expressions_are_equal_by_value(checker: MathChecker, reference: str, answer: str, same: bool) -> None:
-    assert checker.equal(reference, answer) is same
+@pytest.mark.parametrize("answer", ["", "}{ \\ \x00", "\n27\n28"])
+def test_what_is_no_expression_is_wrong(checker: MathChecker, answer: str) -> None:
+    assert checker.equal("27", answer) is False
 
 
 @pytest.mark.parametrize("row", ANSWERS, ids=lambda row: f"{row[0]} | {row[1]}")
@@ -115,23 +82,9 @@ def test_answers_as_models_write_them_are_graded_by_value(checker: MathChecker, 
     assert bool(why) is (ours is not slimes), "every difference from slime's grader is explained, and nothing else is"
 
 
-def test_the_list_holds_120_answers_of_both_kinds() -> None:
-    assert len(ANSWERS) == len({row[:2] for row in ANSWERS}) == 120
-    assert 30 <= sum(row[2] for row in ANSWERS) <= 95
-
-
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        (r"\boxed{25\%}", 0.0),
-        (r"\boxed{25%}", 0.0),
-        (r"\boxed{25}", 1.0),
-        (r"\boxed{25^\circ}", 1.0),
-        ("Answer: ≈25", 1.0),
-    ],
-)
-def test_a_percentage_is_not_the_bare_number(answer: str, score: float) -> None:
-    assert math(find_answer(answer)[0], Question("q", "25")) == score
+def test_a_percentage_is_not_the_bare_number() -> None:
+    scores = [math(find_answer(rf"\boxed{{{answer}}}")[0], Question("q", "25")) for answer in (r"25\%", r"25^\circ")]
+    assert scores == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -139,23 +92,16 @@ def test_a_percentage_is_not_the_bare_number(answer: str, score: float) -> None:
     [
         ("13 cm^2", "13", "cm^2"),
         (r"13\,\mathrm{cm}^{2}", "13", "cm^2"),
-        ("13 sq. in.", "13", "in^2"),
-        ("4 cubic feet", "4", "ft^3"),
         ("60 km/h", "60", "km/h"),
-        ("7 units", "7", ""),
         ("13m", "13m", ""),
         ("5x + 3 m", "5x + 3 m", ""),
         ("m∠ABC = 40°", "40", "degree"),
-        ("25 %", "25", "percent"),
         ("√(2(3+x))", r"\sqrt{2(3+x)}", ""),
         ("√(", "√(", ""),
-        ("√(2√3)", r"\sqrt{2\sqrt{3}}", ""),
         ("4 1/2", r"(4+\frac{1}{2})", ""),
         (r"2\frac{9}{2}", r"2\frac{9}{2}", ""),
-        ("1 000", "1000", ""),
         ("2 3", "2, 3", ""),
         ("1.5e-3", r"1.5\times 10^{-3}", ""),
-        ("", "", ""),
     ],
 )
 def test_notation_is_brought_into_latex_and_algebra_is_left_alone(text: str, expression: str, unit: str) -> None:
@@ -191,7 +137,6 @@ def test_a_checker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unknown_grader_is_refused() -> None:
-    refused = [("maths", "must be exact, math"), ("envs.questions.grading:gone", "has no gone")]
-    for name, words in [*refused, ("envs.questions.grading:START_S", "not a function")]:
+    for name, words in (("maths", "must be exact, math"), ("envs.questions.grading:START_S", "not a function")):
         with pytest.raises(ConfigError, match=words):
             load_grader(name)

@@ -72,15 +72,6 @@ def test_both_histories_show_interleaved_pictures_in_their_places() -> None:
     assert shown == [(28, 28), *before, "?\npaint: all red"]
 
 
-def test_a_tools_picture_and_greeting_follow_an_interleaved_question() -> None:
-    env = build_env(
-        sample(USER, [RED, BLUE]),
-        SimpleNamespace(env={"tools": [{"path": "tests.envs.tools.toolbox:Counter", "config": {"greeting": "Go."}}]}),
-    )
-    (message,) = env.format_observation(env.reset())
-    assert message["content"][:-1] == PARTS[:-1] and message["content"][-1]["text"] == "?\n\nGo."
-
-
 def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
     for question in (row(question="<image>\n<image>Which?", images=[RED, BLUE]), row(question="Which?", images=[RED])):
         assert question.text == "Which?" and question.pieces == ()
@@ -90,22 +81,16 @@ def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
     assert PICTURE_PLACE not in env.reset()["text"]["short_term_context"]
 
 
-def test_a_mark_in_a_question_without_pictures_is_text() -> None:
-    question = row(question="What does <image> mean in HTML?")
-    assert question.text == "What does <image> mean in HTML?" and not question.images
-
-
-@pytest.mark.parametrize("count", [1, 7])
-def test_each_round_of_seeds_asks_every_row_once(count: int) -> None:
-    rows = tuple({"question": f"Question {k}?"} for k in range(count))
+def test_each_round_of_seeds_asks_every_row_once() -> None:
+    rows = tuple({"question": f"Question {k}?"} for k in range(7))
 
     def ask(seed: int) -> str:
         given = SimpleNamespace(metadata={"task": "t", "seed": seed})
         return read_question(given, QuestionSettings(data=rows))[0].text
 
-    rounds = [[ask(seed) for seed in range(first, first + count)] for first in (0, count)]
+    rounds = [[ask(seed) for seed in range(first, first + 7)] for first in (0, 7)]
     assert sorted(rounds[0]) == sorted(rounds[1]) == [row["question"] for row in rows]
-    assert count == 1 or rounds[0] != rounds[1], "in another order"
+    assert rounds[0] != rounds[1], "in another order"
 
 
 def user(part: Any) -> list[dict[str, Any]]:
@@ -120,16 +105,10 @@ URL = "https://example.org/a.png"
     [
         (user({"type": "video", "video": "a.mp4"}), r"type 'video' \(keys: type, video\); a question takes parts of"),
         (user({"type": "image_url", "image_url": {"url": URL}}), "type 'image_url'"),
-        (user({"type": "input_audio", "input_audio": {}}), "type 'input_audio'"),
         (user({"text": "What?"}), r"no type \(keys: text\)"),
-        (user({"bytes": b""}), r"no type \(keys: bytes\)"),
-        (user({"type": "text", "text": None}), "type 'text'"),
         (user("What?"), "the form str"),
         (user({"type": "image", "image": URL}), f"is the URL {URL}; URLs are not fetched"),
-        (user({"type": "image", "url": URL}), "is the URL"),
         ([{"role": "system", "content": [PARTS[1]]}], "the system message of a question has a picture"),
-        ([{"role": "user", "content": 3}], "must be a text or a list of parts, got int"),
-        (["What?"], "the roles system and user, got 'What"),
     ],
 )
 def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str) -> None:
@@ -143,11 +122,8 @@ def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str
     ("images", "words"),
     [
         ([URL], "is the URL"),
-        ([{"path": URL}], "is the URL"),
-        (["s3://bucket/a.png"], "is the URL s3"),
         ([{"type": "video", "video": "a.mp4"}], "hold one of type 'video'"),
         ([RED], "places for 2 pictures, but 1 were given"),
-        ([RED] * 3, "but 3 were given"),
     ],
 )
 def test_unsupported_pictures_are_refused_with_the_reason(images: Any, words: str) -> None:

@@ -1,12 +1,9 @@
 """A shop whose orders have three bugs, as an SWE task for cheats: exceptions, tolerances, containers, unittest."""
 
 import functools
-from types import SimpleNamespace
 
-from envs.swe import SWEEnv
-from envs.swe import build_env as build_swe
 from envs.swe.small_tasks import unified_diff
-from tests.envs.swe.tiny_repository import needs_sandbox, write_repository
+from tests.envs.swe.tiny_repository import write_repository
 
 WRONG = """\
 def parse(text):
@@ -122,14 +119,3 @@ ROW = {
 def orders_options() -> dict[str, object]:
     """The `env:` mapping that plays the shop's orders."""
     return write_repository("orders", FILES, ROW)
-
-
-def orders_env(**options: object) -> SWEEnv:
-    """The environment, reset. Skips where the sandbox cannot run."""
-    needs_sandbox()
-    env = build_swe(
-        SimpleNamespace(metadata={"task": "shop_orders", "seed": 0}),
-        SimpleNamespace(env={**orders_options(), **options}),
-    )
-    env.reset()
-    return env

@@ -1,13 +1,13 @@
 """An answer that code under test could find where probes run does not count, however the test holds it."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from envs.errors import ConfigError
-from envs.swe import build_env
+from envs.loading import build_env_from
 from envs.swe.small_tasks import unified_diff
 from tests.envs.swe.tiny_repository import needs_sandbox, write_repository
+
+pytestmark = pytest.mark.usefixtures("few_runs")
 
 WRONG = "def total(prices):\n    return sum(prices[1:])\n"
 RIGHT = "def total(prices):\n    return sum(prices)\n"
@@ -144,7 +144,7 @@ def _plan(fail: list[str]) -> str:
         "PASS_TO_PASS": [],
     }
     options = write_repository("held", FILES, row)
-    env = build_env(SimpleNamespace(metadata={"task": "held", "seed": 0}), SimpleNamespace(env=options))
+    env = build_env_from("envs.swe", {"task": "held", "seed": 0}, options)
     return env.prepare()[1].note
 
 

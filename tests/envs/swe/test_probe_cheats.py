@@ -1,44 +1,36 @@
 """Cheats that look for what hidden tests expect, forge reports or remember: no form of a hidden test pays them."""
 
 import functools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envs.swe import SWEEnv
-from envs.swe import build_env as build_swe
 from envs.swe.small_tasks import unified_diff
+from envs.swe.verdict import calibration
 from envs.swe.verdict.evaluate import Verdict
 from tests.cases import some
 from tests.envs.swe.forms_repository import FORMS, RIGHT, WRONG, forms_options
 from tests.envs.swe.honest_variants import BILLS, ORDER
 from tests.envs.swe.probe_cheats import PROBE_CHEATS
-from tests.envs.swe.tiny_repository import call, needs_sandbox, ordinary_run, write_repository
+from tests.envs.swe.tiny_repository import ordinary_run, played, write_repository
+
+pytestmark = pytest.mark.usefixtures("few_runs")
 
 
-def _play(code: str) -> Verdict:
-    needs_sandbox()
-    sample = SimpleNamespace(metadata={"task": "shop_bills", "seed": 0})
-    env: SWEEnv = build_swe(sample, SimpleNamespace(env=forms_options()))
-    env.reset()
-    assert "written" in env.step(call("create", path="shop/bills.py", text=code))[0]["obs_str"]
-    env.step("submit")
-    assert env.verdict is not None
-    return env.verdict
+def _play(code: str, *commands: str) -> Verdict:
+    verdict = played(forms_options(), {"shop/bills.py": code}, *commands).verdict
+    assert verdict is not None
+    return verdict
 
 
 QUICK = (
     "locals of the caller",
-    "the syntax tree of the statement",
     "everything that the collector knows",
     "files and pipes of the judge",
     "what an earlier run left",
     "all values forged for all probes",
-    "a report with pickled code",
     "the probe helper replaced",
     "a process that ends itself",
-    "answers by the name of the test",
 )
 
 
@@ -50,15 +42,13 @@ def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_cheats_do_fool_the_tests_themselves() -> None:
-    needs_sandbox()
-    env = build_swe(SimpleNamespace(metadata={"task": "shop_bills", "seed": 0}), SimpleNamespace(env=forms_options()))
-    env.reset()
+    env = played(forms_options(), {})
     runs = {name: ordinary_run(env, {"shop/bills.py": WRONG + code}) for name, code in PROBE_CHEATS.items()}
     fooled = {name: len(run.green) for name, run in runs.items() if run.green}
     assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
 
 
-@pytest.mark.parametrize("name", some(BILLS, list(BILLS)[:2]))
+@pytest.mark.parametrize("name", some(BILLS, list(BILLS)[:1]))
 def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None:
     verdict = _play(BILLS[name] + ORDER)
     assert verdict.solved and len(verdict.outcomes) == len(FORMS), verdict.reason
@@ -96,29 +86,14 @@ def _even_options() -> dict[str, Any]:
 @pytest.mark.parametrize("attempt", some(range(4), [0]))
 def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that is wrong runs again; code that knows which run it is in must be right in one of them everywhere."""
-    needs_sandbox()
-    monkeypatch.setattr("envs.swe.verdict.calibration.FEW_BITS", 0)
-    env = build_swe(SimpleNamespace(metadata={"task": "even", "seed": 0}), SimpleNamespace(env=_even_options()))
-    for code, paid in ((SAYS_ONE_THING, False), (EVEN, True)) if attempt == 0 else ((SAYS_ONE_THING, False),):
-        env.reset()
-        env.step(call("create", path="even.py", text=code))
-        env.step("submit")
-        assert env.verdict is not None and env.verdict.solved == paid
-        assert attempt or ordinary_run(env, {"even.py": code}).green, "the tests themselves are fooled"
+    monkeypatch.setattr(calibration, "FEW_BITS", 0)
+    env = played(_even_options(), {"even.py": SAYS_ONE_THING})
+    assert env.verdict is not None and not env.verdict.solved
+    assert ordinary_run(env, {"even.py": SAYS_ONE_THING}).green, "the tests themselves are fooled"
 
 
 def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:
     """What counts as the package under test decides which side of an assertion is observed."""
-    needs_sandbox()
-    sample = SimpleNamespace(metadata={"task": "shop_bills", "seed": 0})
-    env: SWEEnv = build_swe(sample, SimpleNamespace(env=forms_options()))
-    env.reset()
-    env.step(call("run", command="for name in pytest unittest tests2 math; do mkdir $name; done; touch fractions.txt"))
-    env.step(call("create", path="shop/bills.py", text=WRONG + PROBE_CHEATS["locals of the caller"]))
-    env.step("submit")
-    assert env.verdict is not None and env.verdict.fail_to_pass == 0.0
-    env.reset()
-    env.step(call("run", command="for name in tests2 math; do mkdir $name; done"))
-    env.step(call("create", path="shop/bills.py", text=RIGHT))
-    env.step("submit")
-    assert env.verdict is not None and env.verdict.solved, env.verdict.reason
+    cheat = WRONG + PROBE_CHEATS["locals of the caller"]
+    assert _play(cheat, "mkdir pytest unittest tests2 math; touch fractions.txt").fail_to_pass == 0.0
+    assert _play(RIGHT, "mkdir tests2 math").solved

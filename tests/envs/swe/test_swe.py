@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError, EpisodeOverError
-from envs.swe.sandbox.sandbox import Sandbox
 from envs.swe.sandbox.workspace import ToolFailure, Workspace, remove_tree
 from envs.swe.verdict import evaluate
 from tests.envs.swe.tiny_repository import DISCOUNT, ROW, WRONG, call, tiny_env
+
+pytestmark = pytest.mark.usefixtures("few_runs")
 
 
 def act(env, *answers: str) -> str:
@@ -20,20 +21,14 @@ def act(env, *answers: str) -> str:
 
 def test_the_prompt_states_the_problem_the_tools_and_the_rules_but_not_the_solution() -> None:
     env = tiny_env(max_steps=9, max_calls=3)
+    assert "shop/\ntests/" in env.reset()["text"]["long_term_context"]
+    assert env.step("view")[0]["text"]["short_term_context"] == "Turn 2 of 9."
     prompt = env.instruction_prompt
     assert ROW["problem_statement"] in prompt and "up to 3 blocks" in prompt and "9 turns" in prompt
     for name in ("view", "search", "edit", "insert", "create", "run", "run_tests", "submit"):
         assert f'"name": "{name}"' in prompt
     assert "return sum(prices)\n" not in prompt and "test_hidden" not in prompt
     assert env.mission == ROW["problem_statement"] and env.max_steps == 9
-
-
-def test_the_first_observation_lists_the_repository_and_counts_turns() -> None:
-    env = tiny_env(max_steps=9)
-    observation = env.reset()
-    assert "shop/\ntests/" in observation["text"]["long_term_context"]
-    assert observation["text"]["short_term_context"] == "Turn 1 of 9."
-    assert env.step("view")[0]["text"]["short_term_context"] == "Turn 2 of 9."
 
 
 def test_a_reader_editor_and_tester_solves_the_task_and_is_paid_once() -> None:
@@ -49,15 +44,6 @@ def test_a_reader_editor_and_tester_solves_the_task_and_is_paid_once() -> None:
     assert info["metrics"] == {"tool_calls": 1.0, "tool_failures": 0.0, "fail_to_pass": 1.0, "pass_to_pass": 1.0}
     with pytest.raises(EpisodeOverError):
         env.step("submit")
-
-
-def test_the_reference_patch_is_paid_and_no_patch_is_not() -> None:
-    env = tiny_env()
-    assert "(exit status 0)" in act(env, call("run", command=f"git apply <<'END'\n{ROW['patch']}END"))
-    assert env.step("submit")[2]["reward"] == 1.0
-    info = tiny_env().step("submit")[2]
-    assert info["reward"] == info["progression"] == 0.0
-    assert info["metrics"]["fail_to_pass"] == 0.0 and info["metrics"]["pass_to_pass"] == 1.0
 
 
 def test_breaking_a_green_test_costs_the_reward() -> None:
@@ -98,24 +84,11 @@ def test_an_answer_without_a_call_is_fined_and_the_default_is_run_instead() -> N
     assert tiny_env(format_penalty=0.0).step("")[2]["reward"] == 0.0
 
 
-def test_one_bad_call_means_that_none_is_run() -> None:
-    env = tiny_env()
-    shown = act(env, call("run", command="rm -r shop") + call("fly"))
-    assert "no tool 'fly'" in shown and "shop/" in shown
-
-
 def test_calls_after_a_submit_or_past_the_limit_are_not_run() -> None:
     env = tiny_env(max_calls=2)
     assert "Only the first calls" in act(env, call("view") * 2 + call("submit"))
     _, done, info = env.step(call("submit") + call("create", path="late", text=""))
     assert done and info["valid_action"]
-
-
-def test_the_executed_action_says_the_calls_again_in_one_form() -> None:
-    env = tiny_env()
-    info = env.step('so <tool_call>{"arguments": {"path": "shop", "start": 1}, "name": "view"}</tool_call> there')[2]
-    assert info["executed_action"] == call("view", path="shop")
-    assert info["action"].startswith("<tool_call>") and info["action"].endswith("</tool_call>")
 
 
 def test_a_command_that_hangs_or_floods_is_reported_and_the_episode_goes_on() -> None:
@@ -211,12 +184,6 @@ def test_our_files_are_never_opened_through_the_agents_links(tmp_path: Path) -> 
         with pytest.raises(ToolFailure):
             action("link")
     assert (tmp_path / "secret").read_text() == "hunter2"
-
-
-def test_the_options_reach_the_sandbox() -> None:
-    env = tiny_env(memory_mb=300, processes=30, command_timeout_s=5.0)
-    box: Sandbox = env._bench.sandbox
-    assert (box.limits.memory_mb, box.limits.processes, box.limits.seconds) == (300, 30, 5.0)
 
 
 def test_hidden_tests_are_not_in_the_sandbox_while_a_probe_is_wrong(

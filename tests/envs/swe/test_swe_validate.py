@@ -1,46 +1,55 @@
-"""The command that checks instances before training."""
+"""Instances are checked before training."""
 
 import json
 from pathlib import Path
 
 import pytest
-import yaml
 
+from envs.swe import SWESettings
 from envs.swe.small_tasks import unified_diff
-from envs.swe.validate import main
-from envs.swe.verdict.trees import commit_all
-from tests.envs.swe.tiny_repository import DISCOUNT, FILES, TASK, needs_sandbox, tiny_instance, tiny_options
-from tests.fixtures.warm_python import run_python
+from envs.swe.validate import validate_instances
+from tests.envs.swe.tiny_repository import (
+    DISCOUNT,
+    FILES,
+    TASK,
+    needs_sandbox,
+    tiny_instance,
+    tiny_options,
+    write_repository,
+)
 
+pytestmark = pytest.mark.usefixtures("few_runs")
+
+WRONG = "def double(x):\n    return x\n"
 PATCH = unified_diff("shop/prices.py", FILES["shop/prices.py"], FILES["shop/prices.py"] + "\n# nothing\n")
 
 
-def _config(tmp_path: Path, **change: object) -> str:
+def _check(tmp_path: Path, row: dict | None = None, **options: object) -> tuple[str, str]:
+    """What is found about an instance: a problem, and a note."""
     needs_sandbox()
-    options = dict(tiny_options())
-    (tmp_path / "rows.jsonl").write_text(json.dumps({**tiny_instance().row(), **change}))
-    options["instances"] = str(tmp_path / "rows.jsonl")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": options, "tasks": [TASK]}))
-    return str(tmp_path / "config.yaml")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**tiny_instance().row(), **(row or {})}))
+    settings = SWESettings(**{**tiny_options(), "instances": str(tmp_path / "rows.jsonl"), **options})
+    (found,) = validate_instances(settings, [TASK])
+    assert found.task == TASK
+    return found.problem, found.note
 
 
-def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path, capsys) -> None:
-    assert main(["--config", _config(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert f"ok      {TASK}: verdict in " in printed and "1 instances, 0 failed" in printed
-    assert "5 of 5 assertions probed, 3 with an answer that is absent where they run (60 %), 10 bits decide" in printed
+def test_a_sound_instance_is_validated_with_the_time_of_a_verdict(tmp_path: Path) -> None:
+    problem, note = _check(tmp_path)
+    assert not problem and note.startswith("verdict in ")
+    assert "5 of 5 assertions probed, 3 with an answer that is absent where they run (60 %), 10 bits decide" in note
 
 
-def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_count(tmp_path: Path, capsys) -> None:
+@pytest.mark.slow
+def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_count(tmp_path: Path) -> None:
     """Runs can agree by chance, and another solution may throw once more. NumPy may have any generator."""
     dice = "import random\nimport numpy\n\nnumpy.random.set_bit_generator(numpy.random.PCG64())\n\n\n"
     dice += "def total(prices):\n    random.shuffle(prices)\n    return sum(prices)\n"
     patch = unified_diff("shop/prices.py", FILES["shop/prices.py"], dice + DISCOUNT)
-    assert main(["--config", _config(tmp_path, patch=patch, DRAW_ARGUMENTS=True)]) == 0
-    printed = capsys.readouterr().out
-    assert (
+    problem, note = _check(tmp_path, {"patch": patch, "DRAW_ARGUMENTS": True})
+    assert not problem and (
         "5 of 5 assertions probed, 3 with an answer that is absent where they run (60 %), 10 bits decide; "
-        "hard-coded answers pass tests/test_prices.py::test_total" in printed
+        "hard-coded answers pass tests/test_prices.py::test_total" in note
     )
 
 
@@ -69,9 +78,8 @@ def test_where_the_reference_throws_dice_its_answers_to_other_arguments_do_not_c
         ),
     ],
 )
-def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change: dict, part: str) -> None:
-    assert main(["--config", _config(tmp_path, **change)]) == 1
-    assert f"FAILED  {TASK}: {part}" in capsys.readouterr().out
+def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, change: dict, part: str) -> None:
+    assert part in _check(tmp_path, change)[0]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +91,16 @@ def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change:
             "no probe tells a solution from the unsolved tree in",
             marks=pytest.mark.slow,
         ),
-        ("four = 4\n    assert double(int(str(four))) == 8 and double(2) == four", "8 are needed"),
-        (
+        pytest.param(
+            "four = 4\n    assert double(int(str(four))) == 8 and double(2) == four",
+            "8 are needed",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "import pytest\n    pytest.raises(TypeError, double, None)\n    pytest.raises(TypeError, double, {})\n"
             "    pytest.raises(TypeError, double, set())\n    pytest.raises(TypeError, double, double)",
             "its probes ask for 2 bits in all",
+            marks=pytest.mark.slow,
         ),
         ("if double(3) != 6:\n        raise AssertionError", "no probe tells a solution from the unsolved tree in"),
     ],
@@ -99,39 +112,19 @@ def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, capsys, change:
         "no assertion",
     ],
 )
-def test_an_instance_whose_probes_say_too_little_is_refused(tmp_path: Path, capsys, test: str, part: str) -> None:
+def test_an_instance_whose_probes_say_too_little_is_refused(tmp_path: Path, test: str, part: str) -> None:
     needs_sandbox()
-    repository = tmp_path / "made"
-    (repository / "tests").mkdir(parents=True)
-    (repository / "double.py").write_text("def double(x):\n    return x\n")
     row = {
-        **tiny_instance().row(),
+        "instance_id": "double",
         "repo": "tiny/made",
-        "base_commit": commit_all(repository),
-        "patch": unified_diff(
-            "double.py", (repository / "double.py").read_text(), "def double(x):\n    return 2 * x\n"
-        ),
+        "problem_statement": "double it",
+        "patch": unified_diff("double.py", WRONG, WRONG.replace("x\n", "2 * x\n")),
         "test_patch": unified_diff(
             "tests/test_double.py", None, f"from double import double\n\n\ndef test_double():\n    {test}\n"
         ),
         "FAIL_TO_PASS": ["tests/test_double.py::test_double"],
         "PASS_TO_PASS": [],
     }
-    (tmp_path / "rows.json").write_text(json.dumps([row]))
-    env = {**tiny_options(), "instances": str(tmp_path / "rows.json"), "repos": {"tiny/made": str(repository)}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": env}))
-    assert main(["--config", str(tmp_path / "config.yaml")]) == 1
-    assert part in capsys.readouterr().out
-
-
-def test_a_config_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"error: .*gone\.yaml cannot be read: No such file"):
-        main(["--config", str(tmp_path / "gone.yaml")])
-    (tmp_path / "bad.yaml").write_text("env: {max_step: 3}\n")
-    with pytest.raises(SystemExit, match=r"error: .*did you mean 'env\.max_steps'"):
-        main(["--config", str(tmp_path / "bad.yaml")])
-
-
-def test_the_command_runs_as_a_module() -> None:
-    done = run_python(["-m", "envs.swe.validate", "--help"])
-    assert done.returncode == 0 and "--config" in done.stdout
+    env = write_repository("made", {"double.py": WRONG, "tests/__init__.py": ""}, row)
+    (found,) = validate_instances(SWESettings(**env), ["double"])
+    assert part in found.problem

@@ -7,17 +7,17 @@ import atexit
 import functools
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envs.errors import EnvironmentFault, MissingDependencyError
+from envs.loading import build_env_from
 from envs.swe import SWEEnv, check_machine
-from envs.swe import build_env as build_swe
 from envs.swe.small_tasks import unified_diff
 from envs.swe.verdict.evaluate import TestRun, run_tests
 from envs.swe.verdict.instances import Instance, load_instances
@@ -118,6 +118,20 @@ def tiny_options() -> dict[str, Any]:
     return write_repository("shop", FILES, ROW)
 
 
+def played(options: Mapping[str, Any], files: Mapping[str, str], *commands: str) -> SWEEnv:
+    """The environment of the only instance of `options` after the commands, with these files, and submitted."""
+    needs_sandbox()
+    (task,) = load_instances(options["instances"])
+    env: Any = build_env_from("envs.swe", {"task": task, "seed": 0}, options)
+    env.reset()
+    for command in commands:
+        env.step(call("run", command=command))
+    for path, text in files.items():
+        assert "written" in env.step(call("create", path=path, text=text))[0]["obs_str"]
+    env.step("submit")
+    return env
+
+
 def tiny_instance() -> Instance:
     """The task as it is read from its file."""
     return load_instances(tiny_options()["instances"])[TASK]
@@ -126,8 +140,7 @@ def tiny_instance() -> Instance:
 def tiny_env(**options: Any) -> SWEEnv:
     """The environment, reset; `options` go over the usual ones. Skips where the sandbox cannot run."""
     needs_sandbox()
-    metadata = {"task": TASK, "seed": 0}
-    env = build_swe(SimpleNamespace(metadata=metadata), SimpleNamespace(env={**tiny_options(), **options}))
+    env: Any = build_env_from("envs.swe", {"task": TASK, "seed": 0}, {**tiny_options(), **options})
     env.reset()
     return env
 
@@ -145,19 +158,16 @@ def ordinary_run(env: SWEEnv, files: Mapping[str, str]) -> TestRun:
 
 def needs_sandbox() -> None:
     """Skip the test where bubblewrap is missing or may not make namespaces; the sentence says what to do."""
-    import sys
-
     try:
         check_machine(Path(sys.executable))
     except (MissingDependencyError, EnvironmentFault) as error:
         pytest.skip(str(error))
 
 
-def build_env(sample: Any, args: Any) -> SWEEnv:
+def build_env(sample: Any, args: Any) -> Any:
     """The tiny task with `args.env` over its usual options."""
     needs_sandbox()
-    merged = {**tiny_options(), **(getattr(args, "env", None) or {})}
-    return build_swe(sample, SimpleNamespace(env=merged))
+    return build_env_from("envs.swe", sample.metadata, {**tiny_options(), **args.env})
 
 
 def call(name: str, **arguments: Any) -> str:

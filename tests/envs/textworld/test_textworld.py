@@ -6,7 +6,6 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +15,17 @@ pytest.importorskip(
 )
 
 from envs import textworld
-from envs.errors import ConfigError, MissingDependencyError
-from envs.textworld.games import THEMES, build_game, make_recipe
+from envs.errors import ConfigError
+from envs.loading import build_env_from
+from envs.textworld.games import build_game, make_recipe
 from envs.textworld.player import _clean
+from tests.cases import pairs
 
 TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "simple"]
 
 
 def build(task: str = "custom", seed: int = 0, **options: Any) -> textworld.TextWorld:
-    return textworld.build_env(
-        SimpleNamespace(metadata={"task": task, "seed": seed}), SimpleNamespace(env={"preset": "verlog", **options})
-    )
+    return build_env_from("envs.textworld", {"task": task, "seed": seed}, options)
 
 
 def play_expert(env: textworld.TextWorld) -> list[dict[str, Any]]:
@@ -48,8 +47,7 @@ def test_texts_are_cleaned_as_by_the_plain_patterns() -> None:
         assert _clean(text) == plain.strip()
 
 
-@pytest.mark.parametrize("reward", ["sparse", "score", "dense"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("task", "reward"), pairs(TASKS, ["sparse", "score", "dense"]))
 def test_the_expert_wins_and_every_kind_of_reward_adds_up_to_one(task: str, reward: str) -> None:
     env = build(task, reward=reward)
     env.reset()
@@ -84,14 +82,6 @@ def test_dense_reward_is_taken_back_for_steps_away_and_still_adds_up_to_one() ->
     assert sum(rewards) + sum(info["reward"] for info in play_expert(env)) == pytest.approx(1.0)
 
 
-def test_the_score_is_paid_sub_goal_by_sub_goal() -> None:
-    env = build("simple", reward="score")
-    env.reset()
-    rewards = [info["reward"] for info in play_expert(env)]
-    assert sum(reward > 0 for reward in rewards) >= 4
-    assert len({reward for reward in rewards if reward > 0}) == 1
-
-
 def test_the_expert_finds_its_way_from_wherever_the_agent_went() -> None:
     env = build("simple")
     env.reset()
@@ -115,14 +105,6 @@ def test_losing_a_game_terminates_it_without_the_win() -> None:
             break
     assert done and info["terminated"] and not info["truncated"]
     assert info["reward"] == 0.0 and info["progression"] < 1.0 and info["metrics"]["lost"] == 1.0
-
-
-def test_the_step_limit_truncates() -> None:
-    env = build(max_steps=3)
-    env.reset()
-    flags = [env.step("look")[2] for _ in range(3)]
-    assert [info["truncated"] for info in flags] == [False, False, True]
-    assert not any(info["terminated"] for info in flags)
 
 
 INTERPRETER_COMMANDS = [
@@ -149,7 +131,7 @@ def test_commands_to_the_interpreter_never_reach_it(
 
 @pytest.mark.parametrize(
     "command",
-    ["", "fly to the moon", "take", "take unicorn", "open the", "look. look", "look then look", "look and look"],
+    ["", "fly to the moon", "take unicorn", "look. look"],
 )
 def test_what_the_game_does_not_understand_is_invalid_and_costs_one_turn(command: str) -> None:
     env = build()
@@ -162,15 +144,7 @@ def test_what_the_game_does_not_understand_is_invalid_and_costs_one_turn(command
     assert len(env._history) == 3
 
 
-def test_what_the_game_understands_is_valid_even_where_it_does_nothing() -> None:
-    env = build()
-    env.reset()
-    for command in ("go north", "GO SOUTH", "n", "i", "inventory", "help", "goal", "wait", "x me"):
-        info = env.step(command)[2]
-        assert (info["valid_action"], info["executed_action"]) == (True, command)
-
-
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["custom", "simple"])
 def test_every_listed_command_works_and_is_shown_with_the_current_observation_only(task: str) -> None:
     env = build(task, admissible_commands=True)
     text = env.reset()["text"]
@@ -183,26 +157,14 @@ def test_every_listed_command_works_and_is_shown_with_the_current_observation_on
     assert build(task).reset()["text"]["short_term_context"] == ""
 
 
-def test_observations_are_free_of_the_interpreters_decoration() -> None:
-    env = build("simple")
-    texts = [env.reset()["obs_str"], *(env.step(c)[0]["obs_str"] for c in ("look", "inventory", "open chest drawer"))]
-    while not env._now.won:
-        texts.append(env.step(textworld.expert_action(env))[0]["obs_str"])
-    assert texts[0] == texts[1]
-    for text in texts:
-        assert "$$" not in text and ">" not in text and "RESTART" not in text and "\n\n\n" not in text
-    assert "*** The End ***" in texts[-1]
-
-
 def test_the_objective_is_told_as_far_as_the_option_says() -> None:
     worlds = {goal: build("coin_collector", goal=goal) for goal in ("detailed", "brief", "hidden")}
-    texts = {goal: env.reset()["obs_str"] for goal, env in worlds.items()}
+    for env in worlds.values():
+        env.reset()
     first_step = textworld.expert_action(worlds["brief"]).split()[1]
-    missions = {goal: env.mission for goal, env in worlds.items()}
-    assert first_step in missions["detailed"] and len(missions["brief"]) < len(missions["detailed"])
-    assert "coin" in missions["brief"] and missions["hidden"] == ""
-    assert missions["brief"] in worlds["brief"].instruction_prompt
-    assert texts["brief"] == texts["hidden"]
+    detailed, brief, hidden = (env.mission for env in worlds.values())
+    assert first_step in detailed and "coin" in brief and len(brief) < len(detailed) and hidden == ""
+    assert brief in worlds["brief"].instruction_prompt
     assert "coin" in worlds["hidden"].step("goal")[0]["obs_str"]
 
 
@@ -221,16 +183,11 @@ def test_a_recipe_is_the_same_game_whatever_the_building_process(
 
 
 def test_recipes_that_differ_never_share_a_game() -> None:
-    recipes = [
-        make_recipe("custom", 0, "brief", {}),
-        make_recipe("custom", 1, "brief", {}),
-        make_recipe("custom", 0, "detailed", {}),
-        make_recipe("custom", 0, "brief", {"rooms": 4}),
-        make_recipe("simple", 0, "brief", {}),
-    ]
-    keys = {recipe.key("1.7.0") for recipe in recipes}
-    assert len(keys | {recipes[0].key("1.8.0")}) == 6
-    assert make_recipe("custom", 0, "brief", {"rooms": 3, "objects": None}).key("1.7.0") in keys
+    recipe = make_recipe("custom", 0, "brief", {})
+    others = [make_recipe("custom", 1, "brief", {}), make_recipe("custom", 0, "detailed", {})]
+    others.append(make_recipe("custom", 0, "brief", {"rooms": 4}))
+    assert len({recipe.key("1.8.0"), *(one.key("1.7.0") for one in (recipe, *others))}) == 5
+    assert make_recipe("custom", 0, "brief", {"rooms": 3, "objects": None}).key("1.7.0") == recipe.key("1.7.0")
 
 
 def test_seeds_fold_into_the_wanted_number_of_games_but_held_out_ones_stay_apart() -> None:
@@ -238,48 +195,10 @@ def test_seeds_fold_into_the_wanted_number_of_games_but_held_out_ones_stay_apart
     assert folded == [0, 0, 3, 10**9, 10**9 + 1]
 
 
-@pytest.mark.parametrize(("alias", "theme"), [("tw-cooking", "the_cooking_game"), ("tw-simple", "simple")])
-def test_names_of_tw_make_mean_the_same_themes(alias: str, theme: str) -> None:
-    assert build(alias).theme == theme
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        ("treasure", {}, "did you mean .*treasure_hunter"),
-        ("custom", {"mode": "easy"}, "TextWorld's custom has no env.mode; it has rooms"),
-        ("custom", {"rooms": 0}, "env.rooms must be at least 1, got 0"),
-        ("custom", {"room": 2}, "did you mean 'env.rooms'"),
-        ("treasure_hunter", {"mode": "brutal"}, "one of easy, medium, hard, got 'brutal'"),
-        ("treasure_hunter", {"level": 31}, "from 1 to 30, got 31"),
-        ("treasure_hunter", {"level": 3, "rooms": 5}, "env.level sets rooms as well"),
-        ("coin_collector", {"rooms": 3, "quest_length": 4}, "quest_length <= rooms"),
-        ("the_cooking_game", {"rooms": 5}, "1, 6, 9 or 12 rooms, got 5"),
-        ("the_cooking_game", {"take": 3}, "take <= recipe <= 5"),
-        ("the_cooking_game", {"drop": True, "reward": "dense"}, "which drop: true prevents"),
-        ("custom", {"games": 0}, "env.games must be at least 1"),
-        ("custom", {"vlm": True}, "TextWorld has no pictures"),
-        ("custom", {"games_path": "/nowhere", "rooms": 3}, "env.rooms shapes generated games"),
-    ],
-)
-def test_impossible_options_are_refused_before_anything_is_built(
-    task: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(task, **options)
-
-
 def test_parameters_that_allow_no_game_are_refused_with_the_builders_reason(tmp_path: Path) -> None:
     recipe = make_recipe("treasure_hunter", 0, "brief", {"rooms": 1, "quest_length": 9, "mode": "easy"})
     with pytest.raises(ConfigError, match=r"cannot build .*treasure_hunter.*Error: .*relax its parameters"):
         build_game(recipe, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_cooking_game_with_small_pockets_is_played_by_its_walkthrough() -> None:
-    env = build("the_cooking_game", drop=True)
-    env.reset()
-    assert play_expert(env)[-1]["progression"] == 1.0
 
 
 def test_games_of_the_users_own_are_played_the_seed_choosing(tmp_path: Path) -> None:
@@ -289,9 +208,8 @@ def test_games_of_the_users_own_are_played_the_seed_choosing(tmp_path: Path) -> 
         for suffix in (".z8", ".json"):
             shutil.copy(source / f"game{suffix}", tmp_path / "kitchens" / f"{name}{suffix}")
     envs = [build("kitchens", seed, games_path=str(tmp_path)) for seed in (0, 1, 2)]
-    first, second, third = [env.reset()["obs_str"] for env in envs]
+    first, _, third = [env.reset()["obs_str"] for env in envs]
     assert first == third == build("simple", 0).reset()["obs_str"]
-    assert envs[0]._player.walkthrough != envs[1]._player.walkthrough or first != second
     assert play_expert(envs[1])[-1]["progression"] == 1.0
     (tmp_path / "kitchens" / "a.json").unlink()
     with pytest.raises(ConfigError, match=r"a\.z8 needs its \.json in the same folder"):
@@ -304,26 +222,3 @@ def test_a_folder_without_playable_games_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.ulx").write_text("")
     with pytest.raises(ConfigError, match="old.ulx is Glulx"):
         build(games_path=str(tmp_path)).reset()
-
-
-def test_the_balrog_preset_hides_the_objective_and_pays_no_penalty() -> None:
-    env = build("treasure_hunter", preset="balrog")
-    env.reset()
-    assert (env.max_steps, env.mission, env.step("nonsense")[2]["reward"]) == (80, "", 0.0)
-
-
-def test_every_theme_prompts_with_its_commands_and_tips() -> None:
-    for task, theme in THEMES.items():
-        env = build(task)
-        env.mission = "win"
-        prompt = env.render_prompt()
-        assert all(text in prompt for text in (*theme.commands, *theme.tips, f"You have {theme.max_steps} turns"))
-
-
-def test_without_textworld_the_install_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "textworld", None)
-    monkeypatch.delitem(sys.modules, "envs.textworld.player", raising=False)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[text-games\]'"):
-        build()

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.metadata
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -195,7 +194,6 @@ def test_mcp_tools_are_replayable_only_if_declared() -> None:
             EnvironmentFault,
             "stderr: .*No module named no_such",
         ),
-        ([{"mcp": {"command": "echo hello"}}], EnvironmentFault, "'echo hello' did not start"),
         (
             [{"mcp": {"command": "sleep 60", "start_timeout_s": 0.5}}],
             EnvironmentFault,
@@ -208,19 +206,9 @@ def test_mcp_tools_are_replayable_only_if_declared() -> None:
             ConfigError,
             r"mcp\.include: .* has no tool 'ad'; it has add",
         ),
-        pytest.param(
-            [{"mcp": {"command": SERVER, "exclude": ["ad"]}}],
-            ConfigError,
-            r"mcp\.exclude: .* has no tool 'ad'",
-            marks=pytest.mark.slow,
-        ),
-        ([{"mcp": {"command": SERVER, "prefix": "1 "}}], ToolError, "a tool's name has letters"),
         ([{"mcp": {}}], ConfigError, "either a command or a url"),
-        ([{"mcp": {"command": "a", "url": "b"}}], ConfigError, "either a command or a url"),
-        ([{"mcp": {"command": "echo 'a"}}], ConfigError, "cannot be split into words"),
         ([{"mcp": {"command": "echo", "pass_env": ["NO_SUCH_NAME"]}}], ConfigError, "no variable NO_SUCH_NAME"),
         ([{"mcp": {"command": "echo"}, "path": "x.py"}], ConfigError, "either path or mcp"),
-        ([{"mcp": {"command": "echo"}, "name": "x"}], ConfigError, "takes no name"),
     ],
 )
 def test_a_wrong_entry_is_one_sentence(entries: Sequence[Any], error: type, words: str) -> None:
@@ -291,6 +279,7 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
     assert not any(map(is_alive, started))
 
 
+@pytest.mark.slow
 def test_servers_end_with_the_process_that_started_them() -> None:
     script = (
         "import os, rollout.workers.guard as guard, envs.tools\n"
@@ -309,19 +298,7 @@ def _need(package: str) -> None:
         pytest.skip(f"{package} is not installed; pip install {package}")
 
 
-@pytest.mark.slow
-def test_the_time_server_converts_times() -> None:
-    _need("mcp-server-time")
-    env = started(command=f"{sys.executable} -m mcp_server_time", include=["convert_time"])
-    text, metrics = shown(
-        env, call("convert_time", source_timezone="Asia/Tokyo", time="12:00", target_timezone="Asia/Dubai")
-    )
-    assert "T07:00:00+04:00" in text and "tool_errors" not in metrics
-    text, metrics = shown(env, call("convert_time", source_timezone="Nowhere", time="12:00", target_timezone="UTC"))
-    assert "Invalid timezone" in text and metrics["tool_errors"] == 1
-
-
-@pytest.mark.parametrize("command", some(["check", "play"], ["play"]))
+@pytest.mark.parametrize("command", some(["check", "play"], []))
 def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
     _need("mcp-server-time")
     zones = {"source_timezone": "Asia/Kolkata", "target_timezone": "Asia/Singapore"}
@@ -330,25 +307,3 @@ def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
     assert done.returncode == 0, done.stderr
     words = ["1 task: no errors"] if command == "check" else ["T11:45:00+08:00", "Your answer is right", "return 1"]
     assert all(word in done.stdout for word in words), done.stdout
-
-
-@pytest.mark.slow
-def test_the_git_server_commits(tmp_path: Path) -> None:
-    _need("mcp-server-git")
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed; apt-get install git")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "Begin"], check=True)
-    subprocess.run(["git", "-C", str(tmp_path), "config", "user.email", "a@b.c"], check=True)
-    subprocess.run(["git", "-C", str(tmp_path), "config", "user.name", "a"], check=True)
-    (tmp_path / "file.txt").write_text("text\n")
-    command = [sys.executable, "-m", "mcp_server_git", "--repository", str(tmp_path)]
-    env = started(command=command, prefix="repo_", scope="episode")
-    assert "file.txt" in shown(env, call("repo_git_status", repo_path=str(tmp_path)))[0]
-    shown(env, call("repo_git_add", repo_path=str(tmp_path), files=["file.txt"]))
-    text, metrics = shown(env, call("repo_git_commit", repo_path=str(tmp_path), message="Add a file"))
-    assert "committed" in text and "tool_errors" not in metrics
-    env.close()
-    log = subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True, check=True)
-    assert log.stdout.split("\n")[0] == "Add a file"

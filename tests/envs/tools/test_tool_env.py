@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, MissingDependencyError, ToolError
 from envs.loading import build_env_from
@@ -64,32 +63,14 @@ def test_several_calls_run_in_order_with_one_message_each() -> None:
     assert info["metrics"] == {"tool_calls": 3.0, "pay/amount": 0.5}
 
 
-def test_pictures_of_a_result_are_shown_beside_the_questions_pictures() -> None:
-    picture = Image.new("RGB", (30, 20), "green")
-    env = build(data=[{"question": "<image>\nWhich colour?", "answer": "red", "images": [picture]}])
-    first = env.reset()
-    assert env.format_observation(first)[0]["content"] == [
-        {"type": "image", "image": picture},
-        {"type": "text", "text": "Which colour?"},
-    ]
-    observation, *_ = env.step(call("paint", colour="red"))
-    message = env.format_observation(observation)[0]
-    assert message["role"] == "tool" and [p["type"] for p in message["content"]] == ["image", "text"]
-    pictures = observation["multi_modal_data"]
-    assert pictures["current_image"] == [picture] and pictures["image"][0].getpixel((0, 0)) == (255, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
         (call("subtract", a=1), "there is no tool 'subtract'; there are add"),
         (call("add", a="1"), "is not of type 'integer'"),
-        (call("counter") + call("add"), "'a' is a required property"),
         (call("add", a=1) * 5, "at most 4 calls"),
         ("<think>\nhm", "neither a call nor an answer"),
-        ("<think>hm</think>\n", "neither a call nor an answer"),
-        ("", "neither a call nor an answer"),
     ],
 )
 def test_an_invalid_answer_runs_nothing_costs_the_penalty_and_is_explained(text: str, words: str) -> None:
@@ -133,13 +114,6 @@ def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
     assert observation["obs_str"] == "add: 1"
 
 
-def test_long_and_unencodable_results_are_made_presentable() -> None:
-    env = started(output_chars=500)
-    observation, *_ = env.step(call("misbehave", how="megabytes") + call("misbehave", how="surrogate"))
-    assert len(observation["obs_str"]) < 1200 and "characters left out" in observation["obs_str"]
-    observation["obs_str"].encode()
-
-
 def test_the_calls_of_one_turn_share_its_time() -> None:
     toolbox.release.clear()
     execution_module._hung.clear()
@@ -147,11 +121,6 @@ def test_the_calls_of_one_turn_share_its_time() -> None:
     observation, _, info = env.step(call("misbehave", how="hang") + call("add", a=1))
     toolbox.release.set()
     assert "add: error: not run" in observation["obs_str"] and info["metrics"]["tool_timeouts"] == 2.0
-
-
-def test_a_broken_machine_is_a_fault_of_the_environment() -> None:
-    with pytest.raises(EnvironmentFault, match="disk is full"):
-        started().step(call("misbehave", how="machine"))
 
 
 def test_a_stateful_tool_lives_for_one_episode_and_is_always_released(tmp_path: Path) -> None:
@@ -178,13 +147,6 @@ def test_failures_of_calc_reward_and_release_are_counted() -> None:
     _, done, info = started(tools=tools).step("done")
     assert done and info["reward"] == 0.0
     assert info["metrics"]["tool_errors"] == info["metrics"]["tool_release_errors"] == 1.0
-
-
-def test_a_stateful_tool_learns_the_label_and_tools_share_a_dict() -> None:
-    env = started()
-    episode = env._session._live["counter"].episode
-    assert (episode.question, episode.answer, episode.task, episode.seed) == ("What is 2 + 3?", "5", "sums", 0)
-    assert episode.shared == {}
 
 
 def test_a_wrong_answer_may_be_corrected_answer_retries_times() -> None:
@@ -258,18 +220,17 @@ ADD_OF_THE_ROW = {
 }
 
 
-@pytest.mark.parametrize("given", [[ADD_OF_THE_ROW], json.dumps([ADD_OF_THE_ROW]), [ADD_OF_THE_ROW["function"]]])
-@pytest.mark.parametrize("place", ["sample", "row", "metadata of the row"])
-def test_a_sample_chooses_its_tools_and_their_schemas(given: Any, place: str) -> None:
-    row = {"question": "What is 2 + 3?", "answer": "5"}
-    metadata: dict[str, Any] = {"task": "sums", "seed": 0}
-    if place == "row":
-        row["tools"] = given
-    elif place == "metadata of the row":
-        row["metadata"] = {"tools": given}
-    else:
-        metadata["tools"] = given
-    env = build_env_from("envs.tools", metadata, {"tools": [TOOLBOX], "data": [row]})
+@pytest.mark.parametrize(
+    ("of_sample", "of_row"),
+    [
+        ({"tools": [ADD_OF_THE_ROW]}, {}),
+        ({}, {"tools": json.dumps([ADD_OF_THE_ROW])}),
+        ({}, {"metadata": {"tools": [ADD_OF_THE_ROW["function"]]}}),
+    ],
+)
+def test_a_sample_chooses_its_tools_and_their_schemas(of_sample: dict[str, Any], of_row: dict[str, Any]) -> None:
+    metadata = {"task": "sums", "seed": 0, **of_sample}
+    env = build_env_from("envs.tools", metadata, {"tools": [TOOLBOX], "data": [{**ASK[0], **of_row}]})
     env.reset()
     assert [schema["function"] for schema in env.tools] == [ADD_OF_THE_ROW["function"]]
     assert env.step(call("add", a=2))[0]["obs_str"] == "add: 2"
@@ -293,11 +254,8 @@ def test_a_sample_may_name_its_tools_and_have_none() -> None:
     ("given", "words"),
     [
         (["subtract"], "the sample asks for the tool 'subtract', which env.tools does not offer; it offers add, paint"),
-        ([{"function": {"name": "subtract"}}], "asks for the tool 'subtract'"),
         (["add", "add"], "asks for the tool 'add' twice"),
         ("add", "tools must be a list"),
-        ({"name": "add"}, "tools must be a list"),
-        ([3], "got 3"),
         ([{"function": {"name": "add"}}], "needs a description"),
     ],
 )
@@ -313,30 +271,17 @@ def test_without_tools_every_answer_is_final() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "words"),
     [
-        ({"tool": []}, ConfigError, "did you mean 'env.tools'"),
-        ({"answer_retries": 2}, ConfigError, "needs env.grader"),
-        ({"grader": "mathh"}, ConfigError, "env.grader must be exact, math"),
-        ({"max_calls": 0}, ConfigError, "env.max_calls must be at least 1"),
-        ({"tools": [TOOLBOX, f"{TOOLBOX}:add"]}, ToolError, "two tools are called 'add'"),
-        ({"data": "nowhere.jsonl"}, ConfigError, "cannot be read"),
-        ({"data": {"other": []}}, ConfigError, "names other, but the task is 'sums'"),
-        ({"data": [{"q": 1}]}, ConfigError, "a row has no 'question', it has q"),
-        ({"data": []}, ConfigError, "no rows"),
-        ({"data": None}, ConfigError, "there is no question"),
+        ({"answer_retries": 2}, "needs env.grader"),
+        ({"data": {"other": []}}, "names other, but the task is 'sums'"),
+        ({"data": [{"q": 1}]}, "a row has no 'question', it has q"),
+        ({"data": None}, "there is no question"),
     ],
 )
-def test_wrong_settings_are_refused_when_the_environment_is_built(options: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_wrong_settings_are_refused_when_the_environment_is_built(options: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         build(**options)
-
-
-def test_an_episode_is_replayed_from_its_seed() -> None:
-    rows = [{"question": f"q{k}", "answer": str(k)} for k in range(10)]
-    shown = [build(seed, data=rows).reset()["obs_str"] for seed in range(20)]
-    assert sorted(shown[:10]) == sorted(shown[10:]) == sorted(row["question"] for row in rows)
-    assert shown == [build(seed, data=rows).reset()["obs_str"] for seed in range(20)]
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +41,6 @@ def without_line(a: int, b: int) -> int:
     return a
 
 
-def variadic(*values: int) -> int:
-    """Do.
-
-    Args:
-        values: They.
-    """
-    return sum(values)
-
-
 def keywords(**values: int) -> int:
     """Do.
 
@@ -60,25 +50,7 @@ def keywords(**values: int) -> int:
     return sum(values.values())
 
 
-def positional(a: int, /) -> int:
-    """Do.
-
-    Args:
-        a: It.
-    """
-    return a
-
-
 def custom_type(a: Path) -> int:
-    """Do.
-
-    Args:
-        a: It.
-    """
-    return 1
-
-
-def takes_picture(a: Image.Image) -> int:
     """Do.
 
     Args:
@@ -91,32 +63,22 @@ class NoExecute(Tool):
     """Lacks execute."""
 
 
-class UndocumentedTool(Tool):
-    def execute(self, a: int) -> int:
-        return a
-
-
 @pytest.mark.parametrize(
     ("target", "words"),
     [
         (undocumented, "no docstring"),
         (without_hint, "missing a type hint"),
         (without_line, "no description for the argument 'b'"),
-        (variadic, r"\*values.*name every argument"),
         (keywords, r"\*\*values.*name every argument"),
-        (positional, "cannot be given by name"),
         (custom_type, "custom class"),
-        (takes_picture, "not a JSON schema"),
         (NoExecute, "no execute method"),
-        (UndocumentedTool, "no docstring"),
         (dict, "not a subclass"),
-        (3, "function or a subclass"),
     ],
 )
 def test_a_contract_violation_is_refused_when_the_tool_is_registered(target: Any, words: str) -> None:
     with pytest.raises(ToolError, match=words):
         make_tool(target)
-    if not isinstance(target, type | int):
+    if not isinstance(target, type):
         with pytest.raises(ToolError, match=words):
             tool(target)
 
@@ -129,9 +91,7 @@ UNKNOWN_TYPE = {"type": "object", "properties": {"a": {"type": "int"}}}
     [
         ({"name": "x y", "description": "d"}, "name has letters"),
         ({"name": "x"}, "needs a description"),
-        ({"name": "x", "description": "d", "parameters": {"type": "array"}}, "of type object"),
         ({"name": "x", "description": "d", "parameters": UNKNOWN_TYPE}, "not a JSON schema"),
-        ("x", "a schema is a mapping"),
     ],
 )
 def test_a_given_schema_is_checked(schema: Any, words: str) -> None:
@@ -139,35 +99,13 @@ def test_a_given_schema_is_checked(schema: Any, words: str) -> None:
         make_tool(undocumented, schema=schema)
 
 
-def test_the_schema_is_what_transformers_infers_in_openai_form() -> None:
-    (spec,) = load_tools(f"{TOOLBOX}:add")
-    assert spec.schema == {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "a": {"type": "integer", "description": "The first number."},
-                    "b": {"type": "integer", "description": "The second number."},
-                },
-                "required": ["a"],
-            },
-        },
-    }
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"a": 1}, None),
-        ({"a": 1, "b": 2}, None),
         ({}, "'a' is a required property"),
         ({"a": "1"}, "add: a: '1' is not of type 'integer'"),
-        ({"a": True}, "True is not of type 'integer'"),
         ({"a": 1.0}, "1.0 is not of type 'integer'"),
-        ({"a": 1e2}, "100.0 is not of type 'integer'"),
         ({"a": 1, "c": 2}, "'c' was unexpected"),
     ],
 )
@@ -189,18 +127,10 @@ def test_optional_and_nested_types_are_checked_and_converted_from_markup() -> No
         """
 
     check = make_tool(f).check
-    assert check({"name": "x", "count": None, "sizes": None}) is None
-    assert check({"name": "x", "sizes": [1, "2"]}) is not None
     converted = check.convert({"name": "3", "count": "3", "sizes": "[1, 2]", "flag": "True"})
     assert converted == {"name": "3", "count": 3, "sizes": [1, 2], "flag": True}
     assert check(converted) is None
     assert check(check.convert({"name": "x", "count": "many"})) is not None
-    assert check(check.convert({"name": "x", "count": "3.0"})) is not None
-
-
-def test_a_module_offers_what_it_marks_and_its_tool_classes() -> None:
-    names = [spec.name for spec in load_tools(TOOLBOX)]
-    assert names == ["add", "paint", "pay", "later", "misbehave", "hang_async", "counter"]
 
 
 def test_tools_come_from_a_file_a_yaml_and_entries_with_names_and_options(tmp_path: Path) -> None:
@@ -236,26 +166,14 @@ def test_a_tool_with_two_names_in_its_module_is_offered_once(tmp_path: Path) -> 
     ("source", "error", "words"),
     [
         ([f"{TOOLBOX}:add", f"{TOOLBOX}:add"], ToolError, "two tools are called 'add'"),
-        ([{"path": f"{TOOLBOX}:pay", "name": "add"}, f"{TOOLBOX}:add"], ToolError, "another name"),
         ([f"{TOOLBOX}:adds"], ConfigError, "did you mean add"),
-        (["no.such.module"], ConfigError, "there is no module no"),
         (["tests.envs.textworld.text_worlds"], ConfigError, "offers no tools"),
         ([{"path": TOOLBOX, "name": "x"}], ConfigError, "a single name does not fit"),
-        ([{"path": f"{TOOLBOX}:add", "timeout": 3}], ConfigError, "did you mean 'env.tools\\[0\\].timeout_s'"),
-        ([{"path": f"{TOOLBOX}:add", "timeout_s": 0}], ConfigError, "must be greater than 0"),
-        ("missing.yaml", ConfigError, "cannot be read"),
     ],
 )
 def test_wrong_entries_are_refused_with_their_position(source: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
         load_tools(source)
-
-
-def test_a_tool_file_that_violates_the_contract_fails_while_it_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "bad.py"
-    file.write_text("from envs.tools import tool\n\n\n@tool\ndef f(a):\n    return a\n")
-    with pytest.raises(ToolError, match="no docstring"):
-        load_tools(str(file))
 
 
 PIXELS = np.zeros((4, 6, 3), dtype=np.uint8)
@@ -266,25 +184,13 @@ PIXELS = np.zeros((4, 6, 3), dtype=np.uint8)
     [
         ("text", "text", 0, 0.0),
         (None, "", 0, 0.0),
-        (3, "3", 0, 0.0),
         ({"a": [1, "é"]}, '{"a": [1, "é"]}', 0, 0.0),
-        ([1, 2], "[1, 2]", 0, 0.0),
-        ({"text": "t"}, '{"text": "t"}', 0, 0.0),
         ({"text": "t", "image": PIXELS}, "t", 1, 0.0),
         ({"images": [PIXELS, PIXELS]}, "", 2, 0.0),
-        (Image.fromarray(PIXELS), "", 1, 0.0),
-        ([PIXELS, PIXELS], "", 2, 0.0),
         (("text", 0.5, {}), "text", 0, 0.5),
-        (("text", None, {}), "text", 0, 0.0),
         (("Berlin", 3.6), '["Berlin", 3.6]', 0, 0.0),
-        ((52.5, 13.4, 34.0), "[52.5, 13.4, 34.0]", 0, 0.0),
-        (("a", 1, {}, 2), '["a", 1, {}, 2]', 0, 0.0),
-        ((n * n for n in range(3)), "[0, 1, 4]", 0, 0.0),
         ({"a": map(str, [1, 2]), "b": {3: 4}.keys()}, '{"a": ["1", "2"], "b": [3]}', 0, 0.0),
         ({"b", "a", "c"}, '["a", "b", "c"]', 0, 0.0),
-        (np.array([1.5, 2.0]), "[1.5, 2.0]", 0, 0.0),
-        ([Decimal("1.5")], "[Decimal('1.5')]", 0, 0.0),
-        (Decimal("1.5"), "1.5", 0, 0.0),
         (({"a": 1}, 1, {"n": 2}), '{"a": 1}', 0, 1.0),
         (ToolResult("text", (PIXELS,), 0.25), "text", 1, 0.25),
     ],
@@ -305,9 +211,7 @@ def test_results_are_bounded_and_can_be_encoded() -> None:
     ("value", "words"),
     [
         (("a", "much", {}), "reward must be a number"),
-        (("a", float("inf"), {}), "finite"),
         (("a", 1, {"n": "x"}), "metric n must be a number"),
-        (object(), "returned a object, which has no text"),
         ([object()], "returned a list, which has no text"),
         ([PIXELS] * 5, "at most 4"),
     ],

@@ -58,11 +58,6 @@ def test_slime_makes_its_tensors_from_the_arrays_without_a_warning(recwarn: pyte
     assert not recwarn.list
 
 
-def test_pickled_train_data_grows_by_nine_bytes_per_trained_token() -> None:
-    sizes = [len(pickle.dumps(train_data(parse_generation(answer(n)))[1], protocol=5)) for n in (1_000, 11_000)]
-    assert sizes[1] - sizes[0] == pytest.approx(9 * 10_000, rel=0.01)
-
-
 def test_a_sample_reads_like_slimes_lists() -> None:
     (sample, _), _ = train_data(parse_generation(answer(300)))
     assert sample.tokens and sample.tokens[:3] == [0, 1, 2] and len(sample.tokens) == 303

@@ -45,62 +45,37 @@ SLIMES_GRPO = {**GROUP, "custom_advantage_function_path": None}
 
 FIXED_TURN_FAULTS = [
     ({"global_batch_size": 7}, "not a multiple of --global-batch-size 7"),
-    ({"global_batch_size": None}, "--global-batch-size None"),
     ({"turn_quota": "per_env", "n_env": 5}, "change n_env"),
     ({"critic_warmup": {"w_epoch": 3, "w_iter": 1}, "num_critic_only_steps": 2}, "--num-critic-only-steps is 2 .* 4;"),
-    (
-        {"critic_warmup": {"w_epoch": 2}, "num_critic_only_steps": 2, **GROUP},
-        "critic_warmup trains a critic, but --advantage-estimator grpo has none",
-    ),
+    ({"critic_warmup": {"w_epoch": 2}, "num_critic_only_steps": 2, **GROUP}, "critic_warmup .* --advantage-estimator"),
     ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path rollout"),
-    ({"data_source_path": None}, "--data-source-path rollout.data_source.EpisodeSource"),
     ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
     ({"rollout_max_response_len": None}, "--rollout-max-response-len is missing"),
     ({"rollout_temperature": 0.0}, "--rollout-temperature 0 must be above 0"),
     ({"rollout_max_context_len": 30}, "--rollout-max-context-len 30 leaves no room"),
-    ({"memory": {"kind": "inline_notes"}}, "response-len 32 tokens .* memory.notes_chars: 400 .about 100 tokens"),
+    ({"memory": {"kind": "inline_notes"}}, "response-len 32 tokens .* memory.notes_chars: 400"),
     (
         {"memory": {"kind": "inline_notes", "notes_chars": 24}, "rollout_max_context_len": 38},
-        "for an observation .* memory.notes_chars: 24 .about 6 tokens. .* --rollout-max-context-len 38, .* takes 32",
+        "memory.notes_chars: 24 .* --rollout-max-context-len 38",
     ),
     ({"sglang_context_length": 4000}, "--sglang-context-length 4000"),
-    ({"custom_megatron_init_path": None}, "--custom-megatron-init-path advantage.patch.install"),
-    ({"advantage_estimator": "grpo"}, "--advantage-estimator is grpo"),
     ({"advantage_estimator": "grpo", "custom_megatron_init_path": None}, "--custom-advantage-function-path"),
-    ({"partial_rollout": True}, "--partial-rollout steers slime's own outer loop"),
-    ({"dynamic_sampling_filter_path": "a.b"}, "--dynamic-sampling-filter-path"),
     ({"over_sampling_batch_size": 48}, "--over-sampling-batch-size"),
     ({"rollout_global_dataset": False}, "--disable-rollout-global-dataset"),
     ({"data_source_path": "slime.rollout.data_source.RolloutDataSourceWithBuffer"}, "--data-source-path is missing"),
     ({"rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout"}, "nothing that plays turns"),
     ({"custom_advantage_function_path": "my.function"}, "would replace it, drop one of them .in the actor"),
-    ({"value_first_token_weight": 0}, "value_first_token_weight must be"),
     ({"fp16": True}, "--fp16"),
     ({"data_parallel_size": 3, "micro_batch_size": 1}, "--global-batch-size 8 is not a multiple of 3, the data-par"),
-    ({"data_parallel_size": 4, "micro_batch_size": 4}, "--global-batch-size 8 is not a multiple of 16"),
-    ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: without a critic, charge KL with --use-kl-loss --kl-loss-coef"),
-    ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1 .* give --kl-loss-type low"),
+    ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: .* --kl-loss-coef"),
+    ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, **GROUP}, "--kl-loss-type k1"),  # slime's default
-    (GROUP, "compares whole episodes, and --rollout-function-path rollout.fixed_turn.generate_rollout cuts them"),
+    (GROUP, "whole episodes, and --rollout-function-path rollout.fixed_turn"),
     ({"gae_form": "no_such_package.form"}, "gae_form: no_such_package cannot be imported"),
-    ({"group_estimator": "rloo"}, "group_estimator: rloo in the YAML trains without a critic: give --advantage-estima"),
-    ({"group_estimator": "grpo", "custom_advantage_function_path": HOOK}, "group_estimator: grpo in the YAML"),
-    (
-        {**GROUP, "advantage_estimator": "ppo"},
-        "trains a critic that advantage.group.compute_advantages never reads",
-    ),
+    ({"group_estimator": "rloo"}, "group_estimator: rloo .* --advantage-estima"),
+    ({**GROUP, "advantage_estimator": "ppo"}, "a critic that advantage.group.compute_advantages"),
     ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
     ({"use_rollout_logprobs": True, "kl_coef": 0.1, "megatron_config_path": None, "save": None}, "its first step"),
-    ({"mask_offpolicy_in_partial_rollout": True}, "--mask-offpolicy-in-partial-rollout steers"),
-    ({"buffer_filter_path": "a.b"}, "--buffer-filter-path is not read, because only slime's own data source"),
-    ({"rollout_sample_hook_path": ["a.b"]}, "--rollout-sample-hook-path steers"),
-    ({"rollout_all_samples_process_path": "a.b"}, "--rollout-all-samples-process-path steers"),
-    ({"group_rm": True}, "--group-rm lets slime score whole groups"),
-    ({"log_passrate": True}, "--log-passrate expects whole groups"),
-    ({"reward_key": "score", "eval_reward_key": "score"}, "--reward-key looks for a key in the reward"),
-    ({"log_reward_category": "kind"}, "--log-reward-category looks for a key"),
-    ({"num_epoch": 3}, "--num-epoch .* give --num-rollout"),
-    ({"allgather_cp": True}, "--allgather-cp"),
     ({"loss_type": "sft_loss"}, "--loss-type sft_loss would imitate"),
     ({"loss_type": "custom_loss"}, "needs --custom-loss-function-path"),
     ({"loss_type": "custom_loss", "custom_loss_function_path": "a.b", "policy_loss": "dis"}, "policy_loss: dis in the"),
@@ -211,8 +186,8 @@ def test_each_flag_of_the_table_gets_its_sentence_beside_its_hook_and_not_withou
 
 def test_good_flags_pass(tmp_path: Path) -> None:
     EpisodeSource(rollout_args(tmp_path, **HOOKS))
-    group = {"advantage_estimator": "grpo", "custom_megatron_init_path": None, "custom_advantage_function_path": "x.y"}
-    EpisodeSource(rollout_args(tmp_path, **HOOKS | group))
+    own = {**GROUP, "custom_advantage_function_path": "x.y"}
+    EpisodeSource(rollout_args(tmp_path, **HOOKS | own))
 
 
 def test_the_first_batch_checks_flags_that_name_no_rollout_function(tmp_path: Path) -> None:
@@ -243,20 +218,13 @@ def test_debug_rollout_only_needs_no_training_flags(tmp_path: Path) -> None:
         ({"critic_warmup": {"w_epoch": 2}}, "--rollout-function-path rollout.fixed_turn"),
         ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path"),
         ({"advantage_estimator": "gspo"}, "--advantage-estimator is gspo"),
-        ({"memory": {"kind": "inline_notes"}}, "memory.notes_chars: 400"),
-        ({"rollout_max_context_len": 30}, "--rollout-max-context-len"),
-        ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001"),
-        ({"kl_coef": 0.001, **SLIMES_GRPO}, "--kl-coef 0.001: --advantage-estimator grpo ignores it; charge KL with"),
+        ({"kl_coef": 0.001, **SLIMES_GRPO}, "--kl-coef 0.001: --advantage-estimator grpo"),
         ({"use_kl_loss": True, "kl_loss_coef": 0.01, **SLIMES_GRPO}, "--kl-loss-type k1"),
         ({"group_estimator": "rloo", **SLIMES_GRPO}, "group_estimator: rloo in the YAML"),
         ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
         ({"custom_convert_samples_to_train_data_path": None, **GROUP}, "are computed from its table"),
-        (
-            {"history": "full", "bootstrap_on_time_limit": True, "use_dynamic_batch_size": False},
-            "bootstrap_on_time_limit make several samples per episode",
-        ),
+        ({"history": "full", "bootstrap_on_time_limit": True, "use_dynamic_batch_size": False}, "bootstrap_on_time"),
         ({"history": "full", "bootstrap_on_time_limit": True, "log_passrate": True}, "--log-passrate expects"),
-        ({"load_debug_rollout_data_subsample": 0.5}, "--load-debug-rollout-data-subsample drops turns"),
     ],
 )
 def test_wrong_flags_for_whole_episodes_are_refused(tmp_path: Path, overrides: dict[str, Any], words: str) -> None:
@@ -315,7 +283,6 @@ SEPARATE = {**GROUP, **EPISODES, "offload_train": False, "colocate": False, "upd
         ({"use_kl_loss": True, "update_weight_transport": "disk", "colocate": True}, "reference"),
         ({"use_opd": True, "opd_type": "megatron", "use_kl_loss": True}, "teacher"),
         ({"use_kl_loss": True, "custom_megatron_init_path": INSTALL}, None),
-        ({"use_kl_loss": True, "offload_train": True}, None),
         ({"use_kl_loss": True, "colocate": True}, None),
         ({"use_kl_loss": True, "keep_old_actor": True}, None),
         ({"use_kl_loss": True, "load": "ref"}, None),

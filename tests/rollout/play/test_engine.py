@@ -5,6 +5,8 @@ import copy
 import json
 import math
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,15 +52,10 @@ def test_a_good_answer_keeps_tokens_log_probs_and_weight_version() -> None:
     ("answer", "words"),
     [
         ([], "no meta_info"),
-        ({"meta_info": None}, "no meta_info"),
         (bad(finish_reason=None), "finish_reason must be stop, length or abort"),
-        (bad(output_token_logprobs=None), "return_logprob"),
         (bad(output_token_logprobs=[[float("nan"), 7], [-1.0, 8]]), r"\[0\] has log-prob nan"),
-        (bad(output_token_logprobs=[[-1.0, 7], [0.5, 8]]), r"\[1\] has log-prob 0.5"),
         (bad(output_token_logprobs=[[-1.0, "7"], [-1.0, 8]]), r"token id '7'"),
-        (bad(output_token_logprobs=[[-1.0, -7], [-1.0, 8]]), r"token id -7"),
         (bad(output_token_logprobs=[[-1.0, 1 << 40], [-1.0, 8]]), r"token id 1099511627776"),
-        (bad(output_token_logprobs=[[-(10**400), 7], [-1.0, 8]]), r"\[0\] is \[-10"),
         (bad(output_token_logprobs=[None, [-1.0, 8]]), r"\[0\] is None"),
         (bad(weight_version={}), "weight versions"),
         (bad(completion_tokens=3), "completion_tokens is 3 but 2"),
@@ -98,19 +95,15 @@ def test_images_go_with_unexpanded_placeholders() -> None:
     }
 
 
-@pytest.mark.parametrize("value", [{"text": "\ud800"}, {"seed": 1 << 70}, {"logit_bias": {3: -1.0}}, {"text": "é🙂"}])
-def test_requests_hold_everything_that_python_writes_as_json(value: Any) -> None:
+def test_requests_and_answers_hold_everything_that_python_writes_as_json() -> None:
+    value = {"text": "\ud800 é🙂", "seed": 1 << 70, "logit_bias": {3: -1.0}}
     assert read_json(write_json(value)) == json.loads(json.dumps(value))
-
-
-def test_an_answer_with_a_number_that_json_lacks_is_read() -> None:
     assert read_json(b'{"x": -Infinity}') == {"x": -math.inf}
 
 
 @pytest.mark.parametrize(
     ("meta", "versions"),
     [
-        ({"weight_version": "7"}, ("7",)),
         ({"weight_version": "8", "weight_versions": ["7", "8"]}, ("7", "8")),
         ({"weight_versions": [{"version": 7, "start": 0, "end": 1}, {"version": 8, "start": 1, "end": 2}]}, ("7", "8")),
         ({"weight_version": None}, ()),
@@ -120,9 +113,13 @@ def test_an_answer_that_spans_a_weight_update_names_every_version(meta: Any, ver
     assert parse_generation(bad(**meta)).weight_versions == versions
 
 
-def test_an_answer_nested_too_deep_to_read_is_refused_by_name() -> None:
-    with pytest.raises(EngineError, match="not JSON"):
-        read_json(b"[" * 200_000)
+@asynccontextmanager
+async def client_of(script: Any, settings: EngineSettings = FAST) -> AsyncIterator[tuple[EngineClient, ScriptedEngine]]:
+    """A client of an engine with this script."""
+    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
+        client = EngineClient(f"http://127.0.0.1:{engine.port}", settings)
+        yield client, engine
+        await client.close()
 
 
 async def cut_off(request: web.Request) -> web.StreamResponse:
@@ -137,11 +134,8 @@ async def cut_off(request: web.Request) -> web.StreamResponse:
 
 FAULTS: dict[str, tuple[str, Any]] = {
     "HTTP 500": ("http_500", lambda: web.Response(status=500, text="CUDA out of memory")),
-    "HTTP 503": ("http_503", lambda: web.Response(status=503)),
     "truncated JSON": ("bad_answer", lambda: web.Response(text='{"text": "x", "meta_in')),
     "wrong counts": ("bad_answer", lambda: web.json_response(bad(completion_tokens=9))),
-    "NaN log-prob": ("bad_answer", lambda: web.json_response(bad(output_token_logprobs=[[float("nan"), 7]]))),
-    "not JSON": ("bad_answer", lambda: web.Response(body=b"\xff\xfe\x00")),
     "nested too deep": ("bad_answer", lambda: web.Response(body=b'{"meta_info":' * 100_000)),
     "cut in the middle": ("connection_lost", cut_off),
 }
@@ -150,20 +144,13 @@ FAULTS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_is_retried_and_counted_by_its_kind(fault: str) -> None:
     kind, answer = FAULTS[fault]
-
-    def script(body: dict[str, Any], number: int) -> Any:
-        return answer if number < 2 else "fine"
-
-    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
-        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
+    async with client_of(lambda body, number: answer if number < 2 else "fine") as (client, _):
         assert (await client.generate(PROMPT, {})).text == "fine<|im_end|>"
         assert client.faults == {kind: 2}
-        await client.close()
 
 
 REFUSALS: dict[int, tuple[Any, str, bool]] = {
     400: ({"error": {"message": "The input is longer than the model's context length"}}, "longer than the model", True),
-    401: ({"error": {"message": "wrong key", "code": None}}, "HTTP 401: wrong key$", False),
     404: ({"object": "error", "message": "no such model"}, "HTTP 404: no such model$", False),
     422: ("plain text", "HTTP 422: plain text$", False),
 }
@@ -173,13 +160,11 @@ REFUSALS: dict[int, tuple[Any, str, bool]] = {
 async def test_a_refused_request_is_not_repeated_and_shows_the_engines_words(status: int) -> None:
     body, words, too_long = REFUSALS[status]
     refusal = lambda: web.json_response(body, status=status)
-    async with ScriptedEngine(chatml_tokenizer(), lambda *_: refusal) as engine:
-        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
+    async with client_of(lambda *_: refusal) as (client, engine):
         with pytest.raises(EngineError, match=words) as caught:
             await client.generate(PROMPT, {})
         assert len(engine.requests) == 1 and caught.value.too_long is too_long
         assert caught.value.concerns_prompt is (status in (400, 422))
-        await client.close()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +174,6 @@ async def test_a_refused_request_is_not_repeated_and_shows_the_engines_words(sta
         ("1000", 60.0, 60.0),
         ("0", 0.005, 0.01),  # the usual pause
         ("Wed, 21 Oct 2026 07:28:00 GMT", 0.005, 0.01),
-        ("\N{SUPERSCRIPT TWO}", 0.005, 0.01),
     ],
 )
 async def test_a_rate_limit_is_waited_for_as_long_as_the_server_asks_within_a_limit(
@@ -202,11 +186,9 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_server_asks_within_a_li
 
     monkeypatch.setattr("rollout.play.engine.asyncio", SimpleNamespace(sleep=pause))
     limit = lambda: web.Response(status=429, headers={"Retry-After": asked})
-    async with ScriptedEngine(chatml_tokenizer(), lambda _, number: limit if number == 0 else "fine") as engine:
-        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
+    async with client_of(lambda _, number: limit if number == 0 else "fine") as (client, _):
         assert (await client.generate(PROMPT, {})).text == "fine<|im_end|>"
         assert client.faults == {"http_429": 1}
-        await client.close()
     assert len(pauses) == 1 and least <= pauses[0] <= most
 
 
@@ -218,12 +200,10 @@ async def test_an_engine_that_hangs_is_given_up_after_the_timeout() -> None:
             await given_up.wait()
         return "late"
 
-    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
-        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST.model_copy(update={"timeout_s": 2.0}))
+    async with client_of(script, FAST.model_copy(update={"timeout_s": 2.0})) as (client, _):
         assert (await client.generate(PROMPT, {})).text == "late<|im_end|>"
         assert client.faults == {"timeout": 1}
         given_up.set()
-        await client.close()
 
 
 async def test_a_refused_connection_ends_in_an_error_that_names_the_address() -> None:
@@ -273,21 +253,3 @@ def test_utilization_counts_busy_seconds_and_request_seconds() -> None:
         now += 4.0
     now += 5.0
     assert utilization.snapshot() == (15.0, 2.0 + 3.0 + 4.0, 2.0 + 2 * 3.0 + 4.0)
-
-
-async def test_a_request_counts_towards_utilization_until_it_is_answered_or_fails() -> None:
-    seen = []
-
-    def script(body: dict[str, Any], number: int) -> str:
-        seen.append(client.utilization.in_flight)
-        return "x"
-
-    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
-        client = EngineClient(f"http://127.0.0.1:{engine.port}", FAST)
-        await client.generate(PROMPT, {})
-        await client.close()
-    client = EngineClient("http://127.0.0.1:1", FAST.model_copy(update={"max_retries": 0}))
-    with pytest.raises(EngineError):
-        await client.generate(PROMPT, {})
-    await client.close()
-    assert seen == [1] and client.utilization.in_flight == 0

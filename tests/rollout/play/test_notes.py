@@ -1,7 +1,5 @@
 """Inline notes: a valid response may replace them, and later prompts show them, in every rollout and after a resume."""
 
-import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,26 +12,20 @@ from envs.base import PICTURE_PLACE, make_observation
 from envs.loading import build_env_from
 from inspection.evaluate.playing import play_text_episode
 from inspection.export.writing import rows_of, trajectory_of
-from inspection.view.sources import read_run
 from rollout import continuous, fixed_turn
-from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.settings import MemorySettings, load_settings
 from rollout.bridge.whole_episodes import episode_facts
-from rollout.data_source import EpisodeSource
 from rollout.evaluate import play_episodes
-from rollout.fixed_turn import collect_or_draw
-from rollout.generate import generate
 from rollout.play.memory import Conversation, build_memory, read_notes
 from rollout.play.metrics import whole_episode_metrics
-from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.tasks import make_episode, read_tasks
 from rollout.turn import EnvReply
 from rollout.workers.pool import EnvPool
 from rollout.workers.worker import make_reply
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import place_of, play_saved, playing, turns_of
 from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine, draw
-from tests.fixtures.slime_dumps import save_like_slime
+from tests.fixtures.scripted_engine import draw
 
 NOTES = {"memory": {"kind": "inline_notes", "n": 1, "notes_chars": 24}}
 RESPONSES = (
@@ -54,17 +46,14 @@ def writes(body: dict[str, Any], number: int) -> str:
     ("answer", "notes", "events"),
     [
         ("NOTES: red key\nACTION: go", "red key", ["written"]),
-        ("THINK: NOTES: no\n  NOTES:  red  \r\nACTION: go", "red", ["written"]),
         ("NOTES: a\nNOTES: b\nACTION: go", "b", ["written"]),
         ("NOTES: old\nACTION: go", "old", ["written", "copied"]),
         ("NOTES: 123456789 1\nACTION: go", "123456789", ["written", "cut"]),
         ("NOTES: ACTION: go", "ACTION: go", ["written", "action"]),
         ("NOTES: \nACTION: go", "old", ["empty"]),
         ("ACTION: go", "old", []),
-        ("my NOTES: red\nACTION: go", "old", []),
         ("<think>\nNOTES: blue?\n</think>\nNOTES: red\nACTION: go", "red", ["written"]),
         ("NOTES: blue?\n</think>\nACTION: go", "old", []),
-        ("<think>\nNOTES: blue?\nACTION: go", "old", []),
     ],
 )
 def test_the_last_line_of_notes_replaces_the_old_ones_unless_it_is_empty(
@@ -149,39 +138,21 @@ def test_nothing_is_added_to_whole_prompts() -> None:
     assert conversation.notes is None and conversation.notes_events == ()
 
 
-def prompts(engine: ScriptedEngine) -> list[str]:
-    return [engine.tokenizer.decode(body["input_ids"]) for body in engine.requests]
+def notes_in(prompt: Any) -> str | None:
+    """The notes that a prompt, as text, ids or request, shows."""
+    ids = prompt["input_ids"] if isinstance(prompt, dict) else prompt
+    text = ids if isinstance(ids, str) else chatml_tokenizer().decode(ids)
+    return text.split("Your notes:\n")[1].split("\n")[0] if "Your notes:\n" in text else None
 
 
-def notes_in(prompt: str) -> str | None:
-    return prompt.split("Your notes:\n")[1].split("\n")[0] if "Your notes:\n" in prompt else None
-
-
-async def play(
-    folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any
-) -> tuple[list[Any], list[Any]]:
-    """Batches first..last-1, each saved and, if they are not the first, resumed; and the prompts that were sent."""
-    async with ScriptedEngine(chatml_tokenizer(), writes) as engine:
-        args = rollout_args(folder, engine.port, **{**NOTES, **keys}, load=str(folder / "save") if first else None)
-        source, outputs = EpisodeSource(args), []
-        if first:
-            source.load(first - 1)
-        for number in range(first, last):
-            outputs.append(await collect_or_draw(args, number, source, collect))
-            source.save(number)
-        await close_runtimes()
-    return outputs, [body["input_ids"] for body in engine.requests]
-
-
-def turns_of(output: Any) -> list[Any]:
-    return [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
+async def play(folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any) -> Any:
+    return await play_saved(folder, first, last, collect, **{"script": writes, **NOTES, **keys})
 
 
 @pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
 async def test_batches_show_the_notes_and_count_them(tmp_path: Path, collect: Any) -> None:
     outputs, _ = await play(tmp_path, 0, 2, collect)
     after: dict[Any, str] = {}
-    tokenizer = chatml_tokenizer()
     for output in outputs:
         turns = turns_of(output)
         valid = [s for s in turns if s.metadata["valid_action"]]
@@ -189,21 +160,12 @@ async def test_batches_show_the_notes_and_count_them(tmp_path: Path, collect: An
             share = sum(mark in sample.response for sample in valid) / len(valid)
             assert output.metrics[f"turn/notes_{event}_ratio"] == pytest.approx(share)
         assert 0 <= output.metrics["turn/notes_copied_ratio"] < 1 and output.metrics["turn/notes_action_ratio"] == 0
-        after |= {(s.metadata["episode_id"], s.metadata["round_number"]): s.metadata["notes"] for s in turns}
+        after |= {place_of(sample): sample.metadata["notes"] for sample in turns}
         for sample in turns:
-            before = after.get((sample.metadata["episode_id"], sample.metadata["round_number"] - 1))
-            prompt = tokenizer.decode(sample.tokens[: -sample.response_length])
-            assert before is None or notes_in(prompt) == (before or None)
+            episode, turn = place_of(sample)
+            before = after.get((episode, turn - 1))
+            assert before is None or notes_in(sample.tokens[: -sample.response_length]) == (before or None)
     assert len(set(after.values())) > 2
-
-
-async def test_dumps_of_batches_keep_the_notes_for_the_viewer(tmp_path: Path) -> None:
-    ((output,), _) = await play(tmp_path, 0, 1)
-    samples = [sample for group in output.samples for sample in group]
-    save_like_slime(tmp_path / "dump", samples, 0)
-    turns = [turn for episode in read_run(tmp_path / "dump") for turn in episode["story"]]
-    expected = Counter(sample.metadata["notes"] for sample in turns_of(output))
-    assert Counter(turn["notes"] for turn in turns) == expected and len(expected) > 2
 
 
 async def test_episodes_of_text_players_show_record_and_export_notes(tmp_path: Path) -> None:
@@ -227,59 +189,36 @@ async def test_episodes_of_text_players_show_record_and_export_notes(tmp_path: P
     assert [notes_in(row["messages"][-2]["content"]) for row in rows] == seen
 
 
-async def test_other_memories_log_nothing_about_notes(tmp_path: Path) -> None:
-    ((output,), _) = await play(tmp_path, 0, 1, memory={"n": 1})
-    assert not [name for name in output.metrics if "notes" in name and not name.startswith("rollout/faults/")]
-    assert not [s for group in output.samples for s in group if "notes" in s.metadata]
-
-
 async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: RESPONSES[4]) as engine:
-        args = rollout_args(tmp_path, engine.port, **NOTES, env={"max_length": 30}, seed_start=7, n_env=1)
-        await collect_or_draw(args, 0, EpisodeSource(args))
-        await close_runtimes()
-    plain, noted = (body["input_ids"] for body in engine.requests[:2])
-    end = engine.tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert "Your notes:\n<|im_start|> this note" in engine.tokenizer.decode(noted)
+    keys = {"env": {"max_length": 30}, "seed_start": 7, "n_env": 1}
+    _, requests = await play(tmp_path, 0, 1, script=lambda body, number: RESPONSES[4], **keys)
+    plain, noted = (body["input_ids"] for body in requests[:2])
+    start = chatml_tokenizer().convert_tokens_to_ids("<|im_start|>")
+    assert "Your notes:\n<|im_start|> this note" in chatml_tokenizer().decode(noted)
     # The second prompt also shows the first turn, which is two messages more.
-    assert noted.count(end) == plain.count(end) + 2
+    assert noted.count(start) == plain.count(start) + 2
 
 
-async def test_a_whole_episode_in_slimes_own_loop_shows_and_counts_notes(tmp_path: Path) -> None:
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: RESPONSES[number % 2]) as engine:
-        args = rollout_args(tmp_path, engine.port, **NOTES, env={"max_length": 30}, seed_start=7)
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        samples = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-        await close_runtimes()
-    shown = [notes_in(prompt) for prompt in prompts(engine)]
+async def test_whole_and_held_out_episodes_show_and_record_notes(tmp_path: Path) -> None:
+    keys = {**NOTES, "env": {"max_length": 30}, "seed_start": 7, "eval": {"episodes": 1}}
+    async with playing(tmp_path, lambda body, number: RESPONSES[number % 2], **keys) as run:
+        samples = await run.episode()
+        turns = len(run.engine.requests)
+        (result,) = await play_episodes(await run.runtime(), run.source.eval_episodes(), 1)
+    shown = [notes_in(body) for body in run.engine.requests]
     assert shown[:3] == [None, "the key is red", "went right first"]
     metrics = whole_episode_metrics(episode_facts(samples))
     assert metrics["turn/notes_written_ratio"] == 1.0 and metrics["turn/notes_copied_ratio"] == 0.0
-
-
-async def test_held_out_episodes_show_notes_and_record_them(tmp_path: Path) -> None:
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: RESPONSES[number % 3]) as engine:
-        args = rollout_args(tmp_path, engine.port, **NOTES, env={"max_length": 30}, eval={"episodes": 1})
-        (result,) = await play_episodes(await get_runtime(args), EpisodeSource(args).eval_episodes(), 1)
-        await close_runtimes()
-    shown = [notes_in(prompt) for prompt in prompts(engine)]
     recorded = [turn.get("notes") for turn in result.facts()["story"]]
-    assert shown[0] is None and shown[1:] == recorded[:-1] and set(recorded) == {"the key is red", "went right first"}
+    assert shown[turns:] == [None, *recorded[:-1]] and set(recorded) == {"the key is red", "went right first"}
 
 
-def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_path: Path) -> None:
-    turns = 24
+async def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_path: Path) -> None:
+    turns = 16
     keys = {"rollout_batch_size": 1, "global_batch_size": 1, "n_env": 1, "env": {"max_length": 12}}
-    whole = asyncio.run(play(tmp_path, 0, turns, **keys))[1]
-    shown = [notes_in(chatml_tokenizer().decode(ids)) for ids in whole]
-    assert len(set(shown)) > 3 and sum(notes is None for notes in shown) > 1, "notes change, and episodes begin"
+    whole = [body["input_ids"] for body in (await play(tmp_path, 0, turns, **keys))[1]]
+    shown = [notes_in(ids) for ids in whole]
+    assert len(set(shown)) > 2 and sum(notes is None for notes in shown) > 1, "notes change, and episodes begin"
     for turn in range(1, turns):
-        assert asyncio.run(play(tmp_path, turn, turn + 1, **keys))[1] == whole[turn : turn + 1]
-
-
-def test_turns_that_a_checkpoint_keeps_keep_their_notes(tmp_path: Path) -> None:
-    keys = {"critic_warmup": {"w_epoch": 1, "w_iter": 1}, "num_critic_only_steps": 2}
-    whole, _ = asyncio.run(play(tmp_path, 0, 2, **keys))
-    ((resumed,), _) = asyncio.run(play(tmp_path, 1, 2, **keys))
-    drawn, expected = ([s.metadata["notes"] for s in turns_of(output)] for output in (resumed, whole[1]))
-    assert drawn == expected and any(drawn)
+        _, requests = await play(tmp_path, turn, turn + 1, **keys)
+        assert [body["input_ids"] for body in requests] == whole[turn : turn + 1]

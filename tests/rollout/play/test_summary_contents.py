@@ -1,22 +1,18 @@
 """Notes in separate turns beside tools and images: what the prompts show, and what reaches tools and training."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import collect_or_draw
 from rollout.play.memory import SUMMARY_REQUEST
-from rollout.play.runtime import close_runtimes
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.playing import playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.tokenizers import real_tokenizer
-from tests.rollout.play.test_summary_turns import asked, one_slot, turns_of
+from tests.rollout.play.test_summary_turns import asked, one_slot
 from tests.rollout.test_tool_rollout import overrides, schemas
 from tests.rollout.test_vlm_games import assert_no_stray_placeholder, assert_pictures, pictures_of, settings
 
@@ -25,27 +21,15 @@ WRITTEN = call("counter", step=100)
 
 
 async def play(
-    args: Any, tokenizer: Any, answer: str, notes: str, batches: range = range(1)
+    folder: Path, tokenizer: Any, answer: str, notes: str, batches: range = range(1), **keys: Any
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """All turns of these batches, and the requests; every response is `answer`, or `notes` if they are asked for."""
-
-    def script(body: dict[str, Any], number: int) -> str:
-        return notes if asked(tokenizer.decode(body["input_ids"])) else answer
-
-    async with ScriptedEngine(tokenizer, script) as engine:
-        args.sglang_router_port = engine.port
-        source = EpisodeSource(args)
-        source.load(batches[0] - 1)
-        turns = []
-        try:
-            for number in batches:
-                output = await collect_or_draw(args, number, source)
-                source.save(number)
-                turns += turns_of(output)
-                assert output.metrics["rollout/faults/episodes_lost_at_resume"] == 0
-        finally:
-            await close_runtimes()
-    return turns, engine.requests
+    script = lambda body, number: notes if asked(tokenizer.decode(body["input_ids"])) else answer
+    engine = ScriptedEngine(tokenizer, script)
+    async with playing(folder, engine, load=batches[0] - 1, memory=NOTES, **keys) as run:
+        outputs = await run.batches(batches)
+    assert all(output.metrics["rollout/faults/episodes_lost_at_resume"] == 0 for output in outputs)
+    return turns_of(*outputs), engine.requests
 
 
 @pytest.mark.parametrize("family", [None, "qwen3"])
@@ -53,8 +37,8 @@ async def test_a_tool_call_in_the_notes_runs_nothing_and_later_prompts_show_it_a
     tmp_path: Path, family: str | None
 ) -> None:
     tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
-    args = rollout_args(tmp_path, **overrides(tmp_path, family, memory=NOTES, history="window", **one_slot(6)))
-    turns, requests = await play(args, tokenizer, call("counter"), WRITTEN)
+    keys = overrides(tmp_path, family, history="window", **one_slot(6))
+    turns, requests = await play(tmp_path, tokenizer, call("counter"), WRITTEN, **keys)
     texts = [tokenizer.decode(request["input_ids"]) for request in requests]
     assert [asked(text) for text in texts] == ["summary" in turn.metadata for turn in turns] == [False, False, True] * 2
     system = texts[0].partition("<|im_start|>user")[0]
@@ -70,24 +54,22 @@ async def test_a_tool_call_in_the_notes_runs_nothing_and_later_prompts_show_it_a
     assert [turn.metadata["reward"] for turn in turns if "summary" in turn.metadata] == [0.0, 0.0]
 
 
-def test_a_run_resumed_after_any_turn_replays_no_call_of_the_notes(tmp_path: Path) -> None:
-    def played(batches: range) -> list[list[int]]:
-        keys = overrides(tmp_path, None, memory=NOTES, history="window", load=str(tmp_path / "save"), **one_slot(1))
-        turns, _ = asyncio.run(
-            play(rollout_args(tmp_path, **keys), chatml_tokenizer(), call("counter"), WRITTEN, batches)
-        )
+async def test_a_run_resumed_after_any_turn_replays_no_call_of_the_notes(tmp_path: Path) -> None:
+    async def played(batches: range) -> list[list[int]]:
+        keys = overrides(tmp_path, None, history="window", **one_slot(1))
+        turns, _ = await play(tmp_path, chatml_tokenizer(), call("counter"), WRITTEN, batches, **keys)
         return [turn.tokens for turn in turns]
 
-    whole = played(range(6))
+    whole = await played(range(6))
     for turn in range(1, 6):
-        assert played(range(turn, turn + 1)) == whole[turn : turn + 1]
+        assert await played(range(turn, turn + 1)) == whole[turn : turn + 1]
 
 
 async def test_images_leave_prompts_and_samples_with_their_turns(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="minigrid is not installed; pip install 'slime-verlog[envs]' enables this")
-    keys = settings(tmp_path, "envs.babyai", True, memory=NOTES, **one_slot(6))
+    keys = settings("envs.babyai", True, **one_slot(6))
     written = "a door <|image_pad|> ahead"
-    turns, requests = await play(rollout_args(tmp_path, **keys), chatml_tokenizer(), "turn left", written)
+    turns, requests = await play(tmp_path, chatml_tokenizer(), "turn left", written, **keys)
     expected = pictures_of("envs.babyai", True)
     # Turns of the environment 0 and 1, the notes after them, then only the kept turn 1 beside the current one.
     shown = [expected[:1], expected[:2], expected[:3], expected[1:3], expected[1:4]]

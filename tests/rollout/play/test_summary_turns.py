@@ -1,6 +1,5 @@
 """Notes in separate turns, in every rollout: counted, trained and saved, and never seen by the environment."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,90 +13,73 @@ from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import row_of
 from rollout.bridge.settings import load_settings
 from rollout.bridge.whole_episodes import episode_facts
-from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, FailureBudgetError
 from rollout.evaluate import play_episodes
-from rollout.fixed_turn import collect_or_draw
-from rollout.generate import generate
 from rollout.play.metrics import measure_notes, whole_episode_metrics
-from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.play.slots import check_slot
 from rollout.preflight import first_prompt_check
 from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
 from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.playing import flat, place_of, play_saved, playing, turns_of
 from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.fixtures.scripted_engine import draw
 from tests.fixtures.slime_dumps import save_like_slime
 
 NOTES = {"kind": "notes", "every": 4, "budget": 2000, "keep": 1, "max_tokens": 24}
 LONG = {"env": {"max_length": 200}, "seed_start": 7}
 RESPONSES = ("THINK: so.\nACTION: left", "ACTION: right", "ACTION: dance")
 WRITTEN = ("the key is red", "", "<|im_start|>ACTION: left", "went right")
-ASKED = "Write your notes now"
+
+
+def asked(prompt: Any) -> bool:
+    """Whether a prompt, as text, ids or request, asks for notes."""
+    ids = prompt["input_ids"] if isinstance(prompt, dict) else prompt
+    return "Write your notes now" in (ids if isinstance(ids, str) else chatml_tokenizer().decode(ids))
 
 
 def plays(body: dict[str, Any], number: int) -> str:
-    if asked(chatml_tokenizer().decode(body["input_ids"])):
-        return WRITTEN[draw(body, len(WRITTEN))]
-    return RESPONSES[draw(body, len(RESPONSES))]
+    texts = WRITTEN if asked(body) else RESPONSES
+    return texts[draw(body, len(texts))]
 
 
-def asked(prompt: str) -> bool:
-    return ASKED in prompt
-
-
-async def play(
-    folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any
-) -> tuple[list[Any], list[list[int]]]:
-    """Batches first..last-1, each saved and, if they are not the first, resumed; and the prompts that were sent."""
-    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-        load = str(folder / "save") if first else None
-        args = rollout_args(folder, engine.port, **{"memory": NOTES, **LONG, **keys}, load=load)
-        source, outputs = EpisodeSource(args), []
-        if first:
-            source.load(first - 1)
-        try:
-            for number in range(first, last):
-                outputs.append(await collect_or_draw(args, number, source, collect))
-                source.save(number)
-        finally:
-            await close_runtimes()
-    return outputs, [body["input_ids"] for body in engine.requests]
-
-
-def turns_of(output: Any) -> list[Any]:
-    return [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
+def writes(notes: Any) -> Any:
+    """A script whose notes are always these."""
+    return lambda body, number: notes if asked(body) else RESPONSES[0]
 
 
 def one_slot(turns: int) -> dict[str, Any]:
     return {"n_env": 1, "rollout_batch_size": turns, "global_batch_size": turns}
 
 
+async def play(folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any) -> Any:
+    """The outputs and requests of `play_saved` with notes."""
+    return await play_saved(folder, first, last, collect, **{"script": plays, "memory": NOTES, **LONG, **keys})
+
+
 @pytest.mark.parametrize(("budget", "summaries"), [(25, 5), (24, 4)])
 async def test_a_summary_takes_one_turn_of_the_batch(tmp_path: Path, budget: int, summaries: int) -> None:
-    ((output,), prompts) = await play(tmp_path, 0, 1, **one_slot(budget))
-    metrics, texts = output.metrics, [chatml_tokenizer().decode(ids) for ids in prompts]
-    assert [asked(text) for text in texts] == [k % 5 == 4 for k in range(budget)]
+    ((output,), requests) = await play(tmp_path, 0, 1, **one_slot(budget))
+    metrics = output.metrics
+    assert [asked(body) for body in requests] == [k % 5 == 4 for k in range(budget)]
+    longest = [body["sampling_params"]["max_new_tokens"] for body in requests]
+    assert longest == [24 if asked(body) else 32 for body in requests]
     assert metrics["rollout/turns"] == budget and metrics["summary/turns"] == summaries
-    (samples,) = output.samples if len(output.samples) == 1 else [[s for group in output.samples for s in group]]
-    bootstrap = samples[-1]
-    assert bootstrap.metadata["kind"] == "bootstrap"
-    assert asked(chatml_tokenizer().decode(bootstrap.tokens[:-1])) == (budget == 24)
-    played = [s for s in turns_of(output) if "summary" not in s.metadata]
+    bootstrap = flat(output)[-1]
+    assert bootstrap.metadata["kind"] == "bootstrap" and asked(bootstrap.tokens[:-1]) == (budget == 24)
+    played = [s.metadata for s in turns_of(output) if "summary" not in s.metadata]
     assert len(played) == 20
-    assert metrics["turn/valid_action_ratio"] == sum(s.metadata["valid_action"] for s in played) / 20
-    assert metrics["turn/reward"] == pytest.approx(sum(s.metadata["reward"] for s in played) / 20)
+    assert metrics["turn/valid_action_ratio"] == sum(facts["valid_action"] for facts in played) / 20
+    assert metrics["turn/reward"] == pytest.approx(sum(facts["reward"] for facts in played) / 20)
 
 
 async def test_a_summary_is_a_turn_of_the_table_that_moves_nothing_and_has_no_anchor(tmp_path: Path) -> None:
     ((output,), _) = await play(tmp_path, 0, 1)
     one_gpu = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
     data = convert_samples_to_train_data(rollout_args(tmp_path, **one_gpu), output.samples)
-    flat = [s for group in output.samples for s in group]
     seen = 0
-    for sample, vector in zip(flat, data["prompt"], strict=True):
+    for sample, vector in zip(flat(output), data["prompt"], strict=True):
         for span in decode_row(vector).turns:
             assert span.moves == ("summary" not in sample.metadata) and (span.anchor >= 0) == span.moves
             if not span.moves:
@@ -105,16 +87,6 @@ async def test_a_summary_is_a_turn_of_the_table_that_moves_nothing_and_has_no_an
                 assert span.reward == 0.0 and span.action_start == -1 and sample.metadata["action"] is None
                 assert not sample.metadata["terminated"] and not sample.metadata["truncated"]
     assert seen == output.metrics["summary/turns"] > 0
-
-
-async def test_the_engine_is_asked_for_at_most_max_tokens_of_notes(tmp_path: Path) -> None:
-    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-        args = rollout_args(tmp_path, engine.port, memory=NOTES, **LONG)
-        await collect_or_draw(args, 0, EpisodeSource(args))
-        await close_runtimes()
-    for body in engine.requests:
-        most = 24 if asked(engine.tokenizer.decode(body["input_ids"])) else 32
-        assert body["sampling_params"]["max_new_tokens"] == most
 
 
 @pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
@@ -132,13 +104,13 @@ async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: P
         assert output.metrics["summary/tokens"] == sum(lengths) / len(lengths) and output.metrics["summary/cut"] == 0.0
         assert not [name for name in output.metrics if name.startswith("turn/notes_")]
         for sample in turns_of(output):
-            facts = sample.metadata
+            episode, turn = place_of(sample)
             prompt = chatml_tokenizer().decode(sample.tokens[: -sample.response_length])
-            last, text = notes.get(facts["episode_id"], (-1, ""))
-            if last >= 0 and facts["round_number"] > last and text:
+            last, text = notes.get(episode, (-1, ""))
+            if turn > last >= 0 and text:
                 assert f"Your notes:\n{text}\n" in prompt
-            if "summary" in facts:
-                notes[facts["episode_id"]] = facts["round_number"], facts["notes"]
+            if "summary" in sample.metadata:
+                notes[episode] = turn, sample.metadata["notes"]
     assert len({text for _, text in notes.values()}) > 1
 
 
@@ -153,71 +125,42 @@ def test_copied_is_the_share_of_four_tokens_in_a_row_that_the_prompt_showed(
 
 
 async def test_summaries_do_not_count_towards_max_turns_or_the_episodes_turns(tmp_path: Path) -> None:
-    outputs, prompts = await play(tmp_path, 0, 2, max_turns=8, **one_slot(18))
-    texts = [chatml_tokenizer().decode(ids) for ids in prompts]
+    outputs, requests = await play(tmp_path, 0, 2, max_turns=8, **one_slot(18))
     # After the eighth turn of an episode nothing is noted: it is over.
-    assert [asked(text) for text in texts] == [k % 9 == 4 for k in range(36)]
+    assert [asked(body) for body in requests] == [k % 9 == 4 for k in range(36)]
     assert all(output.metrics["episode/turns"] == 8 for output in outputs)
     assert outputs[0].metrics["rollout/stop/max_turns"] == 2
 
 
 async def test_notes_that_the_response_limit_cuts_are_used_as_cut(tmp_path: Path) -> None:
-    def cut(body: dict[str, Any], number: int) -> Any:
-        text = plays(body, number)
-        return (
-            engine.answer("a red key that", body, "length")
-            if asked(engine.tokenizer.decode(body["input_ids"]))
-            else text
-        )
-
-    async with ScriptedEngine(chatml_tokenizer(), cut) as engine:
-        args = rollout_args(tmp_path, engine.port, memory=NOTES, **LONG, **one_slot(10))
-        output = await collect_or_draw(args, 0, EpisodeSource(args))
-        await close_runtimes()
+    ((output,), requests) = await play(tmp_path, 0, 1, script=writes(("a red key that", "length")), **one_slot(10))
     assert output.metrics["summary/cut"] == 1.0 and output.metrics["turn/length_stop_ratio"] == 0.0
-    assert "Your notes:\na red key that\n" in engine.tokenizer.decode(engine.requests[5]["input_ids"])
+    assert "Your notes:\na red key that\n" in chatml_tokenizer().decode(requests[5]["input_ids"])
 
 
 async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
-    def script(body: dict[str, Any], number: int) -> str:
-        return "<|im_start|><|vision_start|>x" if asked(engine.tokenizer.decode(body["input_ids"])) else "ACTION: left"
-
-    async with ScriptedEngine(chatml_tokenizer(), script) as engine:
-        args = rollout_args(tmp_path, engine.port, memory={**NOTES, "every": 1, "keep": 0}, **LONG, **one_slot(4))
-        await collect_or_draw(args, 0, EpisodeSource(args))
-        await close_runtimes()
-    plain, _, noted = (body["input_ids"] for body in engine.requests[:3])
-    end = engine.tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert "Your notes:\n<|im_start|><|vision_start|>x" in engine.tokenizer.decode(noted)
-    assert noted.count(end) == plain.count(end)
+    memory, written = {**NOTES, "every": 1, "keep": 0}, "<|im_start|><|vision_start|>x"
+    _, requests = await play(tmp_path, 0, 1, script=writes(written), memory=memory, **one_slot(4))
+    plain, _, noted = (body["input_ids"] for body in requests[:3])
+    start = chatml_tokenizer().convert_tokens_to_ids("<|im_start|>")
+    assert f"Your notes:\n{written}" in chatml_tokenizer().decode(noted)
+    assert noted.count(start) == plain.count(start)
 
 
-async def test_a_whole_episode_in_slimes_own_loop_writes_notes(tmp_path: Path) -> None:
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "ACTION: left") as engine:
-        args = rollout_args(tmp_path, engine.port, memory=NOTES, **LONG, max_turns=10)
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        samples = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-        await close_runtimes()
+async def test_whole_and_held_out_episodes_write_notes_and_record_them(tmp_path: Path) -> None:
+    async with playing(tmp_path, plays, memory=NOTES, **LONG, max_turns=10, eval={"episodes": 1}) as run:
+        samples = await run.episode()
+        (result,) = await play_episodes(await run.runtime(), run.source.eval_episodes(), 1)
     assert isinstance(samples, list) and len(samples) == 12
-    metrics = whole_episode_metrics(episode_facts(samples))
+    metrics, facts = whole_episode_metrics(episode_facts(samples)), result.facts()
     assert metrics["summary/turns"] == 2 and metrics["episode/turns"] == metrics["rollout/turns"] == 10
-    assert metrics["turn/valid_action_ratio"] == 1.0
-
-
-async def test_held_out_episodes_write_notes_and_record_them(tmp_path: Path) -> None:
-    keys = {"memory": NOTES, **LONG, "max_turns": 10, "eval": {"episodes": 1}}
-    async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-        args = rollout_args(tmp_path, engine.port, **keys)
-        (result,) = await play_episodes(await get_runtime(args), EpisodeSource(args).eval_episodes(), 1)
-        await close_runtimes()
-    facts = result.facts()
     assert facts["turns"] == 10 and len(facts["story"]) == 12
     assert [k for k, turn in enumerate(facts["story"]) if "summary" in turn] == [4, 9]
 
 
 async def test_dumps_of_batches_tell_notes_from_turns_of_the_environment(tmp_path: Path) -> None:
     ((output,), _) = await play(tmp_path, 0, 1)
-    save_like_slime(tmp_path / "dump", [sample for group in output.samples for sample in group], 0)
+    save_like_slime(tmp_path / "dump", flat(output), 0)
     episodes = list(read_run(tmp_path / "dump"))
     wrote = [turn for episode in episodes for turn in episode["story"] if "summary" in turn]
     assert len(wrote) == output.metrics["summary/turns"] and all("tokens" in turn["summary"] for turn in wrote)
@@ -225,36 +168,33 @@ async def test_dumps_of_batches_tell_notes_from_turns_of_the_environment(tmp_pat
 
 
 @pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
-def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_path: Path, collect: Any) -> None:
-    turns, keys = 16, {**one_slot(1), "env": {"max_length": 12}, "memory": {**NOTES, "every": 2}}
+async def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_path: Path, collect: Any) -> None:
+    turns, keys = 10, {**one_slot(1), "env": {"max_length": 12}, "memory": {**NOTES, "every": 2}}
 
-    def played(first: int, last: int) -> list[list[int]]:
-        outputs = asyncio.run(play(tmp_path, first, last, collect, **keys))[0]
-        return [sample.tokens for output in outputs for sample in turns_of(output)]
+    async def played(first: int, last: int) -> list[list[int]]:
+        outputs, _ = await play(tmp_path, first, last, collect, **keys)
+        return [sample.tokens for sample in turns_of(*outputs)]
 
-    whole = played(0, turns)
-    assert 3 <= sum(asked(chatml_tokenizer().decode(ids)) for ids in whole) <= turns // 2
+    whole = await played(0, turns)
+    assert 2 <= sum(map(asked, whole)) <= turns // 2
     for turn in range(1, turns):
-        assert played(turn, turn + 1) == whole[turn : turn + 1]
+        assert await played(turn, turn + 1) == whole[turn : turn + 1]
 
 
-def test_turns_that_a_checkpoint_keeps_keep_their_notes(tmp_path: Path) -> None:
+async def test_turns_that_a_checkpoint_keeps_keep_their_notes(tmp_path: Path) -> None:
     keys = {"critic_warmup": {"w_epoch": 1, "w_iter": 1}, "num_critic_only_steps": 2}
-    whole, _ = asyncio.run(play(tmp_path, 0, 2, **keys))
-    ((resumed,), _) = asyncio.run(play(tmp_path, 1, 2, **keys))
-    drawn, expected = (
-        [(s.metadata.get("summary"), s.metadata.get("notes")) for s in turns_of(output)]
-        for output in (resumed, whole[1])
-    )
-    assert drawn == expected and any(summary for summary, _ in drawn)
+    (_, whole), _ = await play(tmp_path, 0, 2, **keys)
+    (resumed,), _ = await play(tmp_path, 1, 2, **keys)
+    notes = lambda output: [(s.metadata.get("summary"), s.metadata.get("notes")) for s in turns_of(output)]
+    assert notes(resumed) == notes(whole) and any(summary for summary, _ in notes(resumed))
     moves = [row_of(sample).turns[0].moves for sample in turns_of(resumed)]
-    assert moves == [summary is None for summary, _ in drawn]
+    assert moves == [summary is None for summary, _ in notes(resumed)]
 
 
-def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns(tmp_path: Path) -> None:
-    asyncio.run(play(tmp_path, 0, 1, **one_slot(7)))
+async def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns(tmp_path: Path) -> None:
+    await play(tmp_path, 0, 1, **one_slot(7))
     for memory, lost in ((NOTES, 0.0), ({"kind": "window"}, 1.0), ({**NOTES, "every": 3}, 1.0)):
-        ((output,), _) = asyncio.run(play(tmp_path, 1, 2, **one_slot(7), memory=memory))
+        ((output,), _) = await play(tmp_path, 1, 2, **one_slot(7), memory=memory)
         assert output.metrics["rollout/faults/episodes_lost_at_resume"] == lost
 
 
@@ -268,16 +208,16 @@ def test_a_slot_has_one_digest_more_than_responses_that_reached_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("memory", "sentence"),
+    ("keys", "told"),
     [
-        ({**NOTES, "every": 0}, "memory.every must be at least 1, got 0"),
-        ({**NOTES, "n": 2}, "memory.n: 2 does nothing with memory.kind: notes; remove it or set memory.keep"),
-        ({**NOTES, "max_tokens": 33}, "memory.max_tokens: 33 is longer than any response may be"),
+        ({"memory": {**NOTES, "n": 2}}, "memory.n: 2 .* memory.keep"),
+        ({"memory": {**NOTES, "max_tokens": 33}}, "memory.max_tokens: 33"),
+        ({"memory": NOTES, "history": "full"}, "memory.kind: notes .* history: window"),
     ],
 )
-def test_budgets_that_cannot_work_are_refused(tmp_path: Path, memory: dict[str, Any], sentence: str) -> None:
-    args = rollout_args(tmp_path, memory=memory)
-    with pytest.raises(ConfigError, match=sentence):
+def test_budgets_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    args = rollout_args(tmp_path, **keys)
+    with pytest.raises(ConfigError, match=told):
         check_generate(args, load_settings(args))
 
 
@@ -285,15 +225,15 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = {**NOTES, "every": 1, "keep": 0}
-    ((whole,), prompts) = await play(tmp_path, 0, 1, memory=memory, **one_slot(4))
-    lengths = [len(ids) for ids in prompts]
+    ((whole,), requests) = await play(tmp_path, 0, 1, memory=memory, **one_slot(4))
+    lengths = [len(body["input_ids"]) for body in requests]
     assert lengths[1] > max(lengths[0], lengths[2]) + 20, "the request for notes is longer than that for an action"
     assert whole.metrics["rollout/faults/notes_not_asked"] == 0
     limit = lengths[1] - 1
     for number in range(2):  # a replay counts nothing again
         keys = {**one_slot(4), "rollout_max_prompt_len": limit}
-        ((output,), prompts) = await play(tmp_path, number, number + 1, memory=memory, **keys)
-        assert not any(asked(chatml_tokenizer().decode(ids)) for ids in prompts)
+        ((output,), requests) = await play(tmp_path, number, number + 1, memory=memory, **keys)
+        assert not any(map(asked, requests))
         assert output.metrics["rollout/faults/notes_not_asked"] == 4
     warning, _ = [record.getMessage() for record in caplog.records if "asks for notes" in record.getMessage()]
     assert "does not fit" in warning and "memory.budget" in warning
@@ -301,50 +241,38 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
 
 async def test_a_context_that_fills_before_the_budget_does_is_emptied_by_notes(tmp_path: Path) -> None:
     memory = {**NOTES, "every": 50, "keep": 0}
-    ((whole,), prompts) = await play(tmp_path, 0, 1, memory=memory, **one_slot(16))
-    lengths = [len(ids) for ids in prompts]
+    ((whole,), requests) = await play(tmp_path, 0, 1, memory=memory, **one_slot(16))
+    lengths = [len(body["input_ids"]) for body in requests]
     assert "summary/turns" not in whole.metrics and lengths[15] > lengths[10]
     keys = {**one_slot(16), "rollout_max_context_len": lengths[10] + 32}
-    ((output,), prompts) = await play(tmp_path, 0, 1, memory=memory, **keys)
-    texts = [chatml_tokenizer().decode(ids) for ids in prompts]
-    assert sum(map(asked, texts)) == output.metrics["summary/turns"] > 0
+    ((output,), requests) = await play(tmp_path, 0, 1, memory=memory, **keys)
+    assert sum(map(asked, requests)) == output.metrics["summary/turns"] > 0
     assert output.metrics["rollout/stop/context"] == output.metrics["rollout/faults/notes_not_asked"] == 0
 
 
-def test_history_full_is_refused_with_notes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"only grows; memory.kind: notes replaces .* use history: window"):
-        load_settings(rollout_args(tmp_path, memory=NOTES, history="full"))
-
-
 async def test_a_budget_below_the_tasks_own_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FailureBudgetError, match=r"has \d+ tokens, above memory.budget: 9, so notes would be"):
+    with pytest.raises(FailureBudgetError, match=r"has \d+ tokens, above memory.budget: 9"):
         await play(tmp_path, 0, 1, memory={**NOTES, "budget": 9})
 
 
 @pytest.mark.parametrize(
-    ("kind", "budget", "context", "sentence"),
+    ("kind", "budget", "context", "told"),
     [
-        ("notes", 9, None, r"the first prompt of task 'count' has \d+ tokens, above memory.budget: 9, .* raise it"),
-        (
-            "notes",
-            2000,
-            40,
-            r"has \d+ tokens; with --rollout-max-response-len 32 it does not fit: raise --rollout-max-c",
-        ),
-        ("inline_notes", 9, 40, r"has \d+ tokens; with --rollout-max-response-len 32 it does not fit"),
+        ("notes", 9, None, r"task 'count' has \d+ tokens, above memory.budget: 9"),
+        ("notes", 2000, 40, r"has \d+ tokens; with --rollout-max-response-len 32"),
+        ("inline_notes", 9, 40, r"has \d+ tokens; with --rollout-max-response-len 32"),
         ("notes", 2000, None, None),
         ("inline_notes", 9, None, None),
-        ("window", 9, None, None),
     ],
 )
 def test_preflight_refuses_a_budget_or_context_below_the_first_prompt_of_a_task(
-    tmp_path: Path, kind: str, budget: int, context: int | None, sentence: str | None
+    tmp_path: Path, kind: str, budget: int, context: int | None, told: str | None
 ) -> None:
     args = rollout_args(tmp_path, memory={**NOTES, "budget": budget, "kind": kind}, rollout_max_context_len=context)
     settings = load_settings(args)
     look = first_prompt_check(settings, RolloutFlags.read(args))
-    if sentence is None:
+    if told is None:
         try_each_task(settings, look)
-    else:
-        with pytest.raises(ConfigError, match=sentence):
-            try_each_task(settings, look)
+        return
+    with pytest.raises(ConfigError, match=told):
+        try_each_task(settings, look)

@@ -18,18 +18,16 @@ from typing import Any
 import psutil
 import pytest
 
-from rollout import continuous, fixed_turn
-from rollout.data_source import EpisodeSource
-from rollout.play.runtime import close_runtimes, get_runtime
+from rollout import continuous
+from rollout.play.runtime import close_runtimes
 from rollout.players import running
 from rollout.players.manager import PlayerProcesses
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import plays
-from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.playing import Run, content, places_of, playing, plays
 from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.trainer import TURNS, updated_engine
 from tests.fixtures.warm_python import CONTEXT, warm_players
-from tests.rollout.players.test_players import Run, content
-from tests.rollout.test_continuous import TURNS, Engine
+from tests.rollout.players.test_players import LONG
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "2"))
 EVERY_S = 60.0 if MINUTES >= 30 else 15.0
@@ -42,23 +40,24 @@ RESTART_S = 3.0
 FAULTS = ("episodes_failed", "player_died", "env_worker_died", "engine_connection_lost", "engine_refused")
 
 
-class ServedEngine(Engine):
+class ServedEngine(ScriptedEngine):
     """Reads its weights' version from another process, and forgets what it was sent."""
 
     def __init__(self, version: Any) -> None:
         self._pushed = version
-        super().__init__()
+        super().__init__(chatml_tokenizer(), self.play, "abort")
 
     version = property(lambda self: str(self._pushed.value), lambda self, value: None)  # type: ignore[assignment]
 
-    async def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
+    def play(self, body: dict[str, Any], number: int) -> str:
         self.requests[number] = {}
         self.headers.clear()
-        return await super().play(body, number)
+        return plays(body, number)
 
 
-async def serve(engine: ServedEngine, port: int, started: Any) -> None:
-    engine.fixed_port = port
+async def serve(version: Any, port: int, started: Any) -> None:
+    engine, plain = ServedEngine(version), updated_engine()
+    engine.fixed_port, engine.delay = port, plain.delay
     async with engine:
         started.send(engine.port)
         await asyncio.Event().wait()
@@ -86,7 +85,7 @@ class EngineProcess:
 
 
 def _serve(version: Any, port: int, started: Any) -> None:
-    asyncio.run(serve(ServedEngine(version), port, started))
+    asyncio.run(serve(version, port, started))
 
 
 class Killer:
@@ -145,18 +144,12 @@ async def test_a_player_that_hangs_is_ended_and_the_batch_is_that_of_one_process
     runs: list[Any] = []
     for processes in (1, 2):
         with warm_players():
-            async with ScriptedEngine(chatml_tokenizer(), plays) as engine:
-                run = Run(tmp_path, engine, rollout_processes=processes)
-                try:
-                    if processes > 1:
-                        players = (await run.runtime()).players
-                        assert isinstance(players, PlayerProcesses)
-                        os.kill((await players.start())[0], signal.SIGSTOP)
-                    runs.append(await run.batch(0))
-                finally:
-                    await close_runtimes()
+            async with playing(tmp_path, **LONG, rollout_processes=processes) as run:
+                if processes > 1:
+                    os.kill((await (await run.players()).start())[0], signal.SIGSTOP)
+                runs.append(await run.batch(0))
     alone, hung = runs
-    assert content([alone]) == content([hung])
+    assert content(alone) == content(hung)
     assert hung.metrics["rollout/faults/player_died"] >= 1, "a loaded machine may stop the other one, too"
     assert hung.metrics["rollout/faults/episodes_failed"] == 0
 
@@ -168,21 +161,20 @@ async def test_whatever_is_killed_no_turn_is_lost_or_played_twice_and_memory_is_
     engine.start()
     keys: dict[str, Any] = {"env_backend": "process", "env_workers": 4, "env": {"max_length": 40}}
     keys["engine"] = {"timeout_s": 60.0, "max_retries": 100, "backoff_s": 0.05, "backoff_max_s": 0.5}
-    args = rollout_args(tmp_path, engine.port, rollout_processes=2, max_staleness=1, turn_quota="global", **keys)
-    source, faults = EpisodeSource(args), Counter[str]()
+    keys |= {"sglang_router_port": engine.port, "rollout_processes": 2, "max_staleness": 1, "turn_quota": "global"}
+    run, faults = Run(tmp_path, **keys), Counter[str]()
     try:
-        players = (await get_runtime(args)).players
-        assert isinstance(players, PlayerProcesses)
+        players = await run.players()
         await players.start()
         killer, memory, began = Killer(engine, players), Memory(players), time.monotonic()
         killing = asyncio.create_task(killer.run())
         for number in itertools.count():
-            output = await fixed_turn.collect_or_draw(args, number, source, continuous.collect)
+            output = await run.batch(number, continuous.collect)
             await asyncio.sleep(0.2)  # training
             engine.update()
-            turns = [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
-            assert len(turns) == TURNS
-            played.extend(s.metadata["episode_id"] * ROUNDS + s.metadata["round_number"] for s in turns)
+            places = places_of(output)
+            assert len(places) == TURNS
+            played.extend(episode * ROUNDS + turn for episode, turn in places)
             faults.update({name: int(output.metrics[f"rollout/faults/{name}"]) for name in FAULTS})
             memory.measure()
             if killing.done() or time.monotonic() - began > 60 * MINUTES:

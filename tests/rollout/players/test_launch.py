@@ -12,18 +12,13 @@ from typing import Any
 import pytest
 
 from rollout import continuous
-from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
-from rollout.fixed_turn import collect_or_draw
-from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players import manager, running
 from rollout.players import process as launch
-from rollout.players.manager import PlayerProcesses
 from rollout.players.process import _accept
-from tests.fixtures.playing import play_batches
-from tests.fixtures.rollout_args import rollout_args
-from tests.rollout.players.test_players import content, turns_of
-from tests.rollout.test_continuous import TURNS, Engine, no_gap_and_none_twice
+from tests.fixtures.playing import content, no_gap_and_none_twice, places_of, play_batches, playing
+from tests.fixtures.trainer import TURNS, updated_engine
+from tests.fixtures.warm_python import warm_players
 
 
 def jitter(seed: int) -> Any:
@@ -35,22 +30,17 @@ async def test_processes_of_this_machine_play_the_batches_of_one_process_and_end
     keys = {"turn_quota": "per_env", "env": {"max_length": 40}, "env_backend": "process", "env_workers": 2}
     alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
     wide, _ = await play_batches(tmp_path, 2, jitter(2), rollout_processes=2, **keys)
-    assert content(alone) == content(wide)
+    assert content(*alone) == content(*wide)
 
 
-async def test_what_a_player_cannot_read_is_said_in_the_words_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_player_cannot_read_is_said_in_the_words_of_one_process(tmp_path: Path) -> None:
     """As on a node that lacks the checkpoint."""
-    args = rollout_args(tmp_path, rollout_processes=2)
-    runtime = await get_runtime(args)
-    assert isinstance(runtime.players, PlayerProcesses)
-    runtime.players._args.hf_checkpoint = "/nowhere/model"
-    try:
-        with pytest.raises(ConfigError, match="'/nowhere/model': the folder does not exist"):
-            await runtime.players.open(None)  # type: ignore[arg-type]
-    finally:
-        await close_runtimes()
+    with warm_players():
+        async with playing(tmp_path, rollout_processes=2) as run:
+            players = await run.players()
+            players._args.hf_checkpoint = "/nowhere/model"
+            with pytest.raises(ConfigError, match="'/nowhere/model'"):
+                await players.open(None)
 
 
 async def test_whoever_does_not_show_the_token_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +124,8 @@ async def test_a_player_that_ends_before_it_has_connected_is_a_death_and_started
 
     monkeypatch.setattr(manager, "launch", launched)
     monkeypatch.setattr(manager, "PAUSE_S", 0.0)
-    (output,), _ = await play_batches(tmp_path, 1, jitter(1), rollout_processes=2)
+    with warm_players():
+        (output,), _ = await play_batches(tmp_path, 1, jitter(1), rollout_processes=2)
     assert output.metrics["rollout/faults/player_died"] == 2 and not problems
     assert "its node has died" in caplog.text and "too many processes" in caplog.text
 
@@ -194,7 +185,7 @@ async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_pro
         return 0.005
 
     wide, faults = await play_batches(tmp_path, 2, killing, rollout_processes=2, **keys)
-    assert content(alone) == content(wide)
+    assert content(*alone) == content(*wide)
     assert len(launched) == 3 and faults["player_died"] == 1
 
 
@@ -202,26 +193,20 @@ async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_pro
 async def test_continuous_batches_of_two_ray_actors_lose_no_turn_when_weights_come_and_one_actor_is_killed(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched = remember_actors(monkeypatch)
-    async with Engine() as engine:
-        args = rollout_args(tmp_path, engine.port, rollout_processes=2, max_staleness=1, env={"max_length": 40})
-        source, outputs = EpisodeSource(args), list[Any]()
-        try:
-            players = (await get_runtime(args)).players
-            assert isinstance(players, PlayerProcesses)
-            await players.start()
-            for number in range(6):
-                if number == 3:
-                    launched[1].end()
-                outputs.append(await collect_or_draw(args, number, source, continuous.collect))
-                await asyncio.sleep(0.2)  # training
-                engine.update()
-        finally:
-            await close_runtimes()
+    launched, outputs = remember_actors(monkeypatch), list[Any]()
+    keys = {"rollout_processes": 2, "max_staleness": 1, "env": {"max_length": 40}}
+    async with playing(tmp_path, updated_engine(), **keys) as run:
+        await (await run.players()).start()
+        for number in range(6):
+            if number == 3:
+                launched[1].end()
+            outputs.append(await run.batch(number, continuous.collect))
+            await asyncio.sleep(0.2)  # training
+            run.engine.update()
     assert len(launched) == 3 and sum(output.metrics["rollout/faults/player_died"] for output in outputs) == 1
     assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in outputs)
-    assert [len(turns_of([output])) for output in outputs] == [TURNS] * 6
-    no_gap_and_none_twice(turns_of(outputs))
+    assert [len(places_of(output)) for output in outputs] == [TURNS] * 6
+    no_gap_and_none_twice(places_of(*outputs))
     ages = {output.metrics["turn/staleness_max"] for output in outputs}
     assert ages <= {0.0, 1.0} and 1.0 in ages, "turns are played while training runs"
     for process in (0, 1):
@@ -232,10 +217,9 @@ async def test_a_player_that_does_not_start_in_time_stops_the_run_with_one_sente
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "START_S", 0.0)
-    args = rollout_args(tmp_path, rollout_processes=2)
-    players = (await get_runtime(args)).players
-    assert isinstance(players, PlayerProcesses)
-    with pytest.raises(PlayerError, match="a rollout process has not started within 0 s: .*rollout_processes to 1"):
-        await players.open(EpisodeSource(args).episode(0))
-    await close_runtimes()
+    with warm_players():
+        async with playing(tmp_path, rollout_processes=2) as run:
+            players = await run.players()
+            with pytest.raises(PlayerError, match="a rollout process has not started within 0 s"):
+                await players.open(run.source.episode(0))
     assert players.faults["player_died"] == 0 and all(place.player is None for place in players._places)

@@ -19,6 +19,7 @@ from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.images import load_processor
 from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
+from tests.fixtures.messages import answer, response, system, user
 from tests.fixtures.tokenizers import real_tokenizer
 from tests.fixtures.vision import picture, processor, tiny_vlm
 
@@ -32,10 +33,6 @@ def encoder_of(name: str = "Qwen3VLProcessor", **options: Any) -> DeltaEncoder:
 def shown(*images: Any, text: str = "a red key") -> dict[str, Any]:
     parts = [{"type": "image", "image": image} for image in images]
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
-
-
-def answer(text: str = "ACTION: left") -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 def one_shot(messages: list[dict[str, Any]], name: str = "Qwen3VLProcessor") -> dict[str, Any]:
@@ -66,14 +63,14 @@ SIZES = st.tuples(st.integers(28, 160), st.integers(28, 160))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_conversation_with_pictures_equals_its_one_shot_processing(name: str, data: Any) -> None:
-    messages = [{"role": "system", "content": "Play."}] if data.draw(st.booleans()) else []
+    messages = [system()] if data.draw(st.booleans()) else []
     for turn in range(data.draw(st.integers(1, 3))):
         sizes = data.draw(st.lists(SIZES, max_size=2 if turn else 1, min_size=0 if turn else 1))
         parts: list[Any] = [{"type": "image", "image": picture(turn, *size)} for size in sizes]
         parts.insert(data.draw(st.integers(0, len(parts))), {"type": "text", "text": data.draw(st.text(max_size=9))})
         role = data.draw(st.sampled_from(["user", "tool"])) if turn else "user"
         messages += [{"role": role, "content": parts}, answer()]
-    messages[-1] = {"role": "user", "content": "next"}
+    messages[-1] = user("next")
     assert_same(encoder_of(name).prompt(messages), one_shot(messages, name))
 
 
@@ -82,9 +79,8 @@ def test_an_appended_conversation_with_pictures_equals_its_one_shot_processing(n
     encoder = encoder_of(name)
     messages = [shown(picture(0)), answer(), shown(picture(1, 90, 60), picture(2)), answer(), shown(text="no picture")]
     prompt = encoder.prompt(messages[:1])
-    response = [*encoder.text.encode("ACTION: left"), encoder.end_of_turn_ids[0]]
     for message in messages[2::2]:
-        prompt = encoder.append(prompt, response, [message])
+        prompt = encoder.append(prompt, response(encoder), [message])
     assert_same(prompt, one_shot(messages, name))
     encoder.check(messages, prompt.token_ids)
 
@@ -105,8 +101,9 @@ def test_real_vocabularies_give_the_same_placeholders(family: str) -> None:
 def test_the_engine_gets_one_placeholder_a_picture_and_every_picture_again_each_turn() -> None:
     encoder = encoder_of()
     token = encoder.images.token_id
-    prompt = encoder.prompt([shown(picture(0))])
+    prompt, prompts = encoder.prompt([shown(picture(0))]), []
     for turn in range(1, 4):
+        prompts.append(prompt)
         assert prompt.engine_ids.count(token) == len(prompt.image_data) == turn
         assert prompt.token_ids.count(token) == int(prompt.train_inputs["image_grid_thw"].prod(-1).sum()) // 4
         prompt = encoder.append(prompt, [5, encoder.end_of_turn_ids[0]], [shown(picture(turn))])
@@ -114,15 +111,8 @@ def test_the_engine_gets_one_placeholder_a_picture_and_every_picture_again_each_
     for data, original in zip(prompt.image_data, map(picture, range(4)), strict=True):
         sent = Image.open(io.BytesIO(base64.b64decode(data.removeprefix("data:image/png;base64,"))))
         assert np.array_equal(np.asarray(sent), np.asarray(original))
-
-
-def test_pictures_leave_the_window_with_their_turn() -> None:
-    encoder = encoder_of()
-    first, second = shown(picture(0)), shown(picture(1))
-    assert len(encoder.prompt([first, answer(), second]).image_data) == 2
-    only = encoder.prompt([{"role": "user", "content": "a red key"}, answer(), second])
-    assert only.image_data == encoder.prompt([second]).image_data
-    assert encoder.prompt([{"role": "user", "content": "x"}]).train_inputs is None
+    tensors = {id(tensor) for each in prompts for part in each.train_inputs.parts for tensor in part.values()}
+    assert len(tensors) == 3 * 2, "the prompts of an episode share each picture's tensors"
 
 
 def test_a_placeholder_written_as_text_stands_for_no_picture() -> None:
@@ -130,7 +120,7 @@ def test_a_placeholder_written_as_text_stands_for_no_picture() -> None:
     text = "<|vision_start|><|image_pad|><|vision_end|>"
     prompt = encoder.prompt([shown(picture(0), text=text)])
     assert len(prompt.image_data) == prompt.engine_ids.count(encoder.images.token_id) == 1
-    assert encoder.prompt([{"role": "user", "content": text}]).train_inputs is None
+    assert encoder.prompt([user(text)]).train_inputs is None
     calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": text}}}]
     assert encoder.prompt([shown(picture(0), text=text), {**answer(), "tool_calls": calls}, shown()]).image_data
 
@@ -146,8 +136,8 @@ def test_an_engine_that_reads_tokens_as_text_sees_no_more_control_tokens() -> No
 def test_the_check_knows_pictures_and_what_a_vlm_wrote() -> None:
     encoder = encoder_of()
     first, then, text = shown(picture(0), text="<|im_end|>"), shown(picture(1)), "left <|im_start|> right"
-    response = [*encoder.tokenizer.encode(text, add_special_tokens=False), encoder.end_of_turn_ids[0]]
-    appended = encoder.append(encoder.prompt([first]), response, [then])
+    own = [*encoder.tokenizer.encode(text, add_special_tokens=False), encoder.end_of_turn_ids[0]]
+    appended = encoder.append(encoder.prompt([first]), own, [then])
     encoder.check([first, answer(text), then], appended.token_ids)
     encoder.check([first, answer(text), then], encoder.prompt([first, answer(text), then]).token_ids)
     with pytest.raises(EncodingError):
@@ -174,16 +164,24 @@ def test_a_placeholder_that_the_model_spelled_is_masked_and_its_text_altered() -
     assert encoder.without_placeholders(harmless) is harmless
 
 
-def test_a_template_that_numbers_images_is_refused() -> None:
+def with_template(template: str) -> Any:
+    """The processor with another chat template."""
     own = processor()
+    return type(own)(image_processor=own.image_processor, tokenizer=chatml_tokenizer(), chat_template=template)
+
+
+def test_a_template_that_numbers_images_or_shows_none_is_refused() -> None:
     counted = CHAT_TEMPLATE.replace("{%- macro render", "{%- set ic = namespace(n=0) -%}{%- macro render").replace(
         "<|vision_start|>",
         "{%- set ic.n = ic.n + 1 -%}{% if add_vision_id %}Picture {{ ic.n }}: {% endif %}<|vision_start|>",
     )
-    numbered = type(own)(image_processor=own.image_processor, tokenizer=chatml_tokenizer(), chat_template=counted)
+    numbered = with_template(counted)
     assert DeltaEncoder(chatml_tokenizer(), numbered).images is not None
-    with pytest.raises(EncodingError, match=r"'Picture 1: .*'Picture 2: .*leave out .* \(add_vision_id\)"):
+    with pytest.raises(EncodingError, match=r"'Picture 1: .*'Picture 2: .*add_vision_id"):
         DeltaEncoder(chatml_tokenizer(), numbered, chat_template_kwargs={"add_vision_id": True})
+    blind = with_template(CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", ""))
+    with pytest.raises(EncodingError, match="picture"):
+        DeltaEncoder(chatml_tokenizer(), blind).prompt([shown(picture(0))])
 
 
 def test_logits_of_a_vlm_are_those_of_one_shot_processing() -> None:
@@ -191,66 +189,34 @@ def test_logits_of_a_vlm_are_those_of_one_shot_processing() -> None:
     messages = [shown(picture(0)), answer(), shown(picture(1, 96, 64)), answer(), shown(picture(2))]
     expected = one_shot(messages)
     prompt = encoder.prompt(messages[:1])
-    response = [*encoder.text.encode("ACTION: left"), encoder.end_of_turn_ids[0]]
     for message in messages[2::2]:
-        prompt = encoder.append(prompt, response, [message])
-    with torch.no_grad():
-        got = model(**model_inputs(model, prompt.token_ids, dict(prompt.train_inputs))).logits
-        reference = model(
-            **model_inputs(
-                model,
-                expected["input_ids"][0].tolist(),
-                {k: expected[k] for k in ("pixel_values", "image_grid_thw")},
-            )
-        ).logits
-        swapped = {k: v.flip(0) if k == "pixel_values" else v for k, v in prompt.train_inputs.items()}
-        other = model(**model_inputs(model, prompt.token_ids, swapped)).logits
+        prompt = encoder.append(prompt, response(encoder), [message])
+    images, swapped = dict(prompt.train_inputs), dict(prompt.train_inputs)
+    swapped["pixel_values"] = swapped["pixel_values"].flip(0)
+    got, other = logits(model, prompt.token_ids, images), logits(model, prompt.token_ids, swapped)
+    reference = logits(model, expected["input_ids"][0].tolist(), {key: expected[key] for key in images})
     assert torch.equal(got, reference)
     assert not torch.allclose(got, other, atol=1e-4), "the model must see the pictures for this to mean anything"
 
 
-def model_inputs(model: Any, ids: list[int], images: dict[str, torch.Tensor]) -> dict[str, Any]:
+def logits(model: Any, ids: list[int], images: dict[str, torch.Tensor]) -> torch.Tensor:
     tokens = torch.tensor([ids])
     kinds = (tokens == model.config.image_token_id).int()
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "mm_token_type_ids": kinds, **images}
+    with torch.no_grad():
+        return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), mm_token_type_ids=kinds, **images).logits
 
 
-def test_memory_of_a_long_episode_grows_linearly() -> None:
-    """Every turn's prompt is kept, as an episode keeps them; each picture's tensors exist once."""
-    encoder = encoder_of()
-    prompt = encoder.prompt([shown(picture(0))])
-    prompts = [prompt]
-    for turn in range(1, 60):
-        prompt = encoder.append(prompt, [5, encoder.end_of_turn_ids[0]], [shown(picture(turn))])
-        prompts.append(prompt)
-    tensors = {id(t): t for p in prompts for part in p.train_inputs.parts for t in part.values()}
-    assert len(tensors) == 60 * 2
-    assert len({id(data) for p in prompts for data in p.image_data}) == 60
-    assert prompt.train_inputs["image_grid_thw"].shape == (60, 3)
-
-
-def test_a_picture_is_processed_once_while_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_is_processed_once_while_it_lives_also_if_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, image, calls = encoder_of(), picture(0), []
     encode = encoder.images._encode
     monkeypatch.setattr(encoder.images, "_encode", lambda p: calls.append(p) or encode(p))
-    for _ in range(3):
-        encoder.prompt([shown(image)])
-    assert len(calls) == 1 and len(encoder.images._kept) == 1
-    del image, calls[:]
+    first, second = encoder.prompt([shown(image)]), encoder.prompt([shown(image.copy())])
+    assert len(calls) == 1 and first.train_inputs.parts[0] is second.train_inputs.parts[0]
+    encoder.prompt([shown(image.resize((32, 128)))])
+    assert len(calls) == 2
+    del image, first, second, calls[:]
     gc.collect()
     assert not encoder.images._kept
-
-
-def test_arrays_bytes_and_data_uris_are_pictures_too() -> None:
-    encoder, image = encoder_of(), picture(0)
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    expected = encoder.prompt([shown(image)])
-    uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    for same in (np.asarray(image), buffer.getvalue(), uri):
-        prompt = encoder.prompt([shown(same)])
-        assert prompt.token_ids == expected.token_ids and prompt.image_data == expected.image_data
-        assert torch.equal(prompt.train_inputs["pixel_values"], expected.train_inputs["pixel_values"])
 
 
 def test_a_count_that_disagrees_with_the_grid_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,17 +225,6 @@ def test_a_count_that_disagrees_with_the_grid_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(encoder.images._processor), "replace_image_token", lambda *_, **__: "<|image_pad|>" * 4)
     with pytest.raises(EncodingError, match="4 placeholder tokens.*requires 16"):
         encoder.prompt([shown(picture(0))])
-
-
-def test_a_template_that_shows_no_pictures_is_named() -> None:
-    own = processor()
-    blind = type(own)(
-        image_processor=own.image_processor,
-        tokenizer=chatml_tokenizer(),
-        chat_template=CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", ""),
-    )
-    with pytest.raises(EncodingError, match="picture"):
-        DeltaEncoder(chatml_tokenizer(), blind).prompt([shown(picture(0))])
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -286,22 +241,15 @@ def test_a_checkpoints_processor_loads_without_torchvision(name: str, tmp_path: 
     assert torch.equal(got.train_inputs["pixel_values"], expected.train_inputs["pixel_values"])
 
 
-def test_a_text_only_checkpoint_has_no_processor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [('{"processor_class": "NoSuchProcessor"}', "NoSuchProcessor"), ('{"processor_cl', "preprocessor_config.json")],
+)
+def test_a_processor_that_cannot_be_loaded_says_why(tmp_path: Path, config: str, told: str) -> None:
     chatml_tokenizer().save_pretrained(tmp_path)
-    assert load_processor(str(tmp_path)) is None
-
-
-def test_a_processor_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
-    chatml_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text('{"processor_class": "NoSuchProcessor"}')
-    with pytest.raises(EncodingError, match="NoSuchProcessor"):
-        load_processor(str(tmp_path))
-
-
-def test_a_damaged_processor_is_a_sentence(tmp_path: Path) -> None:
-    chatml_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text('{"processor_cl')
-    with pytest.raises(EncodingError, match=r"preprocessor_config.json is damaged .*; copy the checkpoint again"):
+    assert load_processor(str(tmp_path)) is None, "a checkpoint of text alone"
+    (tmp_path / "preprocessor_config.json").write_text(config)
+    with pytest.raises(EncodingError, match=told):
         load_processor(str(tmp_path))
 
 
@@ -319,8 +267,8 @@ def test_a_placeholder_that_expands_to_text_and_tokens_merges_with_its_neighbour
     )
     images = [picture(0), picture(1)]
     first = [{"type": "text", "text": "look\n"}, {"type": "image", "image": images[0]}, {"type": "text", "text": "key"}]
-    last = {"role": "user", "content": [{"type": "image", "image": images[1]}]}
-    messages = [{"role": "system", "content": "Play."}, {"role": "user", "content": first}, answer(), last]
+    last = user([{"type": "image", "image": images[1]}])
+    messages = [system(), user(first), answer(), last]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     expected = gemma(text=[text], images=[images], return_tensors="pt", add_special_tokens=False)
     prompt = DeltaEncoder(tokenizer, gemma).prompt(messages)

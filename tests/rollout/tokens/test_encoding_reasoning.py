@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
+from tests.fixtures.messages import answer, response, user
 from tests.fixtures.tokenizers import real_tokenizer
 
-property_test = settings(max_examples=60, deadline=None)
+property_test = settings(max_examples=40, deadline=None)
 
 
 @cache
@@ -56,10 +57,10 @@ def answers(draw: Any) -> dict[str, Any]:
     thought = draw(st.sampled_from([None, "because", "first\n\nsecond"]))
     text = draw(TEXT)
     if thought is None:
-        return {"role": "assistant", "content": text}
+        return answer(text)
     if draw(st.booleans()):
-        return {"role": "assistant", "content": text, "reasoning_content": thought}
-    return {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\n{text}"}
+        return answer(text, reasoning_content=thought)
+    return answer(f"<think>\n{thought}\n</think>\n\n{text}")
 
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
@@ -67,9 +68,9 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "do
 
 @st.composite
 def answers_with_calls(draw: Any) -> dict[str, Any]:
-    answer = draw(answers())
-    content = draw(st.sampled_from(["", "\n", "\n\n "])) + answer["content"]
-    return {**answer, "content": content, "tool_calls": [CALL]}
+    own = draw(answers())
+    content = draw(st.sampled_from(["", "\n", "\n\n "])) + own["content"]
+    return {**own, "content": content, "tool_calls": [CALL]}
 
 
 @pytest.mark.parametrize("inference", [True, False])
@@ -80,9 +81,9 @@ def test_reasoning_and_line_breaks_beside_tool_calls_are_those_of_the_one_shot_e
 ) -> None:
     messages = []
     for _ in range(data.draw(st.integers(1, 3))):
-        messages += [{"role": "user", "content": data.draw(TEXT)}, data.draw(answers_with_calls())]
+        messages += [user(data.draw(TEXT)), data.draw(answers_with_calls())]
         messages.append({"role": "tool", "content": data.draw(TEXT)})
-    messages.append({"role": "user", "content": data.draw(TEXT)})
+    messages.append(user(data.draw(TEXT)))
     expected = production(messages, True) if inference else kept_reasoning(messages, True)
     assert encoder_of(inference=inference).prompt(messages).token_ids == expected
 
@@ -91,23 +92,19 @@ def test_reasoning_and_line_breaks_beside_tool_calls_are_those_of_the_one_shot_e
 def conversations(draw: Any) -> list[dict[str, Any]]:
     messages = [{"role": "system", "content": "Play."}] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(0, 4))):
-        messages += [{"role": "user", "content": draw(TEXT)}, draw(answers())]
+        messages += [user(draw(TEXT)), draw(answers())]
         if draw(st.booleans()):
             messages += [{"role": "tool", "content": draw(TEXT)}, draw(answers())]
-    return [*messages, {"role": "user", "content": draw(TEXT)}]
+    return [*messages, user(draw(TEXT))]
 
 
 @pytest.mark.parametrize("thinking", [True, False])
 @property_test
 @given(messages=conversations())
-def test_the_default_keeps_all_reasoning_and_is_else_the_one_shot_encoding(thinking: bool, messages: Any) -> None:
+def test_the_default_keeps_all_reasoning_and_the_inference_template_shows_what_production_sees(
+    thinking: bool, messages: Any
+) -> None:
     assert encoder_of(thinking).prompt(messages).token_ids == kept_reasoning(messages, thinking)
-
-
-@pytest.mark.parametrize("thinking", [True, False])
-@property_test
-@given(messages=conversations())
-def test_the_inference_template_gives_what_production_sees(thinking: bool, messages: Any) -> None:
     assert encoder_of(thinking, inference=True).prompt(messages).token_ids == production(messages, thinking)
 
 
@@ -117,14 +114,13 @@ def test_the_inference_template_gives_what_production_sees(thinking: bool, messa
 def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(thinking: bool, data: Any) -> None:
     """With thinking on, rollout in both histories and training see one and the same past."""
     encoder = encoder_of(thinking)
-    messages = [{"role": "user", "content": data.draw(TEXT)}]
+    messages = [user(data.draw(TEXT))]
     prompt = encoder.prompt(messages)
     for _ in range(data.draw(st.integers(1, 4))):
         text = f"<think>\nbecause\n</think>\n\n{data.draw(TEXT)}" if thinking else data.draw(TEXT)
-        reply = {"role": "user", "content": data.draw(TEXT)}
-        response = [*encoder.text.encode(text), encoder.end_of_turn_ids[0]]
-        prompt = encoder.append(prompt, response, [reply])
-        messages += [{"role": "assistant", "content": text}, reply]
+        reply = user(data.draw(TEXT))
+        prompt = encoder.append(prompt, response(encoder, text), [reply])
+        messages += [answer(text), reply]
     encoder.check(messages, prompt.token_ids)
     if thinking:
         assert prompt.token_ids == encoder.prompt(messages).token_ids
@@ -136,49 +132,42 @@ def test_appending_after_dropped_reasoning_is_refused_with_what_to_set() -> None
     with pytest.raises(EncodingError, match="history: window"):
         DeltaEncoder(real_tokenizer("qwen3"), use_inference_chat_template=True, history="full")
     encoder = encoder_of(inference=True)
-    prompt = encoder.prompt([{"role": "user", "content": "x"}])
+    prompt = encoder.prompt([user("x")])
     with pytest.raises(EncodingError, match="history: window"):
-        encoder.append(prompt, [1, encoder.end_of_turn_ids[0]], [{"role": "user", "content": "x"}])
+        encoder.append(prompt, [1, encoder.end_of_turn_ids[0]], [user("x")])
 
 
 def test_the_inference_template_allows_appending_if_it_drops_nothing() -> None:
-    tokenizer = real_tokenizer("qwen2_5")
-    encoder = DeltaEncoder(tokenizer, use_inference_chat_template=True, history="full")
-    first, then = {"role": "user", "content": "x"}, {"role": "user", "content": "y"}
-    response = [*encoder.text.encode("ok"), encoder.end_of_turn_ids[0]]
-    prompt = encoder.append(encoder.prompt([first]), response, [then])
-    whole = [first, {"role": "assistant", "content": "ok"}, then]
-    assert prompt.token_ids == encoder.prompt(whole).token_ids
+    encoder = DeltaEncoder(real_tokenizer("qwen2_5"), use_inference_chat_template=True, history="full")
+    prompt = encoder.append(encoder.prompt([user("x")]), response(encoder, "ok"), [user("y")])
+    assert prompt.token_ids == encoder.prompt([user("x"), answer("ok"), user("y")]).token_ids
+
+
+def conversation(past: str, rendered: str | None = None) -> tuple[Any, list[dict[str, Any]], list[int]]:
+    """The small tokenizer, whose template changes messages, a conversation, and its one-shot encoding."""
+    tokenizer = copy.copy(chatml_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("render(message.content)", rendered or "render(message.content)")
+    messages = [user("a"), answer(past), user("b")]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    return tokenizer, messages, expected
 
 
 def test_reasoning_that_a_template_always_drops_is_kept_by_default_too() -> None:
     """DeepSeek-R1's template drops the reasoning even of the last answer."""
-    tokenizer = copy.copy(chatml_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE.replace(
-        "render(message.content)", "render(message.content).split('</think>')[-1]"
-    )
-    past = {"role": "assistant", "content": "<think>\nbecause\n</think>\n\nleft"}
-    messages = [{"role": "user", "content": "a"}, past, {"role": "user", "content": "b"}]
+    past = "<think>\nbecause\n</think>\n\nleft"
+    tokenizer, messages, expected = conversation(past, "render(message.content).split('</think>')[-1]")
     kept, dropped = DeltaEncoder(tokenizer), DeltaEncoder(tokenizer, use_inference_chat_template=True)
-    assert past["content"] in kept.decode(kept.prompt(messages).token_ids)
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert dropped.prompt(messages).token_ids == expected
-    assert "because" not in dropped.decode(expected)
+    assert past in kept.decode(kept.prompt(messages).token_ids)
+    assert dropped.prompt(messages).token_ids == expected and "because" not in dropped.decode(expected)
 
 
 def test_reasoning_that_a_template_rewrites_is_shown_as_the_template_writes_it() -> None:
-    tokenizer = copy.copy(chatml_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE.replace(
-        "render(message.content)", "render(message.content).replace('<think>', '<think> ')"
-    )
-    past = {"role": "assistant", "content": "<think>because</think>left"}
-    messages = [{"role": "user", "content": "a"}, past, {"role": "user", "content": "b"}]
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    rewritten = "render(message.content).replace('<think>', '<think> ')"
+    tokenizer, messages, expected = conversation("<think>because</think>left", rewritten)
     assert DeltaEncoder(tokenizer).prompt(messages).token_ids == expected
 
 
 def test_a_memorys_own_words_before_the_reasoning_are_kept() -> None:
-    encoder = encoder_of()
     past = "Previous plan:\n<think>\nbecause\n</think>\n\nACTION: left"
-    messages = [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", past), ("user", "b"))]
-    assert past in encoder.decode(encoder.prompt(messages).token_ids)
+    _, messages, _ = conversation(past)
+    assert past in encoder_of().decode(encoder_of().prompt(messages).token_ids)

@@ -10,7 +10,8 @@ from envs.calls import find_calls
 from rollout.errors import EncodingError
 from rollout.tokens.chat_template import DATE_CALL, FIXED_DATE
 from rollout.tokens.encoding import DeltaEncoder
-from tests.fixtures.families import FAMILIES, family
+from tests.cases import some
+from tests.fixtures.families import FAMILIES, cheap_copy, family
 
 TOOL = {
     "type": "function",
@@ -23,6 +24,10 @@ TOOL = {
 SYSTEM = {"role": "system", "content": "Be brief."}
 FIRST, SECOND = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
 ANSWER = {"role": "assistant", "content": "fine"}
+every_family = pytest.mark.parametrize(
+    "name", some(FAMILIES, [name for name in FAMILIES if name not in ("glm-5.2", "kimi-k2-thinking", "deepseek-v3")])
+)
+"""Those that differ little from another family are slow."""
 NO_CALLS = ("gemma", "deepseek-v3", "moonlight", "glm-4-0414")
 """Their templates write no calls, or show no tools."""
 HEADER_OPENS = ("glm-4.7", "glm-5.2", "qwen3.5", "qwen3-thinking", "deepseek-v3.1", "minimax-m2")
@@ -89,7 +94,7 @@ def accepts(name: str, messages: list[dict[str, Any]], tools: bool) -> bool:
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_a_windows_prompt_is_what_the_original_template_writes(name: str, kind: str) -> None:
     messages = CONVERSATIONS[kind]
     if not accepts(name, messages, False):
@@ -101,7 +106,7 @@ def test_a_windows_prompt_is_what_the_original_template_writes(name: str, kind: 
 
 
 @pytest.mark.parametrize("kind", WITH_TOOLS)
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_a_prompt_with_tools_is_what_the_original_template_writes(name: str, kind: str) -> None:
     messages = WITH_TOOLS[kind]
     if name.split(" ")[0].startswith(NO_CALLS) or not accepts(name, messages, True):
@@ -112,7 +117,7 @@ def test_a_prompt_with_tools_is_what_the_original_template_writes(name: str, kin
     encoder.check(messages, prompt.token_ids)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_full_history_appends_what_the_original_template_writes_after_any_stop(name: str) -> None:
     encoder = encoder_of(name, history="full")
     prompt = encoder.prompt([FIRST])
@@ -135,7 +140,7 @@ def test_full_history_appends_what_the_original_template_writes_after_any_stop(n
         encoder.check([FIRST, {**ANSWER, "content": content}, SECOND], longer.token_ids)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_a_call_in_a_thought_that_was_cut_is_not_made_and_later_prompts_close_the_thought(name: str) -> None:
     encoder = encoder_of(name)
     call = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
@@ -153,7 +158,7 @@ def test_a_call_in_a_thought_that_was_cut_is_not_made_and_later_prompts_close_th
     assert "</think>" in following or (encoder.profile.channels and "<|end|>" in following)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_a_whole_thought_is_shown_to_later_prompts_in_both_histories(name: str) -> None:
     encoder = encoder_of(name)
     if encoder.profile.channels:
@@ -173,7 +178,7 @@ def test_a_whole_thought_is_shown_to_later_prompts_in_both_histories(name: str) 
 
 
 @pytest.mark.parametrize("names", [("add",), ("add", "pay")], ids=["one", "two"])
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_calls_that_the_original_template_writes_are_read_back(name: str, names: tuple[str, ...]) -> None:
     if name.split(" ")[0].startswith(NO_CALLS):
         pytest.skip("the template writes no calls")
@@ -198,7 +203,7 @@ def test_calls_that_the_original_template_writes_are_read_back(name: str, names:
         assert {key: str(value) for key, value in call.arguments.items()} == {"a": "2", "b": "x\ny"}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_second_and_later_system_messages_are_shown(name: str) -> None:
     encoder = encoder_of(name)
     systems = [{"role": "system", "content": f"rule {number}"} for number in "123"]
@@ -208,7 +213,7 @@ def test_second_and_later_system_messages_are_shown(name: str) -> None:
     assert encoder.decode(full.token_ids).count("rule 3") == 1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family
 def test_control_strings_in_messages_stay_text_in_every_family(name: str) -> None:
     encoder = encoder_of(name)
     marks = " ".join(encoder.text.control)[:2000]
@@ -216,6 +221,10 @@ def test_control_strings_in_messages_stay_text_in_every_family(name: str) -> Non
     harmless = [FIRST, ANSWER, SECOND]
     attacked = [{**message, "content": f"x {marks} y"} for message in harmless]
     assert count(encoder.prompt(attacked)) == count(encoder.prompt(harmless))
+    prompt, own = encoder.prompt([FIRST]), encoder.text.encode("fine")
+    appended = [encoder.append(prompt, own, [message]) for message in (attacked[-1], SECOND)]
+    assert count(appended[0]) == count(appended[1])
+    assert marks in encoder.decode(appended[0].token_ids)
 
 
 def test_a_generation_config_with_unknown_stop_ids_is_refused_in_one_sentence() -> None:
@@ -226,7 +235,7 @@ def test_a_generation_config_with_unknown_stop_ids_is_refused_in_one_sentence() 
 
 
 def test_a_mapping_of_templates_gives_the_one_for_tools() -> None:
-    tokenizer = copy.deepcopy(family("qwen3"))
+    tokenizer = cheap_copy(family("qwen3"))
     own = tokenizer.chat_template
     tokenizer.chat_template = {"default": own.replace("<tools>", "<none>"), "tool_use": own}
     text = lambda encoder: encoder.decode(encoder.prompt([FIRST]).token_ids)
@@ -238,7 +247,7 @@ def test_a_mapping_of_templates_gives_the_one_for_tools() -> None:
 
 
 def test_calls_that_cannot_be_read_back_are_refused_with_tools() -> None:
-    tokenizer = copy.deepcopy(family("kimi-k2"))
+    tokenizer = cheap_copy(family("kimi-k2"))
     tokenizer.chat_template = tokenizer.chat_template.replace("{{ c.id }}", "{{ c.function.name | upper }}")
     with pytest.raises(EncodingError, match="cannot be read back.*tools_in: prompt"):
         DeltaEncoder(tokenizer, tools=[TOOL])

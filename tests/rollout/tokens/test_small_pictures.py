@@ -1,6 +1,5 @@
 """Pictures in training data: some kB of PNG, and on the training rank the processor's own tensors, bit for bit."""
 
-import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,14 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from advantage import patch
 from advantage.training.images import CODE, expand
-from envs.loading import build_env_from
-from rollout.tokens.encoding import DeltaEncoder
 from rollout.tokens.images import make_small
-from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import picture, processor
 
 PROCESSORS = ("Qwen2_5_VLProcessor", "Qwen3VLProcessor")
@@ -27,7 +22,7 @@ def processed(name: str, *pictures: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(width=st.integers(28, 200), height=st.integers(28, 200), seed=st.integers(0, 99))
 def test_expanding_gives_back_the_processors_tensor_bit_for_bit(name: str, width: int, height: int, seed: int) -> None:
     whole = processed(name, picture(seed, width, height))
@@ -65,35 +60,13 @@ def test_what_would_not_come_back_exactly_stays_as_it_is(change: Any) -> None:
     assert expand(inputs).keys() == inputs.keys()
 
 
-def test_a_processor_of_another_kind_keeps_its_tensors() -> None:
+def test_a_processor_of_another_kind_or_a_video_keeps_its_tensors() -> None:
     inputs = processed(PROCESSORS[0], picture(0))
     assert make_small(inputs, SimpleNamespace(size=224)) is inputs
-
-
-def test_a_video_patch_whose_two_frames_differ_stays_as_it_is() -> None:
-    inputs = processed(PROCESSORS[0], picture(0))
     values = inputs["pixel_values"].clone()
-    values[:, -1] = 0.25
+    values[:, -1] = 0.25  # the two frames of a patch differ
     inputs["pixel_values"] = values
     assert make_small(inputs, processor(PROCESSORS[0]).image_processor) is inputs
-
-
-@pytest.mark.parametrize("game", ["envs.crafter", "envs.babaisai"])
-def test_a_games_turn_with_two_pictures_ships_less_than_a_fortieth(game: str) -> None:
-    env = build_env_from(game, {"task": "default" if game == "envs.crafter" else "goto_win", "seed": 3}, {"vlm": True})
-    data = env.reset()["multi_modal_data"]
-    shown = [*data.get("image", []), *data.get("current_image", [])][0].resize((256, 256), Image.Resampling.NEAREST)
-    messages = [{"role": "user", "content": [{"type": "image", "image": shown}, {"type": "image", "image": shown}]}]
-
-    def prompt(small: bool) -> Any:
-        return DeltaEncoder(chatml_tokenizer(), processor(PROCESSORS[1]), small_images=small).prompt(messages)
-
-    whole, small = prompt(False), prompt(True)
-    assert small.token_ids == whole.token_ids and small.image_data == whole.image_data
-    sizes = [len(pickle.dumps(dict(one.train_inputs))) for one in (whole, small)]
-    assert sizes[1] < sizes[0] / 40
-    expanded = expand(dict(small.train_inputs))
-    assert all(torch.equal(expanded[key], value) for key, value in whole.train_inputs.items())
 
 
 def test_the_patch_expands_every_micro_batch_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,6 @@ def test_any_tree_of_continuations_reads_like_plain_lists(steps: list[tuple[int,
         assert prefix + expected == expected + expected and prefix != [*expected, 3]
 
 
-def test_an_episodes_prompts_share_one_buffer() -> None:
-    prefixes = [TokenPrefix()]
-    for k in range(100):
-        prefixes.append(prefixes[-1].extended([k] * 10))
-    assert len({id(prefix._buffer) for prefix in prefixes}) == 1
-    assert prefixes[3] == [k for k in range(3) for _ in range(10)]
-
-
 @given(st.lists(st.tuples(st.integers(0, 100), IDS, st.booleans()), max_size=12))
 def test_the_json_of_a_prompt_does_not_depend_on_which_others_were_sent(
     steps: list[tuple[int, list[int], bool]],

@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 
 from envs.base import make_observation
 from envs.plain_text import LONG_CHARS, PlainText
-from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import collect, collect_or_draw
-from rollout.play.runtime import close_runtimes
 from rollout.spec import ObservationLimits
-from rollout.workers.pool import EnvPool
 from rollout.workers.reply import cut_messages, cut_observation, cut_text, shares
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.playing import playing, turns_of
 from tests.fixtures.vision import picture
-from tests.rollout.workers.test_env_pool import config, spec
+from tests.rollout.workers.test_env_pool import pool_of, spec
 
 MEGABYTE = 1_000_000
+
+
+def left(body: dict[str, Any], number: int) -> str:
+    return "ACTION: left"
 
 
 @given(text=st.text(), chars=st.integers(1, 30))
@@ -75,8 +74,7 @@ def test_an_observation_keeps_its_first_pictures_and_says_that_there_were_more()
 @pytest.mark.parametrize("backend", ["inline", "process"])
 async def test_a_megabyte_is_cut_in_the_worker_and_replays_to_the_same(backend: str, tmp_path: Path) -> None:
     once = {"raise_at": 2, "once": str(tmp_path / "done")}
-    pool = EnvPool(config(backend, max_observation_chars=2000))
-    try:
+    with pool_of(backend, max_observation_chars=2000) as pool:
         session = await pool.open(spec(show=MEGABYTE, **once))
         for k in range(4):
             reply = await session.step("ACTION: " + ("left", "right")[k % 2])
@@ -84,8 +82,6 @@ async def test_a_megabyte_is_cut_in_the_worker_and_replays_to_the_same(backend: 
             assert len(text) < 2100 and "characters left out" in text and text.startswith("seed 3")
             assert all(len(message["content"]) < 2100 for message in reply.messages)
         assert pool.faults["observation_cut"] == 5 and pool.faults["replayed"] == 1
-    finally:
-        pool.close()
 
 
 @pytest.mark.parametrize("history", ["window", "full"])
@@ -101,23 +97,17 @@ async def test_observations_of_a_megabyte_neither_stop_a_batch_nor_hold_the_loop
         return encode(self, text)
 
     monkeypatch.setattr(PlainText, "_encode", watched)
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "ACTION: left") as engine:
-        options = {"show": MEGABYTE, "max_length": 3}
-        more = {"rollout_max_context_len": 400_000, "history": history, "rollout_batch_size": 8}
-        args = rollout_args(tmp_path, engine.port, env=options, n_env=2, **more)
-        gaps: list[float] = []
+    keys = {"rollout_max_context_len": 400_000, "history": history, "rollout_batch_size": 8, "n_env": 2}
+    gaps: list[float] = []
+    async with playing(tmp_path, left, env={"show": MEGABYTE, "max_length": 3}, **keys) as run:
         ticks = asyncio.create_task(_record_gaps(gaps))
-        try:
-            batch = await collect(args, 0, EpisodeSource(args))
-            segments, metrics = batch.segments, batch.metrics
-        finally:
-            ticks.cancel()
-            await close_runtimes()
-    assert sum(len(segment.turns) for segment in segments) == 8
-    assert metrics["rollout/faults/env_observation_cut"] >= 8
+        output = await run.batch()
+        ticks.cancel()
+    assert len(turns_of(output)) == 8
+    assert output.metrics["rollout/faults/env_observation_cut"] >= 8
     assert max(gaps) < 0.25, "the loop was held by what it encoded"
     assert encoders and threading.current_thread() not in encoders
-    for request in engine.requests:
+    for request in run.engine.requests:
         assert "characters left out" in chatml_tokenizer().decode(request["input_ids"])
 
 
@@ -133,16 +123,9 @@ async def test_a_resumed_run_does_not_count_again_what_was_cut_before(tmp_path: 
     env = {"length_of": "tests.fixtures.counting_env.always_long", "show": 400}
     keys: dict[str, Any] = {"env": env, "max_observation_chars": 300, "memory": {"kind": "window", "n": 0}}
     counted = []
-    async with ScriptedEngine(chatml_tokenizer(), lambda *_: "ACTION: left") as engine:
-        for resumed in (False, True):
-            args = rollout_args(tmp_path, engine.port, **keys, load=str(tmp_path / "save") if resumed else None)
-            source = EpisodeSource(args)
-            if resumed:
-                source.load(1)
-            for rollout_id in (2,) if resumed else (0, 1):
-                output = await collect_or_draw(args, rollout_id, source)
-                source.save(rollout_id)
-                counted.append(output.metrics["rollout/faults/env_observation_cut"])
-            await close_runtimes()
-    turns, slots = output.metrics["rollout/turns"], len(source.slots)
+    for load, batches in ((None, (0, 1)), (1, (2,))):
+        async with playing(tmp_path, left, load=load, **keys) as run:
+            outputs = await run.batches(batches)
+            counted += [output.metrics["rollout/faults/env_observation_cut"] for output in outputs]
+    turns, slots = outputs[0].metrics["rollout/turns"], len(run.source.slots)
     assert counted[1] == turns and counted[2] <= turns + 2 * slots, "each slot resets its episode and the next one"

@@ -11,7 +11,7 @@ import pytest
 from rollout.bridge.settings import RolloutSettings
 from rollout.spec import EnvSpec
 from rollout.workers.pool import EnvPool
-from tests.fixtures.playing import play_batches, sample_bytes
+from tests.fixtures.playing import content, play_batches
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
 ENV = "tests.fixtures.counting_env"
@@ -44,7 +44,7 @@ async def test_batches_are_the_same_bytes_on_ray_as_on_threads(cluster: Any, tmp
         )
         for backend in ("inline", "ray")
     ]
-    inline, ray_run = ([sample_bytes(s) for o in outputs for group in o.samples for s in group] for outputs, _ in runs)
+    inline, ray_run = (content(*outputs) for outputs, _ in runs)
     assert inline == ray_run
 
 

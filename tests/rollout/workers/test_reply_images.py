@@ -93,9 +93,7 @@ def test_messages_are_copied_down_to_their_calls() -> None:
     ("image", "words"),
     [
         (picture(0).crop((10, 10, 10, 30)), "a picture of 0 x 20 has no pixels"),
-        (Image.new("RGB", (1, 300)), "1 x 300 is thinner than 1 : 200"),
         (np.zeros((4, 4, 3), np.float32), "got float32 of"),
-        (np.zeros((4, 4, 1), np.uint8), r"got uint8 of \(4, 4, 1\)"),
         (SimpleNamespace(tobytes=bytes), "SimpleNamespace cannot be read"),
         ("/etc/passwd", "text must be a data URI"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envs.calls import Call
-from envs.errors import EnvironmentFault, ToolError
+from envs.errors import EnvironmentFault
 from envs.tools import Tool, ToolEpisode, ToolSettings, make_tool
 from envs.tools import execution as execution_module
 from envs.tools.env import ToolSession
@@ -35,26 +35,6 @@ def await_end_of(name: str) -> None:
     while execution_module._still_hung(name):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def test_sync_and_async_functions_are_called_with_a_time_limit(hanging: Any) -> None:
-    assert run_bounded("add", toolbox.add, {"a": 1, "b": 2}, 60) == 3
-    assert run_bounded("later", toolbox.later, {"word": "hi"}, 60) == "HI"
-    for name, function, arguments in (
-        ("misbehave", toolbox.misbehave, {"how": "hang"}),
-        ("hang_async", toolbox.hang_async, {"block": False}),
-        ("hang_async", toolbox.hang_async, {"block": True}),
-    ):
-        with pytest.raises(ToolTimeout, match=r"did not end within 0\.2 s"):
-            run_bounded(name, function, arguments, 0.2)
-    assert run_bounded("later", toolbox.later, {"word": "again"}, 60) == "AGAIN"
-
-
-@pytest.mark.parametrize(("how", "words"), [("raise", "no luck"), ("exit", "SystemExit"), ("timeout", "asleep")])
-def test_a_tools_exception_is_reported(how: str, words: str) -> None:
-    with pytest.raises(ToolError, match=words) as caught:
-        run_bounded("misbehave", toolbox.misbehave, {"how": how}, 60)
-    assert not isinstance(caught.value, ToolTimeout)
 
 
 def test_an_environment_fault_from_a_tool_is_passed_on() -> None:

@@ -1,14 +1,14 @@
 """Ways to be paid without solving the task. Each is tried for real, and each must earn nothing."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from envs.errors import ConfigError
 from envs.swe.verdict.trees import apply_changes, collect_changes, is_protected
 from tests.cases import some
-from tests.envs.swe.tiny_repository import DISCOUNT, HIDDEN, call, needs_sandbox, tiny_env, tiny_instance
+from tests.envs.swe.tiny_repository import DISCOUNT, HIDDEN, call, tiny_env, tiny_instance
+
+pytestmark = pytest.mark.usefixtures("few_runs")
 
 FAKE_REPORT = """
 import pytest
@@ -173,11 +173,9 @@ def test_files_that_configure_or_replace_the_tests_do_not_count(name: str) -> No
 
 QUICK = (
     "os._exit at import",
-    "pytest.exit",
     "patched runner",
     "forged lines",
     "forged chain with the judge's own key",
-    "closing the pipe",
     "rewriting the tests",
 )
 
@@ -258,20 +256,14 @@ def test_links_pipes_and_devices_do_not_reach_the_judged_tree(tmp_path: Path) ->
 
 
 def test_changes_are_written_beside_links_never_through_them(tmp_path: Path) -> None:
-    outside, tree = tmp_path / "outside", tmp_path / "tree"
-    outside.mkdir()
+    outside, tree, source, empty = (tmp_path / name for name in ("outside", "tree", "source", "empty"))
+    for folder in (outside, tree, source / "link", empty):
+        folder.mkdir(parents=True)
     (outside / "file").write_text("safe")
-    tree.mkdir()
     (tree / "link").symlink_to(outside)
-    (tree / "file").symlink_to(outside / "file")
-    source = tmp_path / "source"
-    (source / "link").mkdir(parents=True)
     (source / "link" / "file").write_text("new")
-    (source / "file").write_text("new")
-    (tmp_path / "empty").mkdir()
-    apply_changes(tree, collect_changes(source, tmp_path / "empty"))
-    assert (outside / "file").read_text() == "safe"
-    assert (tree / "link" / "file").read_text() == (tree / "file").read_text() == "new"
+    apply_changes(tree, collect_changes(source, empty))
+    assert (outside / "file").read_text() == "safe" and (tree / "link" / "file").read_text() == "new"
 
 
 def test_a_flood_of_files_ends_in_a_verdict() -> None:
@@ -294,15 +286,6 @@ def test_tests_and_their_configuration_are_protected_and_sources_are_not() -> No
         assert is_protected(path, instance), path
     for path in ("shop/prices.py", "shop/new.py", "setup.py", "shop/latest.py", "contest.py"):
         assert not is_protected(path, instance), path
-
-
-def test_an_instance_with_a_test_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    needs_sandbox()
-    row = {**tiny_instance().row(), "PASS_TO_PASS": ["tests/test_prices.py::test_gone"]}
-    path = tmp_path / "instances.jsonl"
-    path.write_text(json.dumps(row))
-    with pytest.raises(ConfigError, match="unknown test ids: tests/test_prices.py::test_gone"):
-        tiny_env(instances=str(path))
 
 
 def test_dense_reward_pays_the_share_that_is_green_and_nothing_for_idleness() -> None:

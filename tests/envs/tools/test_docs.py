@@ -6,10 +6,6 @@ from pathlib import Path
 import yaml
 
 from envs.loading import build_env_from
-from envs.tools import load_tools
-from envs.tools.registry import ToolEntry
-from envs.tools.settings import McpSettings
-from slime_verlog import read_settings
 from tests.envs.tools.test_tool_env import call
 
 PAGE = Path(__file__).parents[3] / "docs" / "tools.md"
@@ -32,18 +28,3 @@ def test_the_examples_load_and_run(tmp_path: Path) -> None:
     observation, *_ = env.step(call("celsius", fahrenheit=50) + call("notebook", line="ten"))
     assert observation["obs_str"] == "celsius: 10.0\n\nnotebook: 1 lines"
     assert env.step("Answer: 10.0")[2]["reward"] == 1.1
-
-
-def test_every_key_of_an_mcp_entry_is_documented() -> None:
-    entries = [read_settings(ToolEntry, entry) for entry in yaml.safe_load(blocks("yaml")[1])["tools"][:2]]
-    assert [bool(entry.mcp and entry.mcp.command) for entry in entries] == [True, False]
-    config = (PAGE.parents[1] / "custom_configs" / "tools_mcp.yaml").read_text(encoding="utf-8")
-    for key in McpSettings.model_fields:
-        assert f"`{key}`" in PAGE.read_text(encoding="utf-8") and f"{key}:" in config, key
-
-
-def test_the_page_names_only_what_exists() -> None:
-    root = PAGE.parents[1]
-    for path in re.findall(r"`((?:envs|custom_configs|scripts)/[\w/]+\.(?:py|yaml|sh))`", PAGE.read_text()):
-        assert (root / path).exists(), path
-    assert load_tools("envs.tools.search:Search")[0].name == "search"

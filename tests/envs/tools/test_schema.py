@@ -19,7 +19,6 @@ def deep(levels: int) -> Any:
     return json.loads('{"properties": {"a": ' * levels + "{}" + "}}" * levels)
 
 
-LOOP = {"$defs": {"x": {"$ref": "#/$defs/x"}}}
 LONG_LOOP = {"$defs": {"x": {"allOf": [{"$ref": "#/$defs/y"}]}, "y": {"anyOf": [{"not": {"$ref": "#/$defs/x"}}]}}}
 DOUBLING = {f"x{i}": {"allOf": [{"$ref": f"#/$defs/x{i + 1}"}] * 2} for i in range(60)} | {"x60": {"type": "string"}}
 TREE = {"type": "object", "properties": {"inner": {"$ref": "#/$defs/tree"}}}
@@ -29,13 +28,8 @@ TREE = {"type": "object", "properties": {"inner": {"$ref": "#/$defs/tree"}}}
     ("properties", "more", "words"),
     [
         ({"a": {"$ref": "http://127.0.0.1:9/schema.json"}}, {}, "only references such as #/$defs/NAME are supported"),
-        ({"a": {"$ref": "file:///etc/passwd"}}, {}, "refer to 'file:///etc/passwd'"),
         ({"a": {"$ref": "other.json"}}, {"$id": "http://127.0.0.1:9/"}, "refer to 'other.json', which is not in them"),
-        ({"a": {"$ref": "#anchor"}}, {}, "refer to '#anchor'"),
-        ({"a": {"$ref": "#/$defs/nothing"}}, {}, "refer to '#/$defs/nothing', which is not in them"),
-        ({"a": {"$ref": "#/$defs/x"}}, LOOP, "refer to themselves without end"),
         ({"a": {"$ref": "#/$defs/x"}}, LONG_LOOP, "refer to themselves without end"),
-        ({}, {"allOf": [{"$ref": "#"}]}, "refer to themselves without end"),
         ({"a": {"$dynamicRef": "#x"}}, {}, "use $dynamicRef"),
         ({"a": {"pattern": "("}}, {}, "'(' is not a 'regex'"),
         ({"a": deep(400)}, {}, "nested too deep"),
@@ -54,11 +48,6 @@ def test_a_schema_that_cannot_be_checked_is_refused_when_it_is_listed(
     [
         ({"a": {"type": "string", "pattern": "^(a|a)*$"}}, {}, {"a": "a" * 50 + "!"}),
         ({"a": {"type": "object", "patternProperties": {"^(a|a)*$": {}}}}, {}, {"a": {"a" * 50 + "!": 1}}),
-        (
-            {"a": {"type": "object", "patternProperties": {"^(a|a)*$": {}}, "additionalProperties": False}},
-            {},
-            {"a": {"a" * 50 + "!": 1}},
-        ),
         ({"a": {"$ref": "#/$defs/x0"}}, {"$defs": DOUBLING}, {"a": "x"}),
     ],
 )
@@ -67,11 +56,6 @@ def test_a_check_that_would_never_end_is_an_error_in_the_arguments(
 ) -> None:
     monkeypatch.setattr(schema, "CHECK_S", 0.2)
     assert listed(properties, **more)(arguments) == "f: checking these arguments takes too long"
-
-
-def test_a_pattern_that_hangs_pythons_own_engine_is_answered() -> None:
-    check = listed({"a": {"type": "string", "pattern": "^(a+)+$"}})
-    assert "does not match" in str(check({"a": "a" * 100 + "!"}))
 
 
 def test_items_that_cannot_be_sorted_are_compared_in_linear_time() -> None:
@@ -100,13 +84,6 @@ def test_patterns_references_and_names_that_look_like_keywords_work() -> None:
     assert check({"tree": tree}) == "f: these arguments are nested too deep"
 
 
-def test_additional_properties_are_those_that_match_no_pattern() -> None:
-    inner = {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False}
-    check = listed({"a": inner})
-    assert check({"a": {"x-1": 1}}) is None
-    assert "Additional properties are not allowed ('y' was unexpected)" in str(check({"a": {"x-1": 1, "y": 2}}))
-
-
 def test_null_passes_where_openapi_allows_it_also_through_references() -> None:
     inner = {"nullable": True, "type": "object", "properties": {"b": {"type": "string"}}}
     check = listed({"a": inner, "c": {"$ref": "#/properties/a/properties/b"}, "d": {"enum": ["x"], "nullable": True}})
@@ -123,6 +100,7 @@ SIZES: Any = {
     "else": {"properties": {"size": {"maximum": 5}}},
 }
 ONE_OF: Any = [{"properties": {k: TEXT}, "required": [k], "additionalProperties": False} for k in "ab"]
+PREFIXED: Any = {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False}
 DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 PAIR: Any = {"type": "array", "items": [NUMBER, TEXT], "additionalItems": False}
 
@@ -131,47 +109,24 @@ PAIR: Any = {"type": "array", "items": [NUMBER, TEXT], "additionalItems": False}
     ("more", "right", "wrong"),
     [
         ({"allOf": [{"properties": {"a": TEXT}}, {"properties": {"n": NUMBER}}]}, {"a": "x", "n": 3}, {"m": 3}),
-        ({"anyOf": [{"properties": {"a": TEXT}, "required": ["a"]}]}, {"a": "x"}, {"a": "x", "b": "y"}),
         ({"oneOf": ONE_OF}, {"b": "x"}, {"a": "x", "b": "y"}),
         ({"properties": {"mode": TEXT, "size": NUMBER}, **SIZES}, {"mode": "big", "size": 50}, {"size": 50}),
-        ({"properties": {"a": TEXT, "c": TEXT}, "not": {"required": ["a", "c"]}}, {"c": "x"}, {"a": "x", "c": "y"}),
         ({"$ref": "#/$defs/base", "properties": {"x": TEXT}, "$defs": {"base": {"properties": {"id": TEXT}}}},
          {"id": "1", "x": "y"}, {"id": "1", "y": "y"}),
-        ({"properties": {"f": {"allOf": [{"properties": {"a": TEXT}}, {"properties": {"b": TEXT}}]}}},
-         {"f": {"a": "x", "b": "y"}}, {"f": {"a": 1}}),
-        ({"properties": {"a": TEXT}, "dependentSchemas": {"a": {"properties": {"b": TEXT}}}},
-         {"a": "x", "b": "y"}, {"b": "y"}),
         ({**DRAFT_7, "properties": {"pair": PAIR}}, {"pair": [1, "x"]}, {"pair": ["x", 1]}),
-        ({"properties": {"pair": PAIR}}, {"pair": [1, "x"]}, {"pair": [1, "x", 2]}),
-        ({**DRAFT_7, "properties": {"a": TEXT}}, {"a": "x"}, {"b": "x"}),
-        ({**DRAFT_7, "properties": {"a": TEXT}, "dependencies": {"a": {"properties": {"b": TEXT}}}},
-         {"a": "x", "b": "y"}, {"a": 1}),
         ({"properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}}}, {"name": "Łódź"}, {"name": "R2D2"}),
         ({"properties": {"a": TEXT}, "additionalProperties": NUMBER}, {"a": "x", "b": 1}, {"a": "x", "b": "y"}),
-        ({"properties": {"a": {"$ref": "#word"}}, "$defs": {"w": {"$anchor": "word", **TEXT}}}, {"a": "x"}, {"a": 1}),
+        ({"properties": {"a": PREFIXED}}, {"a": {"x-1": 1}}, {"a": {"x-1": 1, "y": 2}}),
         ({"properties": {"a": {"$ref": "word.json"}}, "$id": "http://x/", "$defs": {"w": {"$id": "word.json", **TEXT}}},
          {"a": "x"}, {"a": 1}),
-        ({}, {"anything": "x"}, None),
     ],
 )  # fmt: skip
 def test_calls_are_checked_by_json_schemas_rules_and_other_names_are_refused(
-    more: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any] | None
+    more: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
     described = {"name": "f", "description": "F.", "parameters": {"type": "object", **more}}
     check = ArgumentCheck(check_schema(described, "the server"))
-    assert check(right) is None
-    assert wrong is None or check(wrong)
-
-
-def test_text_from_markup_is_converted_where_a_part_of_the_schema_names_the_argument() -> None:
-    described = {
-        "allOf": [{"properties": {"n": NUMBER}}, {"$ref": "#/$defs/base"}],
-        "$defs": {"base": {"properties": {"id": TEXT}}},
-    }
-    check = ArgumentCheck(
-        check_schema({"name": "f", "description": "F.", "parameters": {"type": "object", **described}}, "x")
-    )
-    assert check.convert({"n": "3", "id": "3"}) == {"n": 3, "id": "3"}
+    assert check(right) is None and check(wrong)
 
 
 def test_text_from_markup_stays_text_if_it_could_not_be_sent_and_any_legal_schema_converts_it() -> None:

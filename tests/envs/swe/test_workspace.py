@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from envs.swe.sandbox import workspace as folders
-from envs.swe.sandbox.workspace import AGENT_ID, ProcessFolder, Workspace, remove_tree
+from envs.swe.sandbox.workspace import ProcessFolder, Workspace, remove_tree
+from tests.envs.users import as_a_user, open_way
 
 FILL = """
 import os, sys
@@ -128,32 +129,20 @@ kept = Workspace(lambda tree: (tree.mkdir(), fill(tree)))
 
 
 def test_a_tree_is_removed_by_a_user_without_rights_however_deep_its_closed_folders_are(tmp_path: Path) -> None:
-    """In a forked process, because another user may not be able to read this Python."""
-    top = tmp_path / "top"
-    if os.geteuid() == 0:
-        os.chown(tmp_path, AGENT_ID, AGENT_ID)
-        for folder in (tmp_path, *tmp_path.parents[:2]):
-            folder.chmod(0o755)
-    if (child := os.fork()) == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setresgid(AGENT_ID, AGENT_ID, AGENT_ID)
-                os.setresuid(AGENT_ID, AGENT_ID, AGENT_ID)
-            top.mkdir()
-            os.chdir(top)
-            for _ in range(300):
-                os.mkdir("d" * 50)
-                os.chdir("d" * 50)
-            os.mkdir("closed")
-            Path("closed/file").touch()
-            os.chmod("closed", 0)
-            os.chdir("/")
-            remove_tree(top)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert not top.exists()
+    open_way(tmp_path)
+
+    def make_and_remove() -> None:
+        for _ in range(300):
+            os.mkdir("d" * 50)
+            os.chdir("d" * 50)
+        os.mkdir("closed")
+        Path("closed/file").touch()
+        os.chmod("closed", 0)
+        os.chdir("/")
+        remove_tree(tmp_path / ("d" * 50))
+
+    as_a_user(tmp_path, make_and_remove)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_machine_that_cannot_start_a_process_keeps_the_remover_alive(

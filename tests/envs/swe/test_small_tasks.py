@@ -39,7 +39,7 @@ def _archive(folder: Path) -> str:
 
 
 @pytest.fixture
-def mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_runs: None) -> Path:
     """A cache that holds a package of our own, and a task `mini` made of it."""
     needs_sandbox()
     package = Package("mini", "1.0", _archive(tmp_path / "archives"))
@@ -106,11 +106,6 @@ def test_an_archive_that_cannot_be_fetched_names_the_place_to_put_it(tmp_path: P
         small_tasks.released_tree(package, tmp_path)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match="did you mean toolz_dissoc"):
-        small_instance("toolz_disoc", Path("/nonexistent"), SWESettings().judge(""))
-
-
 def _real_env(name: str) -> SWEEnv:
     needs_sandbox()
     try:
@@ -129,11 +124,11 @@ def _play(name: str, *answers: str) -> SWEEnv:
     return env
 
 
-def _check_task(name: str, tests: int) -> None:
-    """The solution is paid, doing nothing is not, and exactly the tests that the task names are red."""
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_TASKS)
+def test_every_real_task_pays_its_solution_and_nothing_else(name: str) -> None:
+    """Exactly the tests that the task names are red."""
     instance = _real_env(name).instance
-    hidden = (SMALL_TASKS[name].hidden_test or ("no file", ""))[0]
-    assert sum(not test.startswith(hidden) for test in instance.required) + len(SMALL_TASKS[name].left_out) == tests
     assert _play(name, call("run", command=f"git apply <<'END'\n{instance.patch}END")).verdict.solved
     idle = _play(name)
     assert not idle.verdict.solved and idle.verdict.progression == 0.0
@@ -141,22 +136,12 @@ def _check_task(name: str, tests: int) -> None:
     assert SMALL_TASKS[name].wrong not in instance.problem_statement
 
 
-def _check_cheat(name: str) -> None:
-    code = CHEATS["tests emptied once their module is imported"][0]
-    cheated = _play(name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND"))
-    assert not cheated.verdict.solved and "not at hand" in cheated.verdict.reason
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_TASKS)
 def test_a_cheat_on_a_real_task_is_not_paid(name: str) -> None:
-    _check_cheat(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL_TASKS)
-def test_every_real_task_pays_its_solution_and_nothing_else(name: str) -> None:
-    _check_task(name, 180 if SMALL_TASKS[name].package is TOOLZ else 214)
+    code = CHEATS["tests emptied once their module is imported"][0]
+    cheated = _play(name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND"))
+    assert not cheated.verdict.solved and "not at hand" in cheated.verdict.reason
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import Batch, FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import UNUSED
 from tests.cases import pairs
+from tests.fixtures.playing import no_gap_and_none_twice, turns_of
+from tests.fixtures.trainer import TURNS, Trainer
 from tests.fixtures.virtual_time import run_in_virtual_time
-from tests.rollout.test_continuous import TURNS, Trainer, no_gap_and_none_twice
 
 BATCHES = 9
 
@@ -202,7 +203,7 @@ SCHEDULES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(plan=SCHEDULES, data=st.data())
 def test_in_any_schedule_no_turn_is_trained_too_old_lost_or_handed_out_twice(
     plan: Schedule, data: st.DataObject
@@ -248,16 +249,16 @@ def check_state(cut: Batch, going_on: dict[int, int], ended: set[int], failures:
 def test_one_very_slow_step_is_waited_for_or_loses_its_loss(ahead: bool) -> None:
     plan = {"slow_share": 0.05, "slow": 60.0, "ahead": ahead, "max_staleness": 2, "slots": 8}
     waited, masked = 0.0, 0
-    for seed in range(20):
+    for seed in range(8):
         _, waits, _ = run_in_virtual_time(play(Schedule(seed, **plan)))
         _, masks, _ = run_in_virtual_time(play(Schedule(seed, stale_turns="mask", **plan)))
         waited, masked = waited + sum(cut.waited_s for cut in waits), masked + sum(cut.masked for cut in masks)
-    assert waited > 100 and masked > 5
+    assert waited > 50 and masked > 2
 
 
 @pytest.mark.parametrize("fault_share", [0.0, 0.2])
 def test_a_batch_does_not_wait_until_an_environment_is_closed(fault_share: float) -> None:
-    for seed in range(10):
+    for seed in range(4):
         plan = Schedule(seed, slots=12, slow_share=0.0, closing=1000.0, fault_share=fault_share)
         _, cuts, _ = run_in_virtual_time(play(plan))
         assert all(cut.waited_s < 100 for cut in cuts)
@@ -268,29 +269,28 @@ async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(tmp_path: Pa
     """Its worker is replaced and the episode replayed; a run that resumes in the middle continues without a gap."""
     limit = 2 if ahead else 1
     keys: dict[str, Any] = {
-        **{"env_backend": "process", "env_workers": 4, "env_step_timeout_s": 1.5},
+        **{"env_backend": "process", "env_workers": 2, "env_step_timeout_s": 1.5},
         **{"env": {"max_length": 40, "hang_at": 2, "once": str(tmp_path / "hung")}},
         **{"max_staleness": limit, "stale_turns": mode},
     }
-    # Without waiting for the step, eight batches could be over before its time limit.
+    # Without waiting for the step, all batches could be over before its time limit.
     train_s = 0.5 if mode == "mask" else 0.02
     before, after = Trainer(tmp_path, train_s, **keys), Trainer(tmp_path, **keys)
-    await before.run(range(8), ahead=ahead)
+    await before.run(range(6), ahead=ahead)
     for output, ages in zip(before.outputs, before.staleness, strict=True):
-        turns = [s for group in output.samples for s in group if s.metadata["kind"] == "turn"]
-        trained = [any(turn.loss_mask) for turn in turns]
+        trained = [any(turn.loss_mask) for turn in turns_of(output)]
         assert trained == [age <= limit for age in ages]
         assert output.metrics["rollout/turns_masked_as_stale"] == trained.count(False)
         assert mode == "mask" or all(trained)
     assert sum(output.metrics["rollout/faults/env_timeout"] for output in before.outputs) >= 1
-    no_gap_and_none_twice(before.turns())
-    await after.run(range(4, 6), load=3, ahead=ahead)
-    no_gap_and_none_twice([*before.turns()[: 4 * TURNS], *after.turns()])
+    no_gap_and_none_twice(before.places())
+    await after.run(range(3, 5), load=2, ahead=ahead)
+    no_gap_and_none_twice([*before.places()[: 3 * TURNS], *after.places()])
 
 
 @pytest.mark.parametrize(
     ("versions", "numbers"),
-    [(("3", "4"), [3, 4]), (("default", "7"), []), (("7", "f" * 40), []), (("1" * 40,), []), ((), [])],
+    [(("3", "4"), [3, 4]), (("default", "7"), []), (("1" * 40,), []), ((), [])],
 )
 def test_versions_count_only_if_the_engine_numbers_all_of_them(versions: tuple[str, ...], numbers: list[int]) -> None:
     """Otherwise the oldest token of a response that spans an update would be older than its version says."""

@@ -39,12 +39,9 @@ def test_a_reply_that_keeps_the_contract_is_accepted() -> None:
     [
         ({"reward": float("nan")}, r"info\['reward'\] must be a finite number, got nan"),
         ({"reward": 10**400}, r"info\['reward'\] must be a finite number"),
-        ({"reward": None}, r"info\['reward'\] must be a finite number, got None"),
-        ({"progression": "half"}, r"info\['progression'\] must be a finite number"),
         ({"progression": 1.5}, r"info\['progression'\] must be from 0 \(start\) to 1 \(won\), got 1.5"),
         ({"valid_action": 1}, r"info\['valid_action'\] must be bool, got 1"),
         ({"terminated": True}, "done is False but terminated is True"),
-        ({"executed_action": 3}, r"info\['executed_action'\] must be str, got 3"),
         ({"executed_action": "\ud800"}, "surrogate pair"),
         ({"action": 3}, r"info\['action'\] must be a string or None"),
         ({"action_span": (0, 1.5)}, r"info\['action_span'\] must be two integers or None"),
@@ -54,6 +51,8 @@ def test_a_reply_that_keeps_the_contract_is_accepted() -> None:
 def test_an_info_that_breaks_the_contract_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(EnvironmentFault, match=words):
         check_info({**INFO, **changes}, done=False)
+    with pytest.raises(EnvironmentFault, match="info must be a mapping"):
+        check_info(None, done=False)
 
 
 def test_scalars_of_numpy_in_an_info_become_pythons() -> None:
@@ -65,16 +64,10 @@ def test_scalars_of_numpy_in_an_info_become_pythons() -> None:
     assert [type(value) for value in (*info["metrics"].values(), *info["action_span"])] == [bool, float, int, int]
 
 
-@pytest.mark.parametrize("done", [5, -1, 0.0, "yes", None])
+@pytest.mark.parametrize("done", [5, None])
 def test_done_is_a_bool(done: Any) -> None:
     with pytest.raises(EnvironmentFault, match=f"done must be bool, got {done!r}"):
         read_step((make_observation("s"), done, INFO))
-
-
-@pytest.mark.parametrize("info", [None, 3, [("reward", 1.0)]])
-def test_a_step_without_an_info_mapping_is_refused(info: Any) -> None:
-    with pytest.raises(EnvironmentFault, match="info must be a mapping"):
-        check_info(info, done=False)
 
 
 @pytest.mark.parametrize(
@@ -88,23 +81,9 @@ def test_a_step_without_an_info_mapping_is_refused(info: Any) -> None:
         ({"observation": {**REPLY.observation, "multi_modal_data": {"image": "a"}}}, "lists of pictures"),
         ({"instruction_prompt": None}, "instruction_prompt must be a string"),
         ({"messages": []}, "messages must be mappings with a role"),
-        ({"facts": "red"}, r"facts\(\) must return a list of texts, none blank, got 'red'"),
         ({"facts": [" "]}, r"facts\(\) must return a list of texts, none blank, got \[' '\]"),
-        ({"facts": [3]}, r"facts\(\) must return a list of texts"),
-        ({"messages": [{"content": "a"}]}, "messages must be mappings with a role"),
-        ({"messages": [{"role": "user"}]}, "content must be a text .* got None"),
-        (
-            {"messages": [{"role": "user", "content": ["a"]}]},
-            r"content must be a text .* got \['a'\]",
-        ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content must be a text or"),
-        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "content must be a text or"),
-        (
-            {"messages": [{"role": "user", "content": [{"image_url": {"url": "a"}}]}]},
-            "content must be a text or",
-        ),
         ({"tools": [{"name": {1, 2}}]}, r"tools must be a list of JSON schemas, got .* \(Object of type set"),
-        ({"tools": ["add"]}, r"tools must be a list of JSON schemas, got \['add'\]"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]}, "surrogate pair"),
     ],
 )

@@ -3,12 +3,9 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from envs.call_form import MARKUP, CallForm
 from envs.calls import find_calls
-from tests.fixtures.tokenizers import real_tokenizer
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 CODER = (
@@ -71,12 +68,6 @@ def test_tags_inside_an_argument_belong_to_the_argument(inner: str, way: str) ->
     assert len(twice.calls) == 2 and not twice.errors
 
 
-def test_a_tag_inside_a_markup_argument_belongs_to_the_argument() -> None:
-    code = CODER.replace("1\n", "print('<tool_call>') # </tool_call>\n", 1)
-    found = find_calls(code)
-    assert found.valid and found.calls[0].arguments == {"a": "print('<tool_call>') # </tool_call>", "b": "2"}
-
-
 def test_reasoning_that_mentions_a_tag_is_still_reasoning() -> None:
     found = find_calls("I could write <tool_call> now, or {</think>" + HERMES)
     assert found.valid and len(found.calls) == 1
@@ -114,17 +105,11 @@ def test_more_calls_than_allowed_are_reported() -> None:
     ("text", "words"),
     [
         ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
-        ("<tool_call>", "not JSON"),
-        ('<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "not JSON"),
         ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "after the call"),
         ('<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>', "key 'a' appears twice"),
-        ('<tool_call>{"name": "add", "name": "pay", "arguments": {}}</tool_call>', "key 'name' appears twice"),
-        ('{"name": "add", "arguments": {"a": {"b": 1, "b": 1}}}', "key 'b' appears twice"),
         ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"a\\": 2}"}</tool_call>', "not JSON"),
-        ('<tool_call>{"name": "add", "arguments": "{} {}"}</tool_call>', "not JSON"),
         (CODER.replace("=b>", "=a>"), "the argument 'a' twice"),
         ('<tool_call>["add"]</tool_call>', "has the form"),
-        ('<tool_call>{"arguments": {}}</tool_call>', "has the form"),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be a JSON object"),
         ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "string that is not JSON"),
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN"),
@@ -133,8 +118,6 @@ def test_more_calls_than_allowed_are_reported() -> None:
         ('<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}</tool_call>", "can be read"),
         ("<tool_call><function=add><parameter=a>1</parameter></tool_call>", "has no </function>"),
         ("<tool_call><function=add>a=1</function></tool_call>", "after its last"),
-        ("<tool_call><function=add>x<parameter=a>1</parameter></function></tool_call>", "something other than"),
-        ('{"name": "add", "arguments": {', "not JSON"),
     ],
 )
 def test_a_broken_call_gives_an_error_message(text: str, words: str) -> None:
@@ -186,35 +169,3 @@ def test_a_template_form_is_read_with_its_section_and_ids_and_only_where_it_is_g
     assert f"{text}<|/calls|>"[slice(*found.span)] == f"{text}<|/calls|>".removeprefix("Now: ")
     for broken in (text.replace("{}", "{"), text.replace("functions.", "f.")):
         assert find_calls(broken, form=form).errors
-
-
-PIECES = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=p>", "</parameter>", "</think>"]
-PIECES += ['"name":', '"f"', '"arguments":', "{", "}", "[", "]", ",", "x", "\n", " ", "<think>", "```json", "\ud800"]
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
-def test_any_text_can_be_read(text: str, limit: int) -> None:
-    found = find_calls(text, limit)
-    assert len(found.calls) + len(found.errors) <= limit + 1
-    if found.span is not None:
-        assert 0 <= found.span[0] <= found.span[1] <= len(text)
-    "".join(found.errors).encode()
-
-
-@pytest.mark.parametrize("piece", [*PIECES, HERMES, "<parameter=p>x", "</parameter><function=f>", "\\boxed{", " "])
-def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
-    # Anything quadratic would not end within the test run.
-    find_calls(piece * (400_000 // len(piece)))
-    find_calls("<tool_call><function=f>" + piece * (400_000 // len(piece)) + "</function>")
-
-
-def test_calls_written_by_chat_templates_are_read_back() -> None:
-    arguments = {"a": 1, "text": 'line\n"quoted" </b> é', "list": [1, None, True]}
-    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
-    for family in ("qwen2_5", "qwen3"):
-        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call, call]}]
-        text = real_tokenizer(family).apply_chat_template(messages, tokenize=False)
-        answer = text.split("<|im_start|>assistant\n")[1].removesuffix("<|im_end|>\n")
-        found = find_calls(answer)
-        assert [json.dumps(dict(c.arguments)) for c in found.calls] == [json.dumps(arguments)] * 2, answer
