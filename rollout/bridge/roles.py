@@ -113,8 +113,8 @@ def check_roles(args: Any) -> None:
             f"--use-rollout-logprobs with --kl-coef {actor.kl_coef} stops slime's critic in its first step, because it "
             f"has no reference to compare with; slime sets its kl_coef to 0 only with {OWN_FOLDER}"
         )
-    own, policys = (_vocabulary(args) for args in (critic, actor))
-    if own is not None and policys is not None and own != policys:
+    critics, actors = (_vocabulary(args) for args in (critic, actor))
+    if critics is not None and actors is not None and critics != actors:
         raise ConfigError(
             f"the critic's hf_checkpoint {critic.hf_checkpoint} has another vocabulary than the policy's "
             f"{actor.hf_checkpoint}, but it reads the policy's token ids; take both from one family"
