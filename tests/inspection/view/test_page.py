@@ -278,7 +278,7 @@ def test_a_followed_page_reloads_and_keeps_the_episode(browser: Browser, tmp_pat
     book.update()
     book.write(path, follow=0.5)
     browser.open(path, "#episode=2&turn=20")
-    assert browser.text("#follow").startswith("Live")
+    browser.wait("document.querySelector('#follow')?.innerText.startsWith('Live')")
     write_run(tmp_path, [invented_episode(3)])
     book.update()
     book.write(path, follow=0.5)

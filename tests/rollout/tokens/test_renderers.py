@@ -7,7 +7,7 @@ import pytest
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.families import family
 
-renderers = pytest.importorskip("renderers")
+pytest.importorskip("renderers")
 
 CONFIGS = {
     "qwen3": "Qwen3RendererConfig",
@@ -22,6 +22,8 @@ QUESTION = {"role": "user", "content": "What do you see?"}
 
 
 def renderer_of(name: str, **options: Any) -> Any:
+    import renderers
+
     config = getattr(renderers, CONFIGS[name])
     if "thinking_retention" in config.model_fields:
         options["thinking_retention"] = "all"
