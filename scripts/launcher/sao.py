@@ -1,6 +1,6 @@
 """Starts or resumes a run with SAO: PPO on a stream of turns, with the paper's losses (docs/asynchronous.md)."""
 
-from scripts.launch import Ppo, main
+from scripts.launch import ConfigError, Ppo, RolloutSettings, main
 
 SAO = """
 --advantage-estimator ppo --num-critic-only-steps {critic_only} --normalize-advantages
@@ -13,8 +13,16 @@ SAO = """
 class Sao(Ppo):
     """PPO with turns that older weights played."""
 
+    prefix = "sao-"
     rollout_function = "rollout.continuous.generate_rollout"
     losses = SAO
+
+    def settings(self) -> RolloutSettings:
+        """Return the YAML's settings; raises ConfigError for a mistake in them, and without SAO's losses."""
+        found = super().settings()
+        if found.policy_loss != "dis":
+            raise ConfigError(f"CONFIG={self.given.config} does not train with SAO's losses: add `preset: sao` to it")
+        return found
 
 
 if __name__ == "__main__":

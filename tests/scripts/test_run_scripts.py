@@ -131,7 +131,8 @@ SIZES = {"TURNS": "60", "STEP_TURNS": "12", "PROMPT_LEN": "900", "RESPONSE_LEN":
 @pytest.mark.parametrize("script", [script for script in WITH_CRITIC if script != "run_value_pretraining.sh"])
 def test_sizes_model_and_yaml_come_from_the_environment(command: Command, tmp_path: Path, script: str) -> None:
     config = tmp_path / "my_task.yaml"
-    config.write_text("rollout_interaction_env_path: envs.recall\ntasks: [recall]\nn_env: 6\n")
+    preset = "preset: sao\n" if script == "run_sao.sh" else ""
+    config.write_text(f"{preset}rollout_interaction_env_path: envs.recall\ntasks: [recall]\nn_env: 6\n")
     model = other_model(script)
     flags = by_flag(train_flags(command(script, **SIZES, MODEL=model, CONFIG=str(config), CRITIC_ONLY="2")))
     wanted = {"--rollout-batch-size": 60, "--global-batch-size": 12, "--rollout-max-prompt-len": 900}
@@ -139,7 +140,8 @@ def test_sizes_model_and_yaml_come_from_the_environment(command: Command, tmp_pa
     assert {flag: int(flags[flag][0]) for flag in wanted} == wanted
     written = Path(flags["--custom-config-path"][0])
     assert written.read_text().startswith(config.read_text().rstrip("\n"))
-    assert written.parent.name == f"my_task-{model}", "it would resume the script's own run"
+    kind = "sao-" if script == "run_sao.sh" else ""
+    assert written.parent.name == f"{kind}my_task-{model}", "it would resume another run"
 
 
 def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command: Command) -> None:
@@ -164,6 +166,7 @@ def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command
         ("run_babyai.sh", {"TURNS": "100"}, "STEP_TURNS=128 does not divide TURNS=100"),
         ("run_babyai.sh", {"UPDATES": "many"}, "UPDATES must be an integer, got 'many'"),
         ("run_babyai.sh", {"CONFIG": "none.yaml"}, "no CONFIG=none.yaml; give a YAML file"),
+        ("run_sao.sh", {"CONFIG": "custom_configs/babyai.yaml"}, "does not train with SAO's losses: add `preset: sao`"),
     ],
 )
 def test_a_variable_that_a_script_cannot_obey_is_refused(
