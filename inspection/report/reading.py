@@ -210,5 +210,6 @@ def split_answer(response: str, executed: str | None) -> Answer:
 
 
 def _drop_labels(text: str) -> str:
-    text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
+    if label := _LABEL.match(text):
+        text = text[label.end() :]
     return text.replace("<think>", "").replace("</think>", "").strip()
