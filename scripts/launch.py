@@ -3,7 +3,7 @@
     python3 -m scripts.launch SCRIPT NAME=VALUE... -- OPTIONS
 
 The scripts call it with their variables' values, and with the options of their user. This file has PPO and what all
-kinds of runs share; `launch_*.py` have the other kinds.
+kinds of runs share; SAO, supervised training and GEO3K are in `scripts/launcher/`.
 """
 
 import argparse
@@ -205,7 +205,7 @@ class Ppo(Run[PpoVariables]):
     losses: ClassVar[str] = PPO
 
     def experiment(self) -> str:
-        """Value pretraining has a folder of its own."""
+        """Return the name; value pretraining gets its own folder."""
         return "critic-" * bool(self.given.pretraining) + super().experiment()
 
     @cached_property

@@ -118,7 +118,7 @@ def read_variables(model: type[V], defaults: Mapping[str, str], environment: Map
     """
     given = dict(defaults)
     if environment.get("CONFIG") and not environment.get("EXPERIMENT"):
-        given.pop("EXPERIMENT", None)  # another YAML has a folder of its own
+        given.pop("EXPERIMENT", None)  # another YAML gets its own folder
     values: dict[str, str | int] = {}
     for field in model.model_fields.values():
         name = str(field.alias)

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs.call_form import MARKUP
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
 from envs.judge import JudgedEnv, Rubric, read_rubric, read_verdict
 from envs.loading import build_env_from
@@ -92,6 +93,14 @@ def test_an_agent_that_ends_by_itself_is_judged_though_there_are_no_messages_aft
         observation, done, info = env.step("one")
         reply = make_reply(env, observation, done=done, info=info)
     assert done and reply.messages == [] and info["metrics"]["judge/score"] == pytest.approx(0.9)
+
+
+def test_the_inner_environment_gets_the_policys_form_of_calls() -> None:
+    with JudgeServer(lambda body, number: GOOD) as server:
+        env = build(server)
+        env.call_form = MARKUP
+        env.reset()
+        assert env.inner.call_form is MARKUP
 
 
 def test_the_judged_environment_has_the_facts_and_the_picture_of_the_inner_one() -> None:
