@@ -15,7 +15,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -122,15 +122,11 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
     try:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        # A misspelled required key raises both errors; report the unknown key.
-        unknown = (one for one in errors if one["type"] == "extra_forbidden")
-        told = next(unknown, errors[0]) if errors[0]["type"] == "missing" else errors[0]
-        raise ConfigError(_explain(model, told, where)) from error
+        raise ConfigError(_explain(model, error.errors(include_url=False), mapping, where)) from error
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader, which also refuses keys that are given twice, and names the line of a wrong value."""
+    """PyYAML's loader, which also refuses keys that are given twice."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -143,25 +139,27 @@ class _Loader(yaml.SafeLoader):
             given.add(key.value)
         return node
 
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            kind = node.tag.rpartition(":")[2]
-            problem = f"{str(node.value)[:60]!r} is not a valid {kind}"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+_WRONG_VALUE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What PyYAML raises for a value that does not fit its tag, or is nested too deep."""
 
 
 def parse_yaml(text: str, place: str) -> Any:
     """Return the content of a YAML text from `place`, a file or option; errors in long texts also name the line.
 
-    Raises ConfigError if it is not valid YAML, gives a key twice, or is nested too deep.
+    Raises ConfigError if it is not valid YAML, or gives a key twice.
     """
     try:
         return yaml.load(text, _Loader)
-    except RecursionError as error:
-        raise ConfigError(f"{place} is not valid YAML: it is nested too deep") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{place}:{mark.line + 1}" if mark and "\n" in text else place
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -191,41 +189,101 @@ def read_yaml_mapping(path: str, key: str) -> dict[str, Any]:
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`below` updated with `above`; nested mappings are merged in the same way."""
-    nested = [key for key in above if isinstance(above[key], Mapping) and isinstance(below.get(key), Mapping)]
-    return {**below, **above, **{key: merge(below[key], above[key]) for key in nested}}
+    merged = {**below, **above}
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(key), Mapping):
+            merged[key] = merge(below[key], value)
+    return merged
 
 
-def _explain(model: type[Settings], error: Any, where: str) -> str:
-    """pydantic's error as one sentence about the YAML."""
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    path, hint, holder = _locate(model, error["loc"])
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_from_float"), "an integer"),
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    **dict.fromkeys(("model_type", "mapping_type", "dict_type"), "a mapping"),
+    "finite_number": "a finite number",
+}
+"""What a value must be, by the type of pydantic's error."""
+_BOUNDS = {
+    "greater_than": "greater than",
+    "greater_than_equal": "at least",
+    "less_than": "less than",
+    "less_than_equal": "at most",
+}
+
+
+def _explain(model: type[Settings], errors: Sequence[Any], mapping: Mapping[str, Any], where: str) -> str:
+    """pydantic's errors as one sentence about the first mistake in the YAML."""
+    first = errors[0]
+    if first["type"] == "missing":
+        # A misspelled required key raises both errors; report the unknown key.
+        first = next((error for error in errors if error["type"] == "extra_forbidden"), first)
+    path = _path_of(first, mapping)
     key = where + path
-    match kind:
-        case "value_error":
-            return str(context["error"])
-        case "extra_forbidden":
-            return unknown_key(key, _fields(holder), where + path.rpartition(".")[0] + "." * ("." in path))
-        case "missing":
-            return f"{key} is missing; it has no default"
-        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
-            words = {"greater_than": "greater than", "greater_than_equal": "at least", "less_than": "less than"}
-            return f"{key} must be {words.get(kind, 'at most')} {next(iter(context.values())):g}, got {value!r}"
-        case "string_too_long":
-            return f"{key} must have at most {context['max_length']} characters, got {len(value)}"
-        case "finite_number":
-            return f"{key} must be a finite number, got {value!r}"
-    number = _as_yaml_number(value) if kind == "float_type" and isinstance(value, str) else ""
-    note = f" (YAML wants a dot: write {number})" if number else ""
-    return f"{key} must be {_words(hint)}, got {value!r}{note}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    if first["type"] == "missing":
+        return f"{key} is missing; it has no default"
+    if first["type"] == "extra_forbidden":
+        section = path.rpartition(".")[0]
+        known = _fields(_model_at(model, first["loc"]))
+        return unknown_key(key, known, f"{where}{section}." if section else where)
+    # Each alternative of a type has an error of its own.
+    expected = dict.fromkeys(_expected(error) for error in errors if _path_of(error, mapping) == path)
+    sentence = f"{key} must be {' or '.join(expected)}, got {first['input']!r}"
+    if first["type"] == "float_type" and re.fullmatch(r"[-+\d.,eE]+", str(first["input"])):
+        sentence += " (YAML reads numbers as 0.99 and 1.0e-6: with a dot, and a sign in the exponent)"
+    return sentence
 
 
-def _as_yaml_number(text: str) -> str:
-    """Return how YAML writes the number that a text means, such as `0,99` or `1e-6`; empty if it means none."""
-    number = re.fullmatch(r"([+-]?\d+)(?:[.,](\d*))?(?:[eE]([+-]?)(\d+))?", text.strip())
-    if number is None:
-        return ""
-    whole, fraction, sign, exponent = number.groups()
-    return f"{whole}.{fraction or 0}" + (f"e{sign or '+'}{exponent}" if exponent else "")
+def _expected(error: Any) -> str:
+    """What a value must be, in words."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _BOUNDS:
+        return f"{_BOUNDS[kind]} {next(iter(context.values())):g}"
+    if kind == "literal_error":
+        names = re.sub(r" or (?=\S+$)", ", ", context["expected"])
+        return f"one of {names}" if "," in names else names
+    return _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ")
+
+
+def _path_of(error: Any, value: Any) -> str:
+    """The key of an error's value, such as `tasks[0].options`, without pydantic's names of alternatives."""
+    path = ""
+    *above, last = error["loc"] or ("",)
+    names_a_key = error["type"] in ("missing", "extra_forbidden")
+    for part in (*above, last):
+        if isinstance(part, int):
+            path += f"[{part}]"
+            value = value[part]
+        elif isinstance(value, Mapping) and part in value:
+            path += f".{part}"
+            value = value[part]
+        elif names_a_key and part is last:
+            path += f".{part}"
+    return path.removeprefix(".")
+
+
+def _model_at(model: type[Settings], location: Sequence[int | str]) -> type[Settings]:
+    """The innermost model at pydantic's location."""
+    inner = [model]
+    for part in map(str, location[:-1]):
+        fields = _fields(model)
+        if part in fields:
+            inner = list(_models_in(fields[part].annotation))
+        named = [one for one in inner if part.rstrip("]").endswith(one.__name__)]  # an alternative of a union
+        model = (named or inner or [model])[0]
+    return model
+
+
+def _models_in(hint: Any) -> Iterator[type[Settings]]:
+    """The settings models that a type names."""
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _models_in(part)
 
 
 def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
@@ -237,28 +295,6 @@ def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
 
 def _fields(model: type[Settings]) -> dict[str, Any]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
-
-
-def _locate(model: type[Settings], location: Sequence[int | str]) -> tuple[str, Any, type[Settings]]:
-    """The key at pydantic's location, the type expected there, and the innermost model that contains it."""
-    path, hint, holder = "", typing.cast(Any, model), model
-    for part in location:
-        inner = _inner(hint)
-        if isinstance(part, int):
-            path, hint = f"{path}[{part}]", (typing.get_args(inner) or (Any,))[0]
-        elif isinstance(inner, type) and issubclass(inner, Settings):
-            holder = inner
-            path = f"{path}.{part}" if path else part
-            hint = _fields(inner)[part].annotation if part in _fields(inner) else Any
-        elif _is_mapping(inner):
-            path, hint = f"{path}.{part}", (*typing.get_args(inner), Any, Any)[1]
-        else:  # the name of one alternative of a union
-            named = part.rstrip("]").rpartition(" ")[2]  # a model with a validator is `function-after[f(), Model]`
-            models = (o for o in typing.get_args(inner) if isinstance(o, type) and issubclass(o, Settings))
-            hint = next((model for model in models if model.__name__ == named), inner)
-            if hint is inner or part == location[-1]:
-                return path, inner, holder
-    return path, hint, holder
 
 
 def _inner(hint: Any) -> Any:
@@ -273,28 +309,16 @@ def _inner(hint: Any) -> Any:
 
 def _from_yaml(hint: Any, value: Any) -> Any:
     inner = _inner(hint)
-    if isinstance(value, list) and any(typing.get_origin(part) is tuple for part in (inner, *typing.get_args(inner))):
+    alternatives = (inner, *typing.get_args(inner))
+    if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in alternatives):
         return tuple(value)
     if isinstance(value, Mapping) and _is_mapping(inner):
-        return {key: _from_yaml((*typing.get_args(inner), Any, Any)[1], part) for key, part in value.items()}
-    return {} if value is None and isinstance(hint, type) and issubclass(hint, Settings) else value
+        _, of_values = typing.get_args(inner) or (Any, Any)
+        return {key: _from_yaml(of_values, part) for key, part in value.items()}
+    is_section = isinstance(hint, type) and issubclass(hint, Settings)
+    return {} if value is None and is_section else value
 
 
 def _is_mapping(hint: Any) -> bool:
     origin = typing.get_origin(hint) or hint
     return isinstance(origin, type) and issubclass(origin, Mapping)
-
-
-def _words(hint: Any) -> str:
-    hint = _inner(hint)
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(option) for option in typing.get_args(hint) if option is not type(None))
-    if origin is Literal:
-        options = typing.get_args(hint)
-        return f"{'one of ' if len(options) > 1 else ''}{', '.join(map(repr, options))}"
-    if origin is tuple:
-        return "a list"
-    if _is_mapping(hint) or (isinstance(hint, type) and issubclass(hint, BaseModel)):
-        return "a mapping"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(hint, f"a {hint}")

@@ -172,7 +172,7 @@ class PackedTurns:
 
 
 def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[int]) -> PackedTurns:
-    """Pack the tokens of all turns, with one entry per turn and one per bootstrap sample.
+    """Pack the tokens of all turns, with one entry per turn and one per bootstrap state.
 
     Masked tokens inside a turn are skipped, so a turn's reward falls on its last trained token. A fully masked turn
     keeps all its tokens: values and rewards pass through it, but it gets no gradient. `masks` has one entry per
@@ -271,7 +271,7 @@ def _place(position: int, lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Start position and size of each turn; a bootstrap state is the first token of its response."""
+    """Start position and size of each turn; a bootstrap state is one token."""
     responses = whole_numbers(lengths)
     offsets = responses.cumsum(0) - responses
     starts = offsets[columns.sample] + columns.start

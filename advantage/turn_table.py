@@ -4,9 +4,9 @@ slime passes only a fixed list of keys to the training ranks (`_split_train_data
 so the table travels there. slime's logger later sums every list that it does not know, so the last reader removes the
 table from `rollout_data`. Layout of an entry:
 
-    version, segment, first_turn, kind, terminated, truncated, group, turns
+    version, segment, first_turn, kind, terminated, truncated, group, bootstrap, turns
 
-where `turns` has one tuple per turn: start, end, reward, action_start, anchor, staleness, moves.
+where `turns` has one tuple per turn: start, end, reward, action_start, anchor, staleness, moves, skips.
 """
 
 import enum
@@ -14,8 +14,8 @@ import hashlib
 import math
 import reprlib
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from advantage.settings import CONVERTER as CONVERTER
 TABLE_KEY = "prompt"
 """Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
 
-VERSION = 5
+VERSION = 6
 """First number of an entry. Version 4 was a float64 vector, which old dumps contain."""
 
 STALENESS = "token_staleness"
@@ -86,10 +86,12 @@ class TurnSpan:
     """Actor updates between playing the turn and training on it; -1: unknown."""
     moves: bool = True
     """Whether the environment moved after the turn; not if the model only wrote its notes."""
+    skips: int = 0
+    """Turns of the episode, between this one and the sample's turn before it, that other samples hold."""
 
     def __post_init__(self) -> None:
         _check_whole(start=self.start, end=self.end, action_start=self.action_start)
-        _check_whole(anchor=self.anchor, staleness=self.staleness)
+        _check_whole(anchor=self.anchor, staleness=self.staleness, skips=self.skips)
         _check_flags(moves=self.moves)
         if not 0 <= self.start <= self.end:
             raise TurnTableError(f"a turn must have 0 <= start <= end, got start {self.start}, end {self.end}")
@@ -103,6 +105,8 @@ class TurnSpan:
             raise TurnTableError(f"anchor must be a number from 0 up, or -1 if there is none, got {self.anchor}")
         if self.staleness < -1:
             raise TurnTableError(f"staleness must be a number from 0 up, or -1 if unknown, got {self.staleness}")
+        if self.skips < 0:
+            raise TurnTableError(f"skips must be a number from 0 up, got {self.skips}")
 
 
 _NO_TURN = TurnSpan(0, 0, 0.0)
@@ -121,19 +125,28 @@ class TurnRow:
     segment: int
     """Id of the episode's part in this batch: shared by all its samples, and by no other episode."""
     first_turn: int
-    """Index of the sample's first turn in the segment or the episode; consecutive along the segment."""
+    """Index of the sample's first turn in the segment or the episode, of which the batch holds consecutive turns."""
     kind: TurnKind = TurnKind.TURN
     terminated: bool = False
     """The sample's last turn ended the episode: nothing follows."""
     truncated: bool = False
-    """The sample's last turn hit a limit. The value that follows comes from a bootstrap sample, or is 0 without one."""
+    """The sample's last turn hit a limit. The value that follows is that of the bootstrap state, or 0 without one."""
     turns: tuple[TurnSpan, ...] = ()
     """The turns in order, without overlap; empty for a bootstrap sample."""
     group: int = -1
     """Id shared by episodes with the same start, for estimators that compare them; -1: none."""
+    bootstrap: int = -1
+    """Offset in the response of a masked token behind all turns, whose value is that of the state after them. -1 if
+    there is no such token; a sample of kind BOOTSTRAP has the state's value at its first token."""
+
+    @property
+    def indices(self) -> list[int]:
+        """The index of each turn in the segment or the episode."""
+        skipped = accumulate(turn.skips for turn in self.turns)
+        return [self.first_turn + k + skips for k, skips in enumerate(skipped)]
 
     def __post_init__(self) -> None:
-        _check_whole(segment=self.segment, first_turn=self.first_turn, group=self.group)
+        _check_whole(segment=self.segment, first_turn=self.first_turn, group=self.group, bootstrap=self.bootstrap)
         _check_flags(terminated=self.terminated, truncated=self.truncated)
         if self.segment < 0 or self.first_turn < 0:
             raise TurnTableError(f"segment {self.segment} and first_turn {self.first_turn} must not be negative")
@@ -141,6 +154,12 @@ class TurnRow:
             raise TurnTableError(f"group must be a number from 0 up, or -1 for none, got {self.group}")
         if self.kind is TurnKind.BOOTSTRAP and (self.turns or self.terminated or self.truncated):
             raise TurnTableError("a bootstrap sample has no turns and neither terminates nor truncates")
+        first = self.turns[-1].end if self.turns else 0
+        if self.bootstrap != -1 and (self.bootstrap < first or not self.turns):
+            raise TurnTableError(
+                f"bootstrap must be the offset of a token behind the sample's turns, which end at {first}, or -1 if "
+                f"there is none, got {self.bootstrap}"
+            )
         if self.kind is not TurnKind.BOOTSTRAP and not self.turns:
             raise TurnTableError(f"a sample of kind {self.kind.name} needs at least one turn")
         for k, (before, after) in enumerate(pairwise(self.turns)):
@@ -159,7 +178,8 @@ def encode_row(row: TurnRow) -> tuple[Any, ...]:
         train_data[TABLE_KEY] = [encode_row(row), ...]
     """
     turns = tuple(map(_span_of, row.turns))
-    return VERSION, row.segment, row.first_turn, int(row.kind), row.terminated, row.truncated, row.group, turns
+    ends = row.terminated, row.truncated
+    return VERSION, row.segment, row.first_turn, int(row.kind), *ends, row.group, row.bootstrap, turns
 
 
 def _is_sequence(entry: Any) -> bool:
@@ -174,9 +194,9 @@ def decode_row(entry: Any) -> TurnRow:
     if type(version) is not int or version != VERSION:
         raise TurnTableError(f"it has version {version!r:.40}, this project reads version {VERSION}")
     try:
-        segment, first_turn, kind, terminated, truncated, group, turns = fields
+        segment, first_turn, kind, terminated, truncated, group, bootstrap, turns = fields
         spans = tuple(TurnSpan(*turn) for turn in turns)
-        return TurnRow(segment, first_turn, TurnKind(kind), terminated, truncated, spans, group)
+        return TurnRow(segment, first_turn, TurnKind(kind), terminated, truncated, spans, group, bootstrap)
     except TurnTableError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
@@ -198,7 +218,7 @@ def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
 class TurnColumns:
     """The turn tables of a rank's samples as columns on the CPU, all [T].
 
-    There is one entry per turn and one per bootstrap sample, in the order of the samples.
+    There is one entry per turn and one per bootstrap state, in the order of the samples and of their tokens.
     """
 
     sample: Tensor
@@ -214,7 +234,7 @@ class TurnColumns:
     terminated: Tensor
     truncated: Tensor
     start: Tensor
-    """int64 offset in the sample's response, as are end and action_start; a bootstrap entry has 0, 0 and -1."""
+    """int64 offset in the sample's response, as are end and action_start. A bootstrap state is one token, start."""
     end: Tensor
     action_start: Tensor
     reward: Tensor
@@ -237,7 +257,7 @@ def read_columns(table: Sequence[Any], response_lengths: Sequence[int]) -> TurnC
         entries += _entries(sample, row)
     columns = as_tensor(np.array(entries, np.float64).reshape(len(entries), _COLUMNS)).unbind(1)
     sample, segment, index, bootstrap, held_out, terminated, truncated, group, *spans = columns
-    start, end, reward, action_start, anchor, staleness, moves = spans
+    start, end, reward, action_start, anchor, staleness, moves, _ = spans
     return TurnColumns(
         sample=sample.long(),
         segment=segment,
@@ -264,23 +284,27 @@ def _row_of(sample: int, entry: Any, length: int) -> TurnRow:
         raise TurnTableError(
             f"sample {sample}: rollout_data[{TABLE_KEY!r}] is not a turn table ({error}); {_ADVICE}"
         ) from error
-    if row.turns and row.turns[-1].end > length:
-        end = row.turns[-1].end
-        raise TurnTableError(f"sample {sample}: its last turn ends at token {end}, its response has {length} tokens")
+    end = max(row.turns[-1].end if row.turns else 0, row.bootstrap + 1)
+    if end > length:
+        what = "bootstrap state" if row.bootstrap != -1 else "last turn"
+        raise TurnTableError(f"sample {sample}: its {what} ends at token {end}, its response has {length} tokens")
     return row
 
 
 def _entries(sample: int, row: TurnRow) -> Iterator[tuple[Any, ...]]:
-    """Yield the entry of each turn, or of the bootstrap state, in the order in which `read_columns` unpacks them."""
-    bootstrap = row.kind is TurnKind.BOOTSTRAP
+    """Yield the entries of turns and bootstrap state, in the order in which `read_columns` unpacks them."""
     held_out = row.kind is TurnKind.HELD_OUT
-    turns = row.turns or (_NO_TURN,)
-    for k, turn in enumerate(turns):
-        is_last = k == len(turns) - 1
+    indices = row.indices
+    for k, (index, turn) in enumerate(zip(indices, row.turns, strict=True)):
+        is_last = k == len(row.turns) - 1
         terminated = is_last and row.terminated
         truncated = is_last and row.truncated
-        place = sample, row.segment, row.first_turn + k
-        yield *place, bootstrap, held_out, terminated, truncated, row.group, *_span_of(turn)
+        yield sample, row.segment, index, False, held_out, terminated, truncated, row.group, *_span_of(turn)
+    if not row.turns:
+        yield sample, row.segment, row.first_turn, True, False, False, False, row.group, *_span_of(_NO_TURN)
+    elif row.bootstrap != -1:
+        state = replace(_NO_TURN, start=row.bootstrap, end=row.bootstrap)
+        yield sample, row.segment, indices[-1] + 1, True, False, False, False, row.group, *_span_of(state)
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:

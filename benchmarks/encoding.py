@@ -19,6 +19,7 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
+from inspection.text import align
 from rollout.play.engine import request_body
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
@@ -37,17 +38,21 @@ class Conversation:
     def __init__(self, encoder: DeltaEncoder, turns: int, images: bool) -> None:
         rng = random.Random(0)
         self.encoder = encoder
+        self.images = images
         self.response = [*encoder.text.encode(RESPONSE), encoder.end_of_turn_ids[0]]
         self.users = []
         for turn in range(turns + NEXT):
-            text = f"Turn {turn}: " + " ".join(rng.choices(WORDS, k=120))
+            words = " ".join(rng.choices(WORDS, k=120))
+            text = f"Turn {turn}: {words}"
             parts = [{"type": "image", "image": picture(turn)}, {"type": "text", "text": text}]
             self.users.append({"role": "user", "content": parts if images else text})
 
     def messages(self, turn: int) -> list[dict[str, Any]]:
         """Build the conversation up to the observation of this turn."""
-        response = {"role": "assistant", "content": RESPONSE}
-        return [SYSTEM, *(message for user in self.users[:turn] for message in (user, response)), self.users[turn]]
+        messages = [SYSTEM]
+        for user in self.users[:turn]:
+            messages += [user, {"role": "assistant", "content": RESPONSE}]
+        return [*messages, self.users[turn]]
 
 
 def cpu_ms(work: Callable[[], Any], repeats: int, prepare: Callable[[], Any] = lambda: None) -> float:
@@ -59,7 +64,8 @@ def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
     """Drop the turn's text and image from the caches."""
     encoder.text._cached.cache_clear()
     if encoder.images is not None:
-        encoder.images._kept.pop(id(user["content"][0]["image"]), None)
+        image = user["content"][0]["image"]
+        encoder.images._kept.pop(id(image), None)
 
 
 def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
@@ -80,8 +86,8 @@ def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
     return statistics.median(append), statistics.median(request)
 
 
-def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float]:
-    encoder, tokenizer = conversation.encoder, conversation.encoder.tokenizer
+def rows(conversation: Conversation, turn: int) -> dict[str, float]:
+    images, encoder, tokenizer = conversation.images, conversation.encoder, conversation.encoder.tokenizer
     whole = conversation.messages(turn)
     window = [whole[0], *whole[-3:]]
 
@@ -118,16 +124,16 @@ def rows(conversation: Conversation, turn: int, images: bool) -> dict[str, float
     }
 
 
-def table(title: str, conversation: Conversation, turns: list[int], images: bool) -> None:
-    print(f"\n{title}: CPU ms per turn")
-    found = {turn: rows(conversation, turn, images) for turn in turns}
-    print(f"{'':<16}" + "".join(f"{f'turn {turn}':>12}" for turn in turns) + f"{'last / first':>14}")
-    for way in found[turns[0]]:
-        times = [found[turn][way] for turn in turns]
-        print(f"{way:<16}" + "".join(f"{ms:12.3f}" for ms in times) + f"{times[-1] / times[0]:14.2f}")
+def table(title: str, conversation: Conversation, turns: list[int]) -> None:
+    found = [rows(conversation, turn) for turn in turns]
+    lines = [["", *(f"turn {turn}" for turn in turns), "last / first"]]
+    for way in found[0]:
+        times = [row[way] for row in found]
+        lines.append([way, *(f"{ms:.3f}" for ms in times), f"{times[-1] / times[0]:.2f}"])
     for way in ("re-encode", "two templates"):
-        ratios = "".join(f"{found[turn][way] / found[turn]['ours, full']:11.1f}x" for turn in turns)
-        print(f"{way + ' / ours':<16}{ratios}")
+        lines.append([f"{way} / ours", *(f"{row[way] / row['ours, full']:.1f}x" for row in found), ""])
+    print(f"\n{title}: CPU ms per turn")
+    print("\n".join(align(lines, 1)))
 
 
 def main() -> None:
@@ -140,9 +146,10 @@ def main() -> None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    table("text", Conversation(DeltaEncoder(tokenizer), max(options.turns), False), options.turns, False)
+    longest = max(options.turns)
+    table("text", Conversation(DeltaEncoder(tokenizer), longest, images=False), options.turns)
     encoder = DeltaEncoder(chatml_tokenizer(), processor())
-    table("text and an image", Conversation(encoder, max(options.turns), True), options.turns, True)
+    table("text and an image", Conversation(encoder, longest, images=True), options.turns)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SGLang's HTTP interface over simulated engines, in its own process: `python -m benchmarks.engine_server --host PID`.
+"""SGLang's HTTP interface over simulated engines, in a process that `benchmarks.engines` starts.
 
 Time is simulated. Its clock goes to the engines' next event whenever the hosts, the processes that send the requests,
 sleep; while a host computes, the clock advances by the CPU time that the host uses. So a host's cost is its real cost,
@@ -16,17 +16,18 @@ responses of the same distribution. As in SGLang, an update aborts those in flig
 weight version.
 """
 
-import argparse
 import asyncio
 import contextlib
 import heapq
 import itertools
 import json
 import math
+import os
 import random
+import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ class Host:
         self._clock = (~pid << 3) | 2
         """The process's CPU clock, as `clock_getcpuclockid` gives it."""
         self._tasks = Path(f"/proc/{pid}/task")
-        self._cpu, self._time, self._awake = self.cpu_s(), 0.0, False
+        self._cpu = self.cpu_s()
+        self._time = 0.0
+        self._awake = False
 
     def cpu_s(self) -> float:
         """Read the CPU seconds of all its threads; raises OSError if the process has ended."""
@@ -68,7 +71,8 @@ class Host:
         awake = used > 0 or not self.asleep()
         if awake and not self._awake:
             self._time = max(self._time, now)
-        self._time, self._awake = self._time + used, awake
+        self._time += used
+        self._awake = awake
         return self._time if awake else None
 
     def unchanged(self) -> bool:
@@ -84,13 +88,13 @@ def draw_length(seed: int, mean: float) -> int:
 class Server:
     """The engines behind one address, and their clock."""
 
-    def __init__(
-        self, host: Host, engines: int, timing: Timing, vocabulary: Mapping[str, Any], answer_tokens: float
-    ) -> None:
+    def __init__(self, host: Host, engines: int, places: int, answer_tokens: float, vocabulary: Mapping[str, Any]):
         """Start with idle engines; the engines have no tokenizer, so responses are made of the `vocabulary`."""
-        self.hosts, self.timing, self.vocabulary, self.answer_tokens = [host], timing, vocabulary, answer_tokens
-        self.engines = [Engine(timing) for _ in range(engines)]
-        self.now, self.version, self.arrived = 0.0, 1, 0
+        self.timing = Timing(places=places)
+        self.engines = [Engine(self.timing) for _ in range(engines)]
+        self.answer_tokens, self.vocabulary = answer_tokens, vocabulary
+        self.hosts = [host]
+        self.time, self.version, self.arrived = 0.0, 1, 0
         self.recorded: dict[int, tuple[np.ndarray, int]] = {}
         self._answers: dict[Request, asyncio.Future[str]] = {}
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
@@ -98,13 +102,11 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**28, middlewares=[self._count])
-        posts = {"/generate": self.generate, "/abort_request": self.abort, "/pause_generation": self.pause}
-        posts |= {"/continue_generation": self.resume, "/simulated/update": self.update}
-        posts |= {"/simulated/sleep": self.sleep, "/simulated/hosts": self.set_hosts}
-        gets = {"/workers": self.workers, "/v1/loads": self.loads}
-        gets |= {"/simulated/now": self.clock, "/simulated/saturated": self.saturated}
-        app.add_routes([web.post(path, handler) for path, handler in posts.items()])
-        app.add_routes([web.get(path, handler) for path, handler in gets.items()])
+        app.router.add_get("/workers", self.workers)
+        app.router.add_post("/generate", self.generate)
+        app.router.add_post("/abort_request", self.abort)
+        for control in (self.now, self.set_hosts, self.update, self.sleep, self.saturated):
+            app.router.add_post(f"/simulated/{control.__name__}", control)
         return app
 
     @web.middleware
@@ -119,16 +121,18 @@ class Server:
         length = min(draw_length(seed, self.answer_tokens), body["sampling_params"]["max_new_tokens"])
         work = Request(prompt, length)
         self.recorded.setdefault(seed, (prompt, length))  # an aborted request comes again
-        self._answers[work] = asyncio.get_running_loop().create_future()
-        min(self.engines, key=lambda engine: engine.load).submit(work, self.now)
-        return web.json_response(self._answer(work, seed, await self._answers[work]))
+        answered = self._answers[work] = asyncio.get_running_loop().create_future()
+        emptiest = min(self.engines, key=lambda engine: engine.load)
+        emptiest.submit(work, self.time)
+        finish = await answered
+        return web.json_response(self._answer(work, random.Random(seed), finish))
 
-    def _answer(self, work: Request, seed: int, finish: str) -> dict[str, Any]:
-        rng = random.Random(seed)
-        begin, end = self.vocabulary["begin"], rng.choice(self.vocabulary["ends"])
-        words = rng.choices(self.vocabulary["words"], k=max(1, work.length - len(begin[0]) - len(end[0])))
-        ids = [*begin[0], *(token for token, _ in words), *end[0]]
-        text = begin[1] + "".join(word for _, word in words) + end[1]
+    def _answer(self, work: Request, rng: random.Random, finish: str) -> dict[str, Any]:
+        begin, begin_text = self.vocabulary["begin"]
+        end, end_text = rng.choice(self.vocabulary["ends"])
+        words = rng.choices(self.vocabulary["words"], k=max(1, work.length - len(begin) - len(end)))
+        ids = [*begin, *(token for token, _ in words), *end]
+        text = begin_text + "".join(word for _, word in words) + end_text
         if finish == "abort":
             ids, text = ids[: work.done], ""
         versions = [*work.versions, (self.version, len(ids))]
@@ -148,81 +152,69 @@ class Server:
     async def workers(self, request: web.Request) -> web.Response:
         return web.json_response({"workers": [{"url": f"http://{request.host}"}]})
 
-    async def loads(self, request: web.Request) -> web.Response:
-        running = sum(len(engine.running) for engine in self.engines)
-        waiting = len(self._answers) - running
-        return web.json_response({"loads": [{"num_running_reqs": running, "num_waiting_reqs": waiting}]})
-
     async def abort(self, request: web.Request) -> web.Response:
         for engine in self.engines:
-            for work in engine.abort(self.now):
+            for work in engine.abort(self.time):
                 self._answers.pop(work).set_result("abort")
-        return web.json_response({})
-
-    async def pause(self, request: web.Request) -> web.Response:
-        for engine in self.engines:
-            engine.paused = True
-        return await self.abort(request)
-
-    async def resume(self, request: web.Request) -> web.Response:
-        for engine in self.engines:
-            engine.resume(self.now)
         return web.json_response({})
 
     async def update(self, request: web.Request) -> web.Response:
         """Load new weights: pause, abort or retract, flush the cache, load, continue."""
-        retracts = (await request.json()).get("mode") == "retract"
+        retracts = (await request.json())["mode"] == "retract"
         for engine in self.engines:
             engine.paused = True
             if retracts:
-                for work in engine.retract(self.now):
+                for work in engine.retract(self.time):
                     if work.done:
                         work.versions.append((self.version, work.done))
             engine.cache.clear()
         if not retracts:
             await self.abort(request)
         self.version += 1
-        return await self.resume(request)
+        for engine in self.engines:
+            engine.resume(self.time)
+        return web.json_response({})
 
     async def set_hosts(self, request: web.Request) -> web.Response:
         """Charge these processes, too."""
-        self.hosts = [self.hosts[0], *map(Host, (await request.json())["pids"])]
+        self.hosts[1:] = map(Host, (await request.json())["pids"])
         return web.json_response({})
 
     async def sleep(self, request: web.Request) -> web.Response:
         """Respond after some simulated seconds."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         seconds = (await request.json())["seconds"]
-        heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), woken))
+        heapq.heappush(self._sleepers, (self.time + seconds, next(self._numbers), woken))
         await woken
         return web.json_response({})
 
-    async def clock(self, request: web.Request) -> web.Response:
-        return web.json_response({"now": self.now})
+    async def now(self, request: web.Request) -> web.Response:
+        return web.json_response({"now": self.time})
 
     async def saturated(self, request: web.Request) -> web.Response:
         """Replay the recorded requests with a queue that is never empty; takes no simulated time."""
-        engines, work = len(self.engines), list(self.recorded.values())
-        tokens, responses = saturated(self.timing, work)
-        updated, _ = saturated(self.timing, work, max(1, int(request.query["every"]) // engines), request.query["mode"])
-        found = {"tokens_per_s": tokens, "turns_per_s": responses, "updated_tokens_per_s": updated}
-        return web.json_response({name: rate * engines for name, rate in found.items()})
+        body, engines, work = await request.json(), len(self.engines), list(self.recorded.values())
+        tokens, _ = saturated(self.timing, work)
+        updated, _ = saturated(self.timing, work, max(1, body["every"] // engines), body["mode"])
+        return web.json_response({"tokens_per_s": tokens * engines, "updated_tokens_per_s": updated * engines})
 
     async def keep_time(self) -> None:
-        """Advance the clock until the host ends, and finish what is due."""
+        """Advance the clock until a host ends, and finish what is due."""
         while True:
-            if awake := [moment for host in self.hosts if (moment := host.advance(self.now)) is not None]:
-                self.now = max(self.now, min(awake))
+            clocks = [host.advance(self.time) for host in self.hosts]
+            if awake := [clock for clock in clocks if clock is not None]:
+                self.time = max(self.time, min(awake))
             if self._next_event() < math.inf and await self._hosts_wait():
-                self.now = max(self.now, self._next_event())
+                self.time = max(self.time, self._next_event())
             else:
                 await asyncio.sleep(2e-4)
             for engine in self.engines:
-                while engine.next_event <= self.now:
+                while engine.next_event <= self.time:
                     for work in engine.advance():
                         self._answers.pop(work).set_result("stop")
-            while self._sleepers and self._sleepers[0][0] <= self.now:
-                heapq.heappop(self._sleepers)[2].set_result(None)
+            while self._sleepers and self._sleepers[0][0] <= self.time:
+                _, _, woken = heapq.heappop(self._sleepers)
+                woken.set_result(None)
 
     def _next_event(self) -> float:
         asleep = self._sleepers[0][0] if self._sleepers else math.inf
@@ -237,7 +229,7 @@ class Server:
 
 
 async def serve(server: Server) -> None:
-    """Print the port, then serve until the host ends."""
+    """Print the port, then serve until a host ends."""
     runner = web.AppRunner(server.app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
@@ -246,18 +238,5 @@ async def serve(server: Server) -> None:
         await server.keep_time()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--host", type=int, required=True, help="process whose CPU time counts")
-    parser.add_argument("--vocabulary", type=Path, required=True, help="JSON file with the tokens of responses")
-    parser.add_argument("--engines", type=int, default=1)
-    parser.add_argument("--places", type=int, default=Timing.places, help="requests that one engine runs at once")
-    parser.add_argument("--answer-tokens", type=float, default=150.0, help="mean tokens of a response")
-    options = parser.parse_args(arguments)
-    vocabulary = json.loads(options.vocabulary.read_text())
-    timing = Timing(places=options.places)
-    asyncio.run(serve(Server(Host(options.host), options.engines, timing, vocabulary, options.answer_tokens)))
-
-
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve(Server(Host(os.getppid()), **json.loads(sys.argv[1]))))

@@ -29,21 +29,21 @@ from envs.loading import build_env_from  # noqa: E402
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table; `server` is the command of a server that prints its URL.
-
-    `balrog` is BALROG's family and task, if it has the same one. `answers` are played in environments without
-    a list of actions, which have no images either. `images` says whether the others have.
-    """
+    """One row of the table."""
 
     module: str
     task: str
+    needs: str = "numpy"
+    """The package that it needs."""
     balrog: tuple[str, str] | None = None
+    """BALROG's family and task, if it has the same one."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    extra: str = "envs"
     answers: tuple[str, ...] = ()
-    images: bool = True
+    """Played in environments without a list of actions."""
+    images: bool = False
+    """Whether it can render every step."""
     server: tuple[str, ...] = ()
+    """Command of a server that prints its URL."""
 
 
 _COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "open box", "take all")
@@ -55,20 +55,20 @@ _MCP_COMMAND = [sys.executable, str(Path(sys.path[0]) / "tests" / "fixtures" / "
 _MCP_TOOL = {"tools": {"mcp": {"command": _MCP_COMMAND, "include": ["add"]}}, **_ASKED}
 _GUESS_SERVER = ("-m", "tests.fixtures.openenv_server", "guess", "0")
 ROWS = [
-    Row("envs.babyai", "goto", ("babyai", "BabyAI-MixedTrainLocal-v0/goto"), needs=("minigrid",)),
-    Row("envs.babyai", "open", ("babyai", "BabyAI-MixedTrainLocal-v0/open"), needs=("minigrid",)),
-    Row("envs.babyai", "BossLevel", needs=("minigrid",)),
-    Row("envs.babaisai", "goto_win", ("babaisai", "env/goto_win")),
-    Row("envs.babaisai", "two_room-goto_win", ("babaisai", "env/two_room-goto_win")),
-    Row("envs.crafter", "default", ("crafter", "default"), needs=("crafter",)),
-    Row("envs.sokoban", "two_boxes"),
-    Row("envs.sokoban", "four_boxes"),
-    Row("envs.textworld", "treasure_hunter", None, {"games": 2}, ("textworld",), "text-games", _COMMANDS),
-    Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", None, _NETHACK, ("minihack",), "nethack", images=False),
-    Row("envs.gymnasium_text", "NetHackScore-v0", None, _NETHACK, ("nle",), "nethack", images=False),
-    Row("envs.tools", "python", None, _PYTHON_TOOL, ("jsonschema",), "tools", _ADD),
-    Row("envs.tools", "mcp", None, _MCP_TOOL, ("mcp",), "mcp", _ADD),
-    Row("envs.openenv", "guess", None, {"max_steps": 1000}, ("websockets",), "openenv", ("1",), server=_GUESS_SERVER),
+    Row("envs.babyai", "goto", "minigrid", ("babyai", "BabyAI-MixedTrainLocal-v0/goto"), images=True),
+    Row("envs.babyai", "open", "minigrid", ("babyai", "BabyAI-MixedTrainLocal-v0/open"), images=True),
+    Row("envs.babyai", "BossLevel", "minigrid", images=True),
+    Row("envs.babaisai", "goto_win", balrog=("babaisai", "env/goto_win"), images=True),
+    Row("envs.babaisai", "two_room-goto_win", balrog=("babaisai", "env/two_room-goto_win"), images=True),
+    Row("envs.crafter", "default", "crafter", ("crafter", "default"), images=True),
+    Row("envs.sokoban", "two_boxes", images=True),
+    Row("envs.sokoban", "four_boxes", images=True),
+    Row("envs.textworld", "treasure_hunter", "textworld", options={"games": 2}, answers=_COMMANDS),
+    Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", "minihack", options=_NETHACK),
+    Row("envs.gymnasium_text", "NetHackScore-v0", "nle", options=_NETHACK),
+    Row("envs.tools", "python", "jsonschema", options=_PYTHON_TOOL, answers=_ADD),
+    Row("envs.tools", "mcp", "mcp", options=_MCP_TOOL, answers=_ADD),
+    Row("envs.openenv", "guess", "websockets", options={"max_steps": 1000}, answers=("1",), server=_GUESS_SERVER),
 ]
 
 
@@ -87,37 +87,42 @@ def served(row: Row) -> Iterator[dict[str, str]]:
             process.kill()
 
 
+def play(row: Row, seed: int, limit: float, rng: random.Random, options: Mapping[str, Any]) -> tuple[int, float, float]:
+    """Play random legal actions until episode or time is over; returns steps, and CPU seconds of them and of the reset.
+
+    The clock is read every 50 steps.
+    """
+    env = build_env_from(row.module, {"task": row.task, "seed": seed}, {**row.options, **options})
+    began = time.process_time()
+    env.reset()
+    ready = time.process_time()
+    answers = row.answers or list(env.actions)
+    steps, done = 0, False
+    while not done and time.process_time() - ready < limit:
+        for answer in rng.choices(answers, k=50):
+            _, done, _ = env.step(answer)
+            steps += 1
+            if done:
+                break
+    spent = time.process_time() - ready
+    env.close()
+    return steps, spent, ready - began
+
+
 def measure(row: Row, seconds: float, **options: Any) -> tuple[float, float]:
-    """Play random legal actions for `seconds` of CPU time; returns steps per CPU-second and CPU-milliseconds per reset.
+    """Play for `seconds` of CPU time; returns steps per CPU-second and CPU-milliseconds per reset.
 
     A first episode of up to 50 steps, which fills the caches of this process, is not measured.
     """
-    rng, steps, step_time, reset_times = random.Random(0), 0, 0.0, []
-
-    def play(seed: int, limit: float) -> tuple[int, float]:
-        """Play until the episode or the time is over; the clock is read every 50 steps."""
-        env = build_env_from(row.module, {"task": row.task, "seed": seed}, {**row.options, **options})
-        began = time.process_time()
-        env.reset()
-        reset_times.append(time.process_time() - began)
-        answers, done, taken = row.answers or list(env.actions), False, 0
-        began = time.process_time()
-        while not done and time.process_time() - began < limit:
-            for answer in rng.choices(answers, k=50):
-                _, done, _ = env.step(answer)
-                taken += 1
-                if done:
-                    break
-        spent = time.process_time() - began
-        env.close()
-        return taken, spent
-
-    play(0, 0.001)
-    reset_times.clear()
-    while step_time < seconds:
-        taken, spent = play(len(reset_times), seconds - step_time)
-        steps, step_time = steps + taken, step_time + spent
-    return steps / step_time, 1000 * sum(reset_times) / len(reset_times)
+    rng = random.Random(0)
+    play(row, 0, 0.001, rng, options)
+    steps, spent, resets = 0, 0.0, []
+    while spent < seconds:
+        taken, used, reset = play(row, len(resets), seconds - spent, rng, options)
+        steps += taken
+        spent += used
+        resets.append(reset)
+    return steps / spent, 1000 * sum(resets) / len(resets)
 
 
 def balrog_speed(names: tuple[str, str], seconds: float) -> float | None:
@@ -133,22 +138,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds per figure (default: %(default)g)")
     parser.add_argument("--only", default="", help="only rows whose module or task contains this text")
     arguments = parser.parse_args()
+    seconds = arguments.seconds
     line = "{:<34}{:>14}{:>13}{:>9}{:>9}{:>11}"
     print(line.format("environment", "text steps/s", "with images", "BALROG", "ratio", "reset ms"))
     for row in ROWS:
         name = f"{row.module.removeprefix('envs.')} {row.task}"
         if arguments.only not in name:
             continue
-        missing = [need for need in row.needs if importlib.util.find_spec(need) is None]
-        if missing:
-            print(f"{name:<34}  needs {', '.join(missing)}; pip install 'slime-verlog[{row.extra}]'")
+        if importlib.util.find_spec(row.needs) is None:
+            print(f"{name:<34}  needs {row.needs}")
             continue
-        drawn = "-" if row.answers or not row.images else f"{measure(row, arguments.seconds, vlm=True)[0]:,.0f}"
+        drawn, theirs, ratio = "-", "-", "-"
         with served(row) as options:
-            steps, reset_ms = measure(row, arguments.seconds, **options)
-        theirs = balrog_speed(row.balrog, arguments.seconds) if row.balrog else None
-        ratio = ("-", "-") if theirs is None else (f"{theirs:,.0f}", f"{steps / theirs:.1f} x")
-        print(line.format(name, f"{steps:,.0f}", drawn, *ratio, f"{reset_ms:.2f}"))
+            steps, reset_ms = measure(row, seconds, **options)
+        if row.images:
+            drawn = f"{measure(row, seconds, vlm=True)[0]:,.0f}"
+        if row.balrog and (balrog := balrog_speed(row.balrog, seconds)):
+            theirs, ratio = f"{balrog:,.0f}", f"{steps / balrog:.1f} x"
+        print(line.format(name, f"{steps:,.0f}", drawn, theirs, ratio, f"{reset_ms:.2f}"))
 
 
 if __name__ == "__main__":

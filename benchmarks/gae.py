@@ -49,7 +49,8 @@ def make_work(turns: int, tokens: int, seed: int) -> Work:
     following[-1] = -1
     tokens = int(lengths.sum())
     draw = lambda n: torch.randn(n, generator=generator)
-    log_probs, reference = -draw(tokens).abs(), -draw(tokens).abs()
+    log_probs = -draw(tokens).abs()
+    reference = -draw(tokens).abs()
     return {
         "values": draw(tokens),
         "log_probs": log_probs,
@@ -64,20 +65,22 @@ def make_work(turns: int, tokens: int, seed: int) -> Work:
 
 def as_rollout_data(work: Work) -> dict[str, Any]:
     """Arrange the batch as slime passes it to the hook: samples in random order, each with its own tensors."""
-    lengths, following = work["turn_lengths"].tolist(), work["next_turn"].tolist()
+    lengths = work["turn_lengths"].tolist()
     rewards = work["turn_rewards"].double().tolist()
     samples: list[tuple[TurnRow, dict[str, Tensor]]] = []
-    for t, rows in enumerate(zip(*(work[name].split(lengths) for name in PER_TOKEN), strict=True)):
-        place = t // TURNS_PER_EPISODE, t % TURNS_PER_EPISODE
-        row = TurnRow(*place, turns=(TurnSpan(0, lengths[t], rewards[t]),))
-        samples.append((row, dict(zip(PER_TOKEN, rows, strict=True))))
-        if following[t] < 0:
-            state = {name: torch.zeros(1) for name in PER_TOKEN} | {"values": work["bootstrap_values"][t : t + 1]}
-            samples.append((TurnRow(place[0], place[1] + 1, TurnKind.BOOTSTRAP), state))
+    by_turn = {name: work[name].split(lengths) for name in PER_TOKEN}
+    for t, length in enumerate(lengths):
+        segment, turn = divmod(t, TURNS_PER_EPISODE)
+        row = TurnRow(segment, turn, turns=(TurnSpan(0, length, rewards[t]),))
+        samples.append((row, {name: parts[t] for name, parts in by_turn.items()}))
+        if work["next_turn"][t] < 0:
+            state = {name: torch.zeros(1) for name in PER_TOKEN}
+            state["values"] = work["bootstrap_values"][t : t + 1]
+            samples.append((TurnRow(segment, turn + 1, TurnKind.BOOTSTRAP), state))
     random.Random(1).shuffle(samples)
     data: dict[str, Any] = {name: [row[name].clone() for _, row in samples] for name in PER_TOKEN}
     data["kl"] = [new - old for new, old in zip(data["log_probs"], data["ref_log_probs"], strict=True)]
-    data["loss_masks"] = [torch.full((len(row["values"]),), len(table.turns)).int() for table, row in samples]
+    data["loss_masks"] = [torch.full_like(row["values"], len(table.turns)).int() for table, row in samples]
     data[TABLE_KEY] = [encode_row(table) for table, _ in samples]
     data["response_lengths"] = [len(mask) for mask in data["loss_masks"]]
     data["total_lengths"] = [1400 + n for n in data["response_lengths"]]
@@ -90,15 +93,15 @@ def join_and_split(data: dict[str, Any]) -> object:
     return [torch.unsafe_split_with_sizes(x, data["response_lengths"]) for x in (values, kl)]
 
 
-def hook_advantages(args: Namespace, data: dict[str, Any], turns: int) -> Tensor:
+def hook_advantages(args: Namespace, data: dict[str, Any]) -> Tensor:
     """Return the hook's advantages in the order of the packed batch."""
-    batch, rows = dict(data), [torch.zeros(0)] * turns
+    batch, found = dict(data), {}
     compute_advantages(args, batch)
     for vector, advantages in zip(data[TABLE_KEY], batch["advantages"], strict=True):
         row = decode_row(vector)
         if row.kind is TurnKind.TURN:
-            rows[row.segment * TURNS_PER_EPISODE + row.first_turn] = advantages
-    return torch.cat(rows)
+            found[row.segment, row.first_turn] = advantages
+    return torch.cat([found[place] for place in sorted(found)])
 
 
 def cpu_ms(run: Callable[[], object], rounds: int = 20) -> float:
@@ -111,16 +114,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4000)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     options = parser.parse_args()
-    if options.turns % TURNS_PER_EPISODE:
-        parser.error(f"--turns must be a multiple of {TURNS_PER_EPISODE}, got {options.turns}")
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
-    args, discounts = Namespace(kl_coef=KL_COEF), discounts_of(AdvantageSettings(), "actor")
+    args = Namespace(kl_coef=KL_COEF)
     work = make_work(options.turns, options.tokens, seed=0)
     data = as_rollout_data(work)
     lists = {name: work[name].tolist() for name in DEFINED_BY}
-    definition = lambda: brute_force(**lists, **asdict(discounts))
-    difference = (hook_advantages(args, data, options.turns) - torch.tensor(definition())).abs().max()
+    discounts = asdict(discounts_of(AdvantageSettings(), "actor"))
+    definition = lambda: brute_force(**lists, **discounts)
+    difference = (hook_advantages(args, data) - torch.tensor(definition())).abs().max()
     # The hook removes the turn table, so each call gets a fresh mapping.
     times = {
         "compute_advantages": cpu_ms(lambda: compute_advantages(args, dict(data))),

@@ -1,6 +1,6 @@
 """How busy each rollout loop keeps simulated SGLang engines, and what a turn costs the rollout process.
 
-    python -m benchmarks.rollout [--loops NAME ...] [--turns 512 2048] [--engines 1] [--processes 1] [--json FILE]
+    python -m benchmarks.rollout [--loops NAME ...] [--turns 512 2048] [--engines 1] [--processes 1]
 
 The loops are Verlog's order (lock-step), our fixed-turn and continuous batches, and slime's own `generate_rollout` with
 our `generate`. slime's run if SLIME_PATH names a checkout and SLIME_CPU_PYTHON an interpreter that can import it.
@@ -22,18 +22,14 @@ Columns, of rollouts alone; continuous loops play on while training runs.
 - players ms: CPU milliseconds of the processes that play per turn, with `--processes` above 1
 - busy: share of the time for which the rollout process computes, and the same of the players on average
 
-Continuous loops have turns in flight when the measuring begins and when it ends, so every place has to play
-`MEASURED_TURNS` turns while it is measured, and `WARM_TURNS` before; with fewer, the benchmark refuses to start.
-
 `--processes` counts the processes that play (`rollout_processes`). Each is charged its own core (see
-`benchmarks/engine_server.py` for how, and for what that cannot show). With `--parts`, the JSON file has what each part
-of a turn costs the rollout process (`benchmarks/parts.py`); that adds a few percent to the cost.
+`benchmarks/engine_server.py` for how, and for what that cannot show). Continuous loops play more batches than `--warm`
+and `--batches` say if every place would otherwise have few turns.
 """
 
 import argparse
 import itertools
 import json
-import math
 import os
 import subprocess
 import sys
@@ -63,23 +59,7 @@ COLUMNS = (
     ("players ms", "{players_cpu_ms_per_turn:.2f}"),
     ("busy", "{host_busy_share:.0%} / {players_busy_share:.0%}"),
 )
-MEASURED_TURNS, WARM_TURNS = 4, 2
-LABELS = {**{name: label for name, (label, *_) in loops.LOOPS.items()}, **slime_loop.LABELS}
-
-
-def refusal(case: loops.Case) -> str | None:
-    """Say what to change if a continuous loop would be measured over too few turns; None if it is fine."""
-    if case.loop not in loops.LOOPS or loops.LOOPS[case.loop][2] is loops.Trainer.one_after_the_other:
-        return None
-    places = case.engines * case.places
-    for option, given, least in (("batches", case.batches, MEASURED_TURNS), ("warm", case.warm, WARM_TURNS)):
-        needed = math.ceil(least * places / case.turns)
-        if given < needed:
-            return (
-                f"{case.loop}: {given} x {case.turns} turns are fewer than {least} for each of {places} places, and "
-                f"turns in flight would distort the shares: give --{option} {needed} or more"
-            )
-    return None
+LABELS = {**{name: loop.label for name, loop in loops.LOOPS.items()}, **slime_loop.LABELS}
 
 
 def find_tokenizer(folder: Path) -> Path:
@@ -97,35 +77,40 @@ def find_tokenizer(folder: Path) -> Path:
         return folder
 
 
-def run_slime(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> Iterator[dict[str, Any]]:
+def run_slime(cases: Sequence[loops.Case], checkpoint: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
     path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
     if not path or not python:
         missing = "set SLIME_PATH to a checkout and SLIME_CPU_PYTHON to what tests/slime/cpu/install.sh makes"
         print(f"slime's loop is left out: {missing}", file=sys.stderr)
         return
-    paths = {"checkpoint": str(checkpoint), "vocabulary": str(vocabulary)}
-    lines = "".join(json.dumps({**asdict(case), **paths}) + "\n" for case in cases)
-    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{REPOSITORY}"}
+    lines = [json.dumps({**asdict(case), "checkpoint": str(checkpoint)}) + "\n" for case in cases]
     command = [python, "-m", "benchmarks.slime_loop"]
-    with tempfile.TemporaryFile("w+") as said:
-        done = subprocess.run(
-            command, input=lines, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, cwd=REPOSITORY
-        )
-        if done.returncode:
-            said.seek(0)
-            raise SystemExit(f"slime's loop failed:\n{said.read()[-4000:]}")
+    environment = {**os.environ, "PYTHONPATH": f"{path.split(os.pathsep)[0]}:{REPOSITORY}"}
+    done = subprocess.run(
+        command, input="".join(lines), capture_output=True, text=True, env=environment, cwd=REPOSITORY
+    )
+    if done.returncode:
+        raise SystemExit(f"slime's loop failed:\n{done.stderr[-4000:]}")
     yield from map(json.loads, done.stdout.splitlines())
 
 
-def run_all(cases: Sequence[loops.Case], checkpoint: Path, vocabulary: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row per case, slime's last, with its label and its ages as the table shows them."""
-    ours = (loops.run_case(case, checkpoint, vocabulary) for case in cases if case.loop in loops.LOOPS)
-    slimes = [case for case in cases if case.loop in slime_loop.LABELS]
-    for row in itertools.chain(ours, run_slime(slimes, checkpoint, vocabulary) if slimes else ()):
-        young = [row["staleness"].get(age, 0.0) for age in ("0", "1")]
-        ages = " / ".join(f"{share:.0%}" for share in (*young, max(0.0, 1 - sum(young))))
-        yield {"bare_cpu_ms_per_turn": 0.0, **row, "label": LABELS[row["loop"]], "ages": ages}
+def run_all(cases: Sequence[loops.Case], checkpoint: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row per case, slime's last."""
+    for case in cases:
+        if case.loop in loops.LOOPS:
+            yield loops.run_case(case, checkpoint)
+    if slimes := [case for case in cases if case.loop in slime_loop.LABELS]:
+        yield from run_slime(slimes, checkpoint)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Format the columns of one row."""
+    young = [row["staleness"].get(age, 0.0) for age in ("0", "1")]
+    shares = [*young, max(0.0, 1 - sum(young))]
+    ages = " / ".join(f"{share:.0%}" for share in shares)
+    shown = {"bare_cpu_ms_per_turn": 0.0, **row, "label": LABELS[row["loop"]], "ages": ages}
+    return [form.format(**shown) for _, form in COLUMNS]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,36 +124,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=2, help="measured batches")
     parser.add_argument("--warm", type=int, default=1, help="batches before them")
     parser.add_argument("--max-staleness", type=int, help="for continuous loops; 1 or 2 by default")
-    parser.add_argument("--parts", action="store_true", help="time the parts of a turn")
-    parser.add_argument("--json", type=Path, default=Path("outputs/benchmarks/rollout.json"))
-    options = parser.parse_args(arguments)
+    options = vars(parser.parse_args(arguments))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sizes = itertools.product(options.engines, options.turns, options.processes)
+    names, turns, engines, processes = (options.pop(name) for name in ("loops", "turns", "engines", "processes"))
     cases = [
-        loops.Case(
-            *(loop, turns, engines, options.places, options.batches, options.warm, processes, options.answer_tokens),
-            max_staleness=options.max_staleness,
-            parts=options.parts,
-        )
-        for engines, turns, processes in sizes
-        for loop in options.loops
-        if processes == 1 or loop in loops.LOOPS
+        loops.Case(loop, *sizes, **options)
+        for sizes in itertools.product(turns, engines, processes)
+        for loop in names
+        if sizes[2] == 1 or loop in loops.LOOPS
     ]
-    if refused := next(filter(None, map(refusal, cases)), None):
-        parser.error(refused)
-    rows: list[dict[str, Any]] = []
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        checkpoint, vocabulary = find_tokenizer(folder / "model"), folder / "vocabulary.json"
-        loops.save_vocabulary(checkpoint, vocabulary)
-        for row in run_all(cases, checkpoint, vocabulary):
-            rows.append(row)
-            options.json.write_text(json.dumps({"benchmark": "rollout", "rows": rows}, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [cells(row) for row in run_all(cases, find_tokenizer(Path(folder)))]
+    print("\n".join(align([[heading for heading, _ in COLUMNS], *rows], 1)))
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    cells = [[form.format(**row) for _, form in COLUMNS] for row in rows]
-    print("\n".join(align([[heading for heading, _ in COLUMNS], *cells], 1)))
-    print(f"load average {load}; {options.json}")
+    print(f"load average {load}")
 
 
 if __name__ == "__main__":

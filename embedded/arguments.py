@@ -199,8 +199,11 @@ def with_absolute_files(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     copied = {key: with_absolute_files(item) for key, item in value.items()}
-    named = {key: str(copied.get(key)) for key in ("rollout_interaction_env_path", "env", "kind", "gae_form")}
-    return copied | {key: os.path.abspath(v) for key, v in named.items() if re.search(r"\.py(:\w+)?$", v)}
+    for key in ("rollout_interaction_env_path", "env", "kind", "gae_form"):
+        named = str(copied.get(key))
+        if re.search(r"\.py(:\w+)?$", named):
+            copied[key] = os.path.abspath(named)
+    return copied
 
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:

@@ -28,7 +28,6 @@ from embedded.run.folder import (
     CHECKPOINTS,
     SUMMARY,
     TRAINING,
-    IfHeld,
     check_folder,
     claimed,
     is_finished,
@@ -56,10 +55,10 @@ LANGUAGE_MODEL: dict[str, Any] = {"episodes": 20, "epochs": 1, "batch_size": 32,
 """Fields of `WarmStart` with `--model`: such a model needs little to learn the form of an answer."""
 
 
-def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held: IfHeld = "refuse") -> None:
+def add_arguments(parser: ArgumentParser, config: str | None, out: str, resume: bool = False) -> None:
     """Declare the command's flags; without a default `config`, the YAML is the first argument.
 
-    `if_held` says what happens without `--resume` and `--overwrite` to a folder that holds a run.
+    `resume` says whether the run in a folder is continued without being asked to.
     """
     if config is None:
         parser.add_argument("config", metavar="YAML", help="the environment and its tasks")
@@ -71,11 +70,7 @@ def add_arguments(parser: ArgumentParser, config: str | None, out: str, if_held:
     parser.add_argument("--updates", type=int, default=40, help="PPO updates, critic warm-up included (default: 40)")
     parser.add_argument("--episodes", type=int, metavar="N", help="held-out episodes per task; default: the YAML's")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="FOLDER", help="default: %(default)s")
-    held = parser.add_mutually_exclusive_group()
-    for name, text in (("resume", "continue the run in FOLDER"), ("overwrite", "delete the run in FOLDER first")):
-        default = " (the default)" if name == if_held else ""
-        held.add_argument(f"--{name}", action="store_const", dest="if_held", const=name, help=text + default)
-    parser.set_defaults(if_held=if_held)
+    parser.add_argument("--resume", action="store_true", default=resume, help="continue the run in FOLDER")
     parser.add_argument("--model", help="start from this model, a Hugging Face folder or hub name, not from a new one")
     text = "episodes to imitate first (default: 40, with --model 20); 0, with --model: none"
     parser.add_argument("--demonstrations", type=int, metavar="N", help=text)
@@ -94,18 +89,21 @@ def launch(options: Namespace) -> int:
     keys = with_assignments(read_keys(options.config), options.set, "--set")
     if options.episodes is not None:
         keys = set_key(keys, "eval.episodes", options.episodes)
-    folders = {s: options.out / f"seed_{s}" for s in options.seeds or ()} or {options.seed: options.out}
+    folders = {options.seed: options.out}
+    if options.seeds:
+        folders = {seed: options.out / f"seed_{seed}" for seed in options.seeds}
     for folder in folders.values():
-        check_folder(folder, options.if_held, (options.model, flags.get("critic_load"), flags.get("ref_load")))
+        check_folder(folder, options.resume)
     set_up_process()
     start = _start(options.model, options.demonstrations, flags)
     summaries = [
-        run_seed(seed, folder, options.config, options.updates, start, keys, options.if_held, **flags)
+        run_seed(seed, folder, options.config, options.updates, start, keys, options.resume, **flags)
         for seed, folder in folders.items()
     ]
     if options.seeds:
         found = [json.loads(path.read_text(encoding="utf-8")) for path in options.out.glob(f"seed_*/{SUMMARY}")]
-        write_text(options.out / "seeds.json", json.dumps(sorted(found, key=lambda one: one["seed"]), indent=2) + "\n")
+        found.sort(key=lambda summary: summary["seed"])
+        write_text(options.out / "seeds.json", json.dumps(found, indent=2) + "\n")
         print(seeds_table(summaries))
     return int(any(summary["fault"] or summary["failed_episodes"] for summary in summaries))
 
@@ -137,7 +135,7 @@ def run_seed(
     updates: int,
     start: WarmStart | Path | None = None,
     keys: Mapping[str, Any] | None = None,
-    if_held: IfHeld = "refuse",
+    resume: bool = False,
     **flags: Any,
 ) -> dict[str, Any]:
     """Imitate, evaluate, train, evaluate and report; the returned summary is also in `folder`.
@@ -146,7 +144,7 @@ def run_seed(
         config: path of the YAML.
         start: how the policy learns by imitation, or the folder of a model that PPO starts from without imitation.
         keys: its keys with overrides; default: as in the file.
-        if_held: what to do if the folder holds a run. A finished run that is resumed stays as it is.
+        resume: continue the run in the folder. A finished one stays as it is.
         flags: slime's flags by name; see `embedded.arguments.EmbeddedFlags`.
 
     Raises:
@@ -168,9 +166,9 @@ def run_seed(
     run = _Run(folder, start, keys, given)
     settings = run.check()
     warm = str(start) if isinstance(start, Path) else start.model_dump(mode="json")
-    with claimed(folder, {"keys": keys, "flags": given, "warm": warm}, if_held):
+    with claimed(folder, {"keys": keys, "flags": given, "warm": warm}, resume):
         if is_finished(folder):
-            print(f"{folder} holds this run, finished; --overwrite trains it again, another --out keeps both")
+            print(f"{folder} holds this run, finished; another --out trains it again")
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         else:
             print(f"{note}seed {seed}: {_beginning(start, settings)}", flush=True)
@@ -188,12 +186,14 @@ class _Run:
         from embedded.pretraining import split_run
         from slime_verlog import ConfigError
 
-        saved = f"checkpoints are in {folder / CHECKPOINTS}, and --resume reads them"
-        model = "give the model as --model, so that it is imitated and reported"
-        yaml = "the YAML is an argument of the command itself"
-        instead = {"save": saved, "load": saved, "hf_checkpoint": model, "custom_config_path": yaml}
-        for name in instead.keys() & flags.keys():
-            raise ConfigError(f"--set-flag {name}: {instead[name]}")
+        reserved = {
+            "save": f"checkpoints are in {folder / CHECKPOINTS}, and --resume reads them",
+            "load": f"checkpoints are in {folder / CHECKPOINTS}, and --resume reads them",
+            "hf_checkpoint": "give the model as --model, so that it is imitated and reported",
+            "custom_config_path": "the YAML is an argument of the command itself",
+        }
+        for name in reserved.keys() & flags.keys():
+            raise ConfigError(f"--set-flag {name}: {reserved[name]}")
         self.folder, self.start = folder, start
         self.policy = start if isinstance(start, Path) else folder / "policy_before"
         self.checkpoints = folder / CHECKPOINTS
@@ -218,14 +218,19 @@ class _Run:
 
         from embedded.run.report import RunReport
 
-        machine = {"python": platform.python_version(), "torch": version("torch"), "cpus": os.cpu_count()}
-        machine["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
         installed = next(iter(distributions(name="slime-verlog")), None)
-        machine["slime_verlog"] = installed.version if installed else "a checkout that is not installed"
-        report = RunReport(self.folder, {**about, **machine}, self.policy)
+        about = {
+            **about,
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "cpus": os.cpu_count(),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+            "slime_verlog": installed.version if installed else "a checkout that is not installed",
+        }
+        report = RunReport(self.folder, about, self.policy)
         typed = ["python", *sys.orig_argv[1:]] if sys.argv[0].endswith(".py") else ["slime-verlog", *sys.argv[1:]]
-        began = {"command": shlex.join(typed), "started": round(time.time(), 1)}
-        write_about(self.folder, {**about, **machine, **began})
+        about |= {"command": shlex.join(typed), "started": round(time.time(), 1)}
+        write_about(self.folder, about)
         try:
             self._train(settings, report)
         except KeyboardInterrupt:
@@ -241,7 +246,7 @@ class _Run:
             raise KeyboardInterrupt(f"interrupted after {updates} updates; {kept}, and {continues}") from None
         except Exception as error:
             with suppress(OSError):  # the disk may be full
-                write_about(self.folder, {**about, **machine, **began, "stopped": str(error) or type(error).__name__})
+                write_about(self.folder, {**about, "stopped": str(error) or type(error).__name__})
             raise
         summary = report.write()
         shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -271,9 +276,12 @@ class _Run:
             print(f"continuing after {resumed} updates", flush=True)
         args = make_args(config, **{**lengths, **self.ppo.flags, "load": load})
         flags = embedded_flags(args)
-        warned = warnings_of(read_imitation(self.policy), flags, settings.n_env) if lengths else warnings_of_plan(flags)
-        warnings = list(warned)
-        print(*(f"warning: {sentence}\n" for sentence in warnings), sep="", end="", flush=True)
+        if lengths:
+            warnings = list(warnings_of(read_imitation(self.policy), flags, settings.n_env))
+        else:
+            warnings = list(warnings_of_plan(flags))
+        for sentence in warnings:
+            print(f"warning: {sentence}", flush=True)
         # By the names that `slime-verlog evaluate` has for them.
         limits = {"max_response_len": flags.rollout_max_response_len, "max_context_len": flags.rollout_max_context_len}
         report.about = {**report.about, "lengths": limits, "warnings": warnings}
@@ -290,12 +298,15 @@ class _Run:
 
         new = not (self.policy / IMITATION_FILE).exists()
         if new:
-            flags = RolloutFlags.read(build_args(self.ppo.keys, **{"rollout_max_context_len": None, **self.ppo.flags}))
+            args = build_args(self.ppo.keys, **{"rollout_max_context_len": None, **self.ppo.flags})
+            flags = RolloutFlags.read(args)
             make_policy(settings, self.policy, warm, flags.rollout_seed, flags)
         imitation, defaults = read_imitation(self.policy), EmbeddedFlags(hf_checkpoint="")
         lengths = imitation.lengths(defaults)
-        free = {name: value for name, value in lengths.items() if name not in self.ppo.flags}
-        changed = [f"{name} {value}" for name, value in free.items() if value != getattr(defaults, name)]
+        changed = []
+        for name, value in lengths.items():
+            if name not in self.ppo.flags and value != getattr(defaults, name):
+                changed.append(f"{name} {value}")
         if changed:
             longest = f"prompt has {imitation.longest_prompt} tokens and the longest answer {imitation.longest_answer}"
             print(f"the longest {longest}, so these flags are raised: {', '.join(changed)}")

@@ -34,9 +34,15 @@ def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -
         return None, Stage(keys, flags)
     kept = {key: value for key, value in keys.items() if key not in ("value_pretraining", "critic_warmup")}
     once = set_key({**kept, "value_pretraining": keys["value_pretraining"]}, "eval.episodes", 1)
-    run = {"num_rollout": batches, "num_critic_only_steps": batches, "load": None, "save": str(folder)}
-    ppo = {**flags, "num_critic_only_steps": 0, "critic_load": str(folder)}
-    return Stage(once, {**flags, **run, "save_interval": None}), Stage(kept, ppo)
+    own = {
+        "num_rollout": batches,
+        "num_critic_only_steps": batches,
+        "load": None,
+        "save": str(folder),
+        "save_interval": None,
+    }
+    ppo = {"num_critic_only_steps": 0, "critic_load": str(folder)}
+    return Stage(once, {**flags, **own}), Stage(kept, {**flags, **ppo})
 
 
 def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
@@ -58,7 +64,7 @@ def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(stage.keys), sort_keys=False), encoding="utf-8")
         train(make_args(folder / "config.yaml", **{**flags, **stage.flags}), MetricsLog(rows))
     last = [row for row in read_rows(rows) if "critic/held_out_explained_variance" in row][-1]
-    turns, passes, explained = (last[key] for key in ("turns", "critic/passes", "critic/held_out_explained_variance"))
+    explained, passes = last["critic/held_out_explained_variance"], last["critic/passes"]
     reached = f"held-out explained variance {explained:.2f} after {passes:.0f} passes; the critic is in {folder}/"
-    print(f"value pretraining: {turns:.0f} turns, {reached}", flush=True)
+    print(f"value pretraining: {last['turns']:.0f} turns, {reached}", flush=True)
     return last["turns"]

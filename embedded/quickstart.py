@@ -18,7 +18,7 @@ CONFIG = "custom_configs/quickstart.yaml"
 def main(argv: Sequence[str] | None = None) -> None:
     """Train one seed, or several and print their table."""
     parser = argparse.ArgumentParser(description="Train a tiny policy on BabyAI with PPO and dual-discount GAE.")
-    add_arguments(parser, CONFIG, "outputs/quickstart", if_held="resume")
+    add_arguments(parser, CONFIG, "outputs/quickstart", resume=True)
     if code := launch(parser.parse_args(argv)):
         raise SystemExit(code)
 

@@ -54,9 +54,12 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
     Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout function raises.
     """
     flags, on_update = embedded_flags(args), advantage_settings(args).on_update
-    hooks = ("rollout_function_path", "custom_convert_samples_to_train_data_path", "data_source_path")
-    generate, convert, source_class = (load_attribute(getattr(flags, name), name) for name in hooks)
-    evaluate = load_attribute(flags.eval_function_path, "eval_function_path") if flags.eval_function_path else generate
+    generate = load_attribute(flags.rollout_function_path, "rollout_function_path")
+    evaluate = load_attribute(flags.eval_function_path or flags.rollout_function_path, "eval_function_path")
+    source_class = load_attribute(flags.data_source_path, "data_source_path")
+    convert = load_attribute(
+        flags.custom_convert_samples_to_train_data_path, "custom_convert_samples_to_train_data_path"
+    )
     with EngineProcess(_engine_options(flags, load_settings(args).n_env)) as engine, ExitStack() as at_end:
         at_end.callback(lambda: run(close_runtimes()))
         source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
@@ -83,12 +86,14 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             played = time.perf_counter()
             metrics = trainer.train(rollout_id, convert(args, output.samples))
             engine.update_weights(trainer.policy_state(), str(next(versions)), on_update)
-            tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **_times(began, played, _clocks(engine))})
+            times = _times(began, played, _clocks(engine))
+            tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
             if record is not None and trainer.trained is not None:
                 record.add(rollout_id, output.samples, *trainer.trained)
             # A checkpoint before each evaluation, so that a resumed run keeps it and the policy that it found best.
-            due = _due(flags.save_interval, rollout_id) or (flags.save_interval and evaluates_after(rollout_id + 1))
-            if due or rollout_id + 1 == flags.num_rollout:
+            is_due = _due(flags.save_interval, rollout_id)
+            is_before_evaluation = flags.save_interval is not None and evaluates_after(rollout_id + 1)
+            if is_due or is_before_evaluation or rollout_id + 1 == flags.num_rollout:
                 _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)
 
@@ -112,8 +117,12 @@ def _clocks(engine: EngineProcess) -> tuple[float, float, float]:
 
 def _times(began: tuple[float, ...], played: float, ended: tuple[float, ...]) -> dict[str, float]:
     """Name the seconds between two readings of `_clocks`; the batch was complete at `played`."""
-    times = {"perf/rollout_s": played - began[0], "perf/train_s": ended[0] - played}
-    return times | {"perf/trainer_cpu_s": ended[1] - began[1], "perf/engine_cpu_s": ended[2] - began[2]}
+    return {
+        "perf/rollout_s": played - began[0],
+        "perf/train_s": ended[0] - played,
+        "perf/trainer_cpu_s": ended[1] - began[1],
+        "perf/engine_cpu_s": ended[2] - began[2],
+    }
 
 
 def _save(folder: str | None, rollout_id: int, source: Any, trainer: PpoTrainer) -> None:

@@ -97,6 +97,9 @@ class BaseInteractionEnv(abc.ABC):
     whole_prompts: bool = False
     """Whether the messages of each observation are the whole prompt, like the requests of an agent. Nothing is added to
     them, the memory does not apply, `tools` may change from turn to turn, and there are no messages after the end."""
+    continues: tuple[int, int] | None = None
+    """With `whole_prompts`, the turn that the observation continues, and the number of its first message after that
+    turn's response: the response then keeps the model's own tokens, and both turns can share a training sample."""
 
     @abc.abstractmethod
     def reset(self) -> Observation:

@@ -5,7 +5,7 @@
 The environment's module must have `expert_action(env)`; if it also has `explain_action(env)`, that writes the thoughts.
 A row's `messages` are the prompt of a rollout at that turn, followed by the expert's answer, even if `--random-share`
 made another action play. Only this answer is trained on: `step_loss_mask` is 0 on the answers shown as memory, which
-have their own rows. Every message has this key, because parquet fills missing keys with null, which slime reads as 0.
+have their own rows.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any
 
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.loading import checked_text
+from inspection.records import write_jsonl
 from inspection.target import check_free
 from inspection.text import HelpFormatter
 from rollout.bridge.settings import load_settings
@@ -54,17 +55,12 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write the rows as `.jsonl` or, with pyarrow, `.parquet`; raises ConfigError for another suffix or no rows."""
-    from inspection.export.writing import write_jsonl, write_parquet
-
+    """Write the rows as `.jsonl`; raises ConfigError for another suffix or no rows."""
     if not rows:
         raise ConfigError("no demonstration is left to write; lower --min-progression or raise --episodes")
-    if path.suffix == ".jsonl":
-        write_jsonl(rows, path)
-    elif path.suffix == ".parquet":
-        write_parquet(rows, path, lambda pyarrow: pyarrow.Table.from_pylist(rows).schema)
-    else:
-        raise ConfigError(f"--out must end in .jsonl or .parquet, got {path}")
+    if path.suffix != ".jsonl":
+        raise ConfigError(f"--out must end in .jsonl, got {path}")
+    write_jsonl(rows, path)
 
 
 @command()
@@ -73,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--config", required=True, help="custom YAML, as for --custom-config-path")
     parser.add_argument("--episodes", type=int, default=60)
-    parser.add_argument("--out", type=Path, required=True, help="a .jsonl or .parquet file")
+    parser.add_argument("--out", type=Path, required=True, help="a .jsonl file")
     parser.add_argument("--seed", type=int, default=0, help="selects episodes; never those of training or evaluation")
     parser.add_argument("--random-share", type=float, default=0.0, help="of random moves, which are never trained on")
     parser.add_argument("--min-progression", type=float, default=0.0, help="leave out episodes with less progression")
@@ -86,8 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = [turn for turn in turns if turn.progression >= given.min_progression]
     write_rows([to_row(turn) for turn in kept], given.out)
     ends = {(turn.task, turn.seed): turn.progression for turn in turns}.values()
-    won = f"{sum(end >= 1.0 for end in ends)} won, mean progression {sum(ends) / len(ends):.2f}"
-    print(f"{len(kept)} of {len(turns)} turns from {len(ends)} episodes ({won}) written to {given.out}")
+    won, mean = sum(end >= 1.0 for end in ends), sum(ends) / len(ends)
+    result = f"{won} won, mean progression {mean:.2f}"
+    print(f"{len(kept)} of {len(turns)} turns from {len(ends)} episodes ({result}) written to {given.out}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from embedded.run.folder import append_text
 from envs.base import text_of
 from slime_verlog import ConfigError
 
+Record = Mapping[str, Any]
+"""An episode, a turn or a message, as JSON holds it."""
 FILE = "episodes.jsonl"
 LARGE_KEYS = ("messages", "pictures", "story")
 """Keys of a record that tables do not need."""
@@ -221,3 +223,13 @@ def rollout_of(path: Path) -> tuple[bool, int]:
     """Whether a dump is of an evaluation, and the rollout's id, which is the last number in its name."""
     digits = re.findall(r"\d+", path.stem)
     return "eval" in path.stem, int(digits[-1]) if digits else 0
+
+
+def write_jsonl(rows: Iterable[Record], path: Path) -> int:
+    """Write one row per line; returns their number. The file is replaced once all rows are written."""
+    count = 0
+    with replacing(path) as part, open(part, "w", encoding="utf-8", errors="replace") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+            count += 1
+    return count

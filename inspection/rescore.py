@@ -5,8 +5,7 @@
 
 `score(episode)` gets an episode of episodes.jsonl: among others `task_name`, `seed`, `success`, `progression`,
 `messages`, and `story`, whose turns have `response`, `executed_action`, `valid` and `reward`. It returns a number,
-which is paid in the last turn, or a list with one reward per turn of the story. A mapping {"rewards": either,
-"success": true, "progression": 1.0} changes these, too; what is left out stays.
+which is paid in the last turn, or a list with one reward per turn of the story.
 
 A judge is asked as in play, with its settings and rubric from `env.judge` of the YAML. It reads the prompt's last
 message as the observation, and the system message as the task. Failed episodes are left out.
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from envs.judge.rubric import JudgeSettings
 
 Score = Callable[[Mapping[str, Any]], Any]
-FORM = "return a number, one number per turn of its story, or a mapping of rewards, success and progression"
+FORM = "return a number, or one number per turn of its story"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,21 +79,15 @@ def rescored(episode: Mapping[str, Any], score: Score) -> dict[str, Any]:
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
         raise ConfigError(f"the new reward fails on {where}: {describe(error)}") from error
-    changed = dict(given) if isinstance(given, Mapping) else {"rewards": given}
-    rewards = changed.pop("rewards", [turn["reward"] for turn in story])
-    if not isinstance(rewards, list | tuple):
-        rewards = [0.0] * (len(story) - 1) + [rewards]
-    success = changed.pop("success", episode.get("success"))
+    rewards = given if isinstance(given, list | tuple) else [0.0] * (len(story) - 1) + [given]
     try:
-        numbers = [float(number) for number in (*rewards, changed.pop("progression", episode.get("progression") or 0))]
+        numbers = [float(number) for number in rewards]
     except (TypeError, ValueError):
         numbers = [math.nan]
-    if changed or len(numbers) != len(story) + 1 or not all(map(math.isfinite, numbers)):
+    if len(numbers) != len(story) or not all(map(math.isfinite, numbers)):
         raise ConfigError(f"the new reward of {where} ({len(story)} turns) is {given!r:.200}; {FORM}")
-    *rewards, progression = numbers
-    turns = [{**turn, "reward": reward} for turn, reward in zip(story, rewards, strict=True)]
-    new = {"story": turns, "return": sum(rewards), "success": bool(success), "progression": progression}
-    return {**episode, **new}
+    turns = [{**turn, "reward": reward} for turn, reward in zip(story, numbers, strict=True)]
+    return {**episode, "story": turns, "return": sum(numbers)}
 
 
 def ask_judge(episode: Mapping[str, Any], settings: JudgeSettings) -> list[float]:

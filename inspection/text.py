@@ -34,5 +34,9 @@ def align(rows: Sequence[Sequence[str]], left: int | None = None, border: str = 
     """Return the rows as lines with aligned columns; those after the first `left` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = len(widths) if left is None else left
-    aligned = lambda k, cell: cell.ljust(widths[k]) if k < left else cell.rjust(widths[k])
-    return [border.join(aligned(k, cell) for k, cell in enumerate(row)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        lines.append(border.join(cells).rstrip())
+    return lines

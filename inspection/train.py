@@ -9,8 +9,7 @@ Otherwise it imitates random ones of the environment's `actions`, which teaches 
 does the rest; an environment with neither is refused. Tokenizer and context length are fitted to the environment's own
 texts.
 
-A folder that holds a run is refused, unless --resume continues that run where it was stopped, or --overwrite deletes it
-first.
+A folder that holds a run is refused, unless --resume continues that run where it was stopped.
 
 With --view, OUT/episodes.html shows the run while it goes on (`slime-verlog view OUT` writes the same page later).
 

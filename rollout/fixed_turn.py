@@ -26,7 +26,7 @@ from rollout.play.metrics import batch_metrics
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
 from rollout.play.slots import restore_slots
-from rollout.samples import pretraining_samples
+from rollout.samples import pretraining_samples, turns_per_sample
 from rollout.turn import Batch, Generation, Segment, StopReason, Turn
 from slime_verlog import BAR_S
 
@@ -100,6 +100,7 @@ async def collect_or_draw(
         samples = await asyncio.to_thread(_pretraining_samples, runtime, source)
     else:
         samples = await _samples(runtime, source, batch)
+        batch.metrics["rollout/turns_per_sample"] = turns_per_sample(samples)
     await asyncio.to_thread(source.end_batch, rollout_id, batch.slots)
     return RolloutFnTrainOutput(samples=samples, metrics=batch.metrics)
 

@@ -1,8 +1,8 @@
 """One whole episode inside slime's own outer loop (`--custom-generate-function-path`).
 
 An aborted episode keeps its environment and continues when slime hands its sample out again. With
-`--mask-offpolicy-in-partial-rollout`, the turns played before the abort are not trained. With `history: window`, all
-samples of an episode belong to the training group of the sample that slime handed out. Every episode of a run returns
+`--mask-offpolicy-in-partial-rollout`, the turns played before the abort are not trained. If an episode makes
+several samples, all belong to the training group of the sample that slime handed out. Every episode of a run returns
 the same form, a sample or a list, because slime decides by the first one.
 """
 
@@ -30,12 +30,11 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Play the episode that `sample.metadata` names (`task`, `seed`) to its end.
 
-    Returns one sample (`history: full`), or a list: one sample per turn (`history: window`), or the whole episode and
-    the state after it (`bootstrap_on_time_limit`). An evaluation returns the last sample alone, because slime takes the
-    mean over samples. Every sample's reward is the episode's return. Its status is COMPLETED, TRUNCATED after a limit,
-    or FAILED with everything masked: the environment was lost or could not start, for example because the metadata name
-    no task and seed, or its first prompt does not fit. A single ABORTED sample was stopped by slime's loop, and
-    continues when slime hands it out again.
+    Returns one sample (`history: full`), or a list (`history: window`, or `samples: turns`). An evaluation returns the
+    last sample alone, because slime takes the mean over samples. Every sample's reward is the episode's return. Its
+    status is COMPLETED, TRUNCATED after a limit, or FAILED with everything masked: the environment was lost or could
+    not start, for example because the metadata name no task and seed, or its first prompt does not fit. A single
+    ABORTED sample was stopped by slime's loop, and continues when slime hands it out again.
 
     Raises:
         ConfigError: a setting or flag is invalid, or the checkpoint has no tokenizer.
@@ -66,8 +65,7 @@ async def generate(
         return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(whole.ended)))
     ended = replace(whole.ended, turns=runtime.trainable(whole.ended.turns))
     segment = replace(ended, bootstrap=None) if evaluation else ended
-    joined = settings.history == "full"
-    samples = episode_samples(runtime.samples, sample, segment, joined=joined, stale=stale)
+    samples = episode_samples(runtime.samples, sample, segment, joined=settings.joins_episodes, stale=stale)
     return _in_form(runtime, samples[-1:] if evaluation else samples)
 
 
@@ -165,5 +163,4 @@ def parked_episodes(runtime: Runtime) -> ParkedEpisodes:
 
 def _in_form(runtime: Runtime, samples: list[Sample]) -> Sample | list[Sample]:
     """Return one sample or a list, the same for every episode of this run."""
-    alone = runtime.settings.history == "full" and not runtime.settings.bootstrap_on_time_limit
-    return samples[0] if alone else EpisodeSamples(samples)
+    return samples[0] if runtime.settings.joins_episodes else EpisodeSamples(samples)

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -24,12 +25,12 @@ from advantage.patch.versions import find_slime
 from rollout.bridge.checks import BATCHES, SOURCE, check_flags, hooks_in_use, installs_advantages
 from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.framework import HAS_SLIME
-from rollout.bridge.roles import check_start_weights, role_args
+from rollout.bridge.roles import check_start_weights, critic_warning, role_args
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 from rollout.play.build import encoders_of
-from rollout.play.memory import Conversation, build_memory
+from rollout.play.memory import Conversation, memory_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
 from rollout.tokens.rehearsal import rehearse
@@ -44,6 +45,8 @@ UNREAD_OVERRIDES = {
     **dict.fromkeys(("global_batch_size", "max_tokens_per_gpu"), "slime splits batches by the command line's flag"),
 }
 """Flags that have no effect in a role's overrides under the patch, and what has it in their place."""
+REFUSES_NESTED_REGIONS = "assert not self._binary_wrapper.cdll.tms_get_interesting_region()"
+"""The line of torch_memory_saver up to 0.0.9.post1 that fails in a region inside another; slime's fork lacks it."""
 
 
 def parse_command_line() -> Any:
@@ -207,8 +210,8 @@ def first_prompt_check(config: RolloutSettings, flags: RolloutFlags) -> Callable
 
     def look(episode: EpisodeSpec, reply: EnvReply) -> None:
         if not reply.whole_prompts:  # otherwise the memory does not apply
-            prompt = make_encoder(tools=reply.tools).prompt(Conversation(build_memory(config.memory)).show(reply))
-            flags.check_first_prompt(episode.name, len(prompt.token_ids), config.memory)
+            prompt = make_encoder(tools=reply.tools).prompt(Conversation(memory_of(config)).show(reply))
+            flags.check_first_prompt(episode.name, len(prompt.token_ids), config)
 
     return look
 
@@ -220,6 +223,23 @@ def check_whitening(args: Any) -> None:
         raise ConfigError(
             "this slime whitens each slice of a sequence separately: leave out --normalize-advantages, or give "
             "--context-parallel-size 1"
+        )
+
+
+def check_memory_saver(args: Any) -> None:
+    """Raise ConfigError if training is offloaded by a torch_memory_saver whose regions cannot be nested.
+
+    slime opens a region for a whole training process, and its Megatron one more inside it for parameters and
+    gradients. The package is read and not imported, because its libraries need CUDA.
+    """
+    found = importlib.util.find_spec("torch_memory_saver") if args.offload_train else None
+    if found is None or found.origin is None or args.debug_rollout_only:
+        return
+    entrypoint = Path(found.origin).with_name("entrypoint.py")
+    if entrypoint.is_file() and REFUSES_NESTED_REGIONS in entrypoint.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"{entrypoint.parent} refuses the nested memory regions of slime's Megatron, so every training process "
+            "would fail; install the fork of torch_memory_saver that slime's Dockerfile names (TMS_COMMIT)"
         )
 
 
@@ -238,11 +258,14 @@ def main() -> None:
             )
         notes = check(args)
         check_start_weights(args)
+        check_memory_saver(args)
         if installs_advantages(args):
             find_slime()
         else:
             check_whitening(args)
         warnings = flags_without_effect(args, {word.partition("=")[0] for word in sys.argv[1:]})
+        if installs_advantages(args) and (unprepared := critic_warning(args)):
+            warnings.append(unprepared)
     for warning in [*notes, *warnings]:
         print(f"warning: {warning}", file=sys.stderr)
     print("preflight: flags, YAML and environments are fine")

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -10,25 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from advantage.turn_table import PADDING_INDEX, TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
+from advantage.turn_table import PADDING_INDEX, TABLE_KEY, TurnKind, TurnRow, encode_row
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
 from rollout.bridge.roles import samples_multiple
 from rollout.bridge.sample import (
     SampleWriter,
-    attach_trace,
-    bootstrap_sample,
     build_samples,
+    chain_sample,
     facts_of,
     flatten,
     group_of,
-    mask_response,
-    restart,
+    later_groups,
     row_of,
-    set_images,
+    segment_samples,
     set_row,
-    turn_facts,
-    turn_sample,
+    write_chain,
 )
 from rollout.errors import ConfigError
 from rollout.play.metrics import count_notes
@@ -53,9 +50,8 @@ def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, faul
 def pretraining_samples(
     segments: Sequence[Segment], held_out: Set[int], group_ids: Sequence[int], seed: int, writer: SampleWriter
 ) -> list[list[Sample]]:
-    """Make one list of samples per turn, in random order; turns of `held_out` episodes are marked in the turn table."""
-    shuffled = list(group_ids)
-    random.Random(f"value pretraining/{seed}").shuffle(shuffled)
+    """Make one list of samples per chain, in random order, and mark the turns of `held_out` episodes."""
+    shuffled = _shuffled(segments, group_ids, random.Random(f"value pretraining/{seed}"), writer)
     groups: dict[int, list[Sample]] = {}
     for segment, samples in zip(segments, build_samples(segments, shuffled, writer), strict=True):
         for sample in samples:
@@ -63,52 +59,53 @@ def pretraining_samples(
             if row is not None and row.kind is TurnKind.TURN and segment.turns[0].episode_id in held_out:
                 set_row(sample, replace(row, kind=TurnKind.HELD_OUT))
             groups.setdefault(group_of(sample), []).append(sample)
-    return [groups[group] for group in group_ids]
+    return [groups[group] for group in group_ids if group in groups]
+
+
+def _shuffled(
+    segments: Sequence[Segment], group_ids: Sequence[int], rng: random.Random, writer: SampleWriter
+) -> list[int]:
+    """Give the turns their groups in a random order of chains, whose turns stay neighbours."""
+    chains: list[list[int]] = []
+    begin = 0
+    for segment in segments:
+        found = writer.chains_of(segment.turns, [0] * len(segment.turns))
+        chains += [[begin + position for position in chain] for chain in found]
+        begin += len(segment.turns)
+    rng.shuffle(chains)
+    shuffled = [0] * len(group_ids)
+    for turn, group in zip((turn for chain in chains for turn in chain), group_ids, strict=True):
+        shuffled[turn] = group
+    return shuffled
+
+
+def turns_per_sample(samples: Iterable[Sequence[Sample]]) -> float:
+    """The mean number of turns of the samples that hold any."""
+    rows = [row_of(sample) for sample in flatten(samples)]
+    return fmean(len(row.turns) for row in rows if row is not None and row.turns)
 
 
 def episode_samples(
     writer: SampleWriter, sample: Sample, segment: Segment, *, joined: bool, stale: int
 ) -> list[Sample]:
-    """Return the samples of the episode that `sample` asked for: one if `joined`, else one per turn.
+    """Return the samples of the episode that `sample` asked for: that one if `joined`, else one per chain.
 
-    The first `stale` turns, which were played before an abort, are masked.
+    All are in one training group. The first `stale` turns, which were played before an abort, are masked.
     """
     group = group_of(sample)
+    masked = [turn.without_loss() for turn in segment.turns[:stale]]
+    segment = replace(segment, turns=(*masked, *segment.turns[stale:]))
+    unknown = [-1] * len(segment.turns)
     if joined:
-        samples = [_joined(writer, sample, segment, group, stale)]
+        write_chain(writer, sample, segment.turns, group, unknown, segment.bootstrap)
+        sample.metadata["turns"] = len(segment.turns)
+        samples = [sample]
     else:
-        samples = [turn_sample(writer, turn, group, group, segment.task_name) for turn in segment.turns]
-        for number, part in enumerate(samples):
+        samples = segment_samples(writer, segment, group, [group] * len(segment.turns), unknown)
+    for part in samples:
+        if facts_of(part)["kind"] is not SampleKind.BOOTSTRAP:
             _inherit(part, sample, segment)
-            if number < stale:
-                mask_response(part)
-    if segment.bootstrap is not None:
-        samples.append(bootstrap_sample(writer, segment, group, samples[-1]))
     return samples
-
-
-def _joined(writer: SampleWriter, sample: Sample, segment: Segment, group: int, stale: int) -> Sample:
-    """Write all turns into one sample: the model's tokens unchanged, the observations between them masked."""
-    turns = segment.turns
-    restart(sample, turns[0].prompt)
-    spans: list[TurnSpan] = []
-    for number, turn in enumerate(turns):
-        gap = turn.prompt.token_ids[len(sample.tokens) :]
-        if gap:
-            writer.append_observation(sample, gap)
-        start = sample.response_length
-        writer.append_generation(sample, turn.generation)
-        if number < stale:
-            mask_response(sample, start)
-        action = start + turn.action_span[0] if turn.action_span else -1
-        spans.append(TurnSpan(start, sample.response_length, turn.reward, action, moves=turn.moves))
-    set_images(sample, turns[-1].prompt)
-    last = turns[-1]
-    set_row(sample, TurnRow(group, turns[0].index, TurnKind.TURN, last.terminated, last.truncated, tuple(spans)))
-    sample.metadata = {**(sample.metadata or {}), **turn_facts(last), "turns": len(turns)}
-    _inherit(sample, sample, segment)
-    attach_trace(sample, turns)
-    return sample
 
 
 def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
@@ -142,7 +139,7 @@ def evaluation_sample(
 ) -> Sample:
     """Make the sample of a held-out episode's last turn; its metadata also holds the episode's `facts`."""
     if turns:
-        sample = turn_sample(writer, turns[-1], 0, spec.episode_id, spec.name)
+        sample = chain_sample(writer, turns[-1:], 0, spec.episode_id, spec.name, [-1])
     else:
         sample = writer.new(spec.episode_id, 0, Prompt([]))
         sample.metadata = {"truncated": False}
@@ -155,18 +152,16 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     """Return slime's train data (`--custom-convert-samples-to-train-data-path`), with the turn table under `prompt`.
 
     Every value is a list with one entry per sample. Entries with one number per token are numpy arrays: int32 tokens,
-    uint8 masks, float32 log-probs. Only the logs read `rewards`. Padding may follow the samples
-    (`samples_multiple`); its index is `PADDING_INDEX`, its reward the mean of the others.
+    uint8 masks, float32 log-probs. Only the logs read `rewards`. There may be padding; its index is `PADDING_INDEX`,
+    its reward the mean of the others.
 
     Raises:
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its loss mask has
             another length than its response; or it lacks what a flag replays in training, such as log-probs.
     """
     samples, flags = flatten(samples), RolloutFlags.read(args)
+    samples = _with_padding(args, samples)
     rows = [_row(sample) for sample in samples]
-    padding = _padding(args, samples, 1 + max(row.segment for row in rows))
-    samples += padding
-    rows += [_row(sample) for sample in padding]
     groups = [group_of(sample) for sample in samples]
     masks = [_loss_mask(sample) for sample in samples]
     trained: Counter[int] = Counter()
@@ -184,32 +179,53 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
         "loss_masks": [np.frombuffer(bytearray(mask), np.uint8) for mask in masks],
         TABLE_KEY: [encode_row(row) for row in rows],
         "rollout_ids": groups,
-        "rollout_mask_sums": [trained[group] for group in groups],
+        # What slime divides the sample's loss by.
+        "rollout_mask_sums": [
+            _mean_length(row, mask) if later_groups(sample) else trained[group]
+            for sample, row, mask, group in zip(samples, rows, masks, groups, strict=True)
+        ],
     }
     _add_optional(data, samples, flags)
     _check_replay(data, flags)
     return data
 
 
-def _padding(args: Any, samples: Sequence[Sample], segment: int) -> list[Sample]:
-    """Make the samples that each optimizer step lacks to a multiple of `samples_multiple`.
+def _with_padding(args: Any, samples: Sequence[Sample]) -> list[Sample]:
+    """Add padding: a sample for each group without one, and those that each step lacks to `samples_multiple`.
 
-    They join the step's last group, so slime counts as many groups and takes the same steps as without them. Each is a
-    separate segment, from number `segment` on.
+    The groups are those of turns that share a sample with an earlier turn. With them, slime counts as many groups and
+    takes the same steps as with a sample per turn, so the order of the groups is kept. The others join the step's last
+    group. Each is a separate segment.
     """
     multiple, step = samples_multiple(args), RolloutFlags.read(args).global_batch_size
     writer = SampleWriter(args, int(samples[0].tokens[0]))
-    counts = Counter(group_of(sample) for sample in samples)
+    first = 1 + max(_row(sample).segment for sample in samples)
+    empty = [group for sample in samples for group in later_groups(sample)]
+    padding = [writer.padding(group, first + number) for number, group in enumerate(empty)]
+    together = [*samples, *padding]
+    if empty:
+        together.sort(key=group_of)  # as `places_of` says
+    counts = Counter(group_of(sample) for sample in together)
     groups = list(counts)
-    padding: list[Sample] = []
     for end in range(step, len(groups) + 1, step):
         filled = sum(counts[group] for group in groups[end - step : end])
         for _ in range(-filled % multiple):
-            padding.append(writer.padding(groups[end - 1], segment + len(padding)))
+            padding.append(writer.padding(groups[end - 1], first + len(padding)))
     mean_reward = fmean(sample.reward or 0.0 for sample in samples)
     for sample in padding:
         sample.index, sample.reward = PADDING_INDEX, mean_reward
-    return padding
+    return [*together, *padding[len(empty) :]]
+
+
+def _mean_length(row: TurnRow, mask: Sequence[int]) -> float:
+    """The mean number of trained tokens in the sample's trained turns; 0 without one.
+
+    Divided by it, the sample counts as much as its turns do in samples of their own. It is below the number of trained
+    tokens, as for no other sample; `advantage.training.losses.turn_weights` then lets every turn count as much.
+    """
+    lengths = [sum(mask[turn.start : turn.end]) for turn in row.turns]
+    trained = [length for length in lengths if length]
+    return fmean(trained) if trained else 0.0
 
 
 def _loss_mask(sample: Sample) -> list[int]:

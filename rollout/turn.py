@@ -187,6 +187,8 @@ class EnvReply:
     """Tool calls and judges inside a step: name, start and end, in seconds since the step began."""
     whole_prompts: bool = False
     """Whether `messages` are the whole prompt."""
+    continues: tuple[int, int] | None = None
+    """The turn that the prompt continues, and the number of its first message after that turn's response."""
     facts: Sequence[str] = ()
     """What a good memory holds now, if the environment says so; see `envs.base.BaseInteractionEnv`."""
     was_cut: bool = False
@@ -246,7 +248,7 @@ class Turn:
     moves: bool = True
     """Whether the environment moved after the response, so that the discounts of a step apply."""
     spans: tuple[Span, ...] = ()
-    """Requests to the engine, then the environment's step; empty unless `rollout.bridge.sample.is_traced`."""
+    """Requests to the engine, then the environment's step; empty unless `rollout.bridge.trace.is_traced`."""
 
     @property
     def done(self) -> bool:

@@ -1,19 +1,17 @@
 """MkDocs hook: links from pages to the code that they name, and pages that are made from other files.
 
-CONTRIBUTING.md and CHANGELOG.md become pages, reference/commands.md lists the options of each command, and
-examples/run_crafter.md shows what `bash scripts/run_crafter.sh --flat` prints.
+CONTRIBUTING.md and CHANGELOG.md become pages, and examples/run_crafter.md shows what
+`bash scripts/run_crafter.sh --flat` prints.
 
 A page writes `advantage/hook.py::compute_advantages`. In the site this is a link to the line of that function in a page
 with the file's source. The line is looked up when the site is built.
 """
 
-import argparse
 import ast
 import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -56,33 +54,6 @@ def _flat_run(script: str) -> str:
     command = ["bash", str(ROOT / "scripts" / script), "--flat"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": path})
     return f"# One run as a single script\n\n`bash scripts/{script} --flat` prints:\n\n```bash\n{done.stdout}```\n"
-
-
-def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Add the parts of `slime-verlog` to the page about commands."""
-    if page.file.src_uri != "reference/commands.md":
-        return markdown
-    from inspection.command import PARTS
-
-    return "\n".join([markdown, *map(_command, PARTS)])
-
-
-def _command(name: str) -> str:
-    from inspection.command import module_of
-
-    module = module_of(name)
-    parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
-    module.add_arguments(parser)
-    usage = textwrap.fill(" ".join(parser.format_usage().removeprefix("usage: ").split()), 100)
-    rows = []
-    for action in parser._actions:
-        spelling = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-        if action.nargs != 0 and action.option_strings:
-            spelling += f" {action.metavar or action.dest.upper()}"
-        meaning = ((action.help or "") % {**vars(action), "prog": "slime-verlog"}).replace("|", "\\|")
-        rows.append(f"| `{spelling}` | {meaning} |")
-    head = f"## {name}\n\n{module.__doc__}\n\n```text\n{usage}\n```\n\n"
-    return head + "| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:

@@ -7,9 +7,9 @@
 #   bash scripts/evaluate.sh custom_configs/babyai.yaml https://HOST/v1 --model NAME
 # SGLang serves a model's folder where it is installed (TP sets its GPUs, default 1); elsewhere the embedded engine does,
 # on the CPU, for small models. --engine names an SGLang server that already serves the model. Other options are those
-# of `slime-verlog evaluate`: --out FOLDER, --episodes N, --repeats N, --baselines, --price IN OUT, --set KEY=VALUE,
-# --sweep KEY=V1,V2, --allow-failures N, --tokenizer FOLDER, --model NAME, --api-key-env NAME, --temperature,
-# --max-response-len, --max-context-len, --seed, --concurrency N.
+# of `slime-verlog evaluate`: --out FOLDER, --episodes N, --repeats N, --set KEY=VALUE, --sweep KEY=V1,V2,
+# --allow-failures N, --tokenizer FOLDER, --model NAME, --api-key-env NAME, --temperature, --max-response-len,
+# --max-context-len, --seed.
 cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
 [ $# -ge 2 ] || { print_header >&2; exit 2; }

@@ -20,7 +20,8 @@ from scripts.launcher.own_python import ROOT, ensure_packages, header
 ensure_packages()
 
 from rollout.bridge.settings import RolloutSettings, check_keys  # noqa: E402
-from scripts.launcher.cluster import find_ray, preflight, preflight_if_possible  # noqa: E402
+from scripts.launcher.checks import check_without_slime  # noqa: E402
+from scripts.launcher.cluster import end_dry_run, find_ray, preflight  # noqa: E402
 from scripts.launcher.config import read_config, with_key, without_key  # noqa: E402
 from scripts.launcher.gpus import layout  # noqa: E402
 from scripts.launcher.job import GROUPS, Job, dry_run, flat  # noqa: E402
@@ -79,8 +80,6 @@ class Run(Generic[V]):
     """Why this kind cannot obey some variables of others, and their names."""
     sees: ClassVar[bool] = False
     """Whether this kind always trains with pictures."""
-    prefix: ClassVar[str] = ""
-    """Begins the folder's name, unless EXPERIMENT gives one."""
 
     def __init__(self, script: str, given: V, options: argparse.Namespace) -> None:
         self.script = script
@@ -88,7 +87,7 @@ class Run(Generic[V]):
         self.options = options
         self.model = options.model or given.model
         self.images = self.sees or options.images
-        self.name = f"{self.experiment()}-{self.model}"
+        self.name = f"{self.experiment}-{self.model}"
         self.engine_gpus = given.engine_gpus or 1
         self.slime, self.models, self.run_dir = given.slime_path, given.models, f"{given.output}/{self.name}"
         if options.flat:  # names of variables; no such folder exists, so the run counts as a new one
@@ -98,10 +97,13 @@ class Run(Generic[V]):
         self.hf_checkpoint = f"{self.models}/{self.model}"
         self.reference = given.reference or f"{self.models}/{reference_name(self.model, self.images)}"
         self.roles = ""
+        self.warnings: list[str] = []
+        """What preflight would warn about, as far as it can be told without slime."""
 
+    @property
     def experiment(self) -> str:
-        """Return what the run's folder is named after."""
-        return self.given.experiment or self.prefix + Path(self.given.config).name.removesuffix(".yaml")
+        """What the run's folder is named after."""
+        return self.given.experiment
 
     @cached_property
     def config(self) -> str:
@@ -120,6 +122,18 @@ class Run(Generic[V]):
         """Return what a script of `--flat` does before it submits the job, if anything."""
         return ""
 
+    def missing(self, job: Job) -> list[str]:
+        """Return what this machine lacks for the job, each with what to do."""
+        found: list[str] = []
+        if not Path(job.program).is_file():
+            found.append(f"no {job.program}; set SLIME_PATH to a slime checkout")
+        if self.reference != self.hf_checkpoint and not Path(self.reference, TRACKER).is_file():
+            model = f"{self.model}{' --images' if self.images else ''}"
+            found.append(f"{self.reference} holds no finished checkpoint; run: bash scripts/prepare_model.sh {model}")
+        if not job.groups["MODEL"]:
+            found.append(f"{self.slime} does not describe {self.model}, so the flags MODEL_ARGS are missing")
+        return found
+
     def before(self) -> None:
         """Make what the job needs besides its YAML files; not in a dry run."""
 
@@ -128,7 +142,7 @@ class Run(Generic[V]):
 
     def build(self) -> Job:
         """Write the run's YAML files, unless `--flat` prints them, and return the job; raises ConfigError."""
-        self.settings()  # refuses a wrong YAML
+        settings = self.settings()
         shape = find_shape(self.model, self.given.slime_path, self.images)
         arguments = [] if self.options.flat else read_shape(shape, self.slime, self.options.dry_run)
         tracking = words(TENSORBOARD, name=self.name)
@@ -136,8 +150,7 @@ class Run(Generic[V]):
             tracking = words(WANDB, project=self.given.wandb_project, name=self.name)
         shared = {"MODEL": arguments, "TRACKING": tracking, "MISC": words(MISC), "EXTRA": self.options.extra}
         groups = {**shared, **self.groups()}
-        self.write("config.yaml", self.config)
-        return Job(
+        job = Job(
             script=self.script,
             purpose=header(self.script),
             program=f"{self.slime}/{self.given.train_script}",
@@ -151,6 +164,11 @@ class Run(Generic[V]):
             roles=self.roles,
             preparation=self.preparation(),
         )
+        self.warnings = check_without_slime(job, settings)
+        self.write("config.yaml", job.config)
+        if job.roles:
+            self.write("roles.yaml", job.roles)
+        return job
 
     def write(self, name: str, text: str) -> None:
         """Write a file into the run's folder, unless `--flat` prints it; raises ConfigError if it cannot be written."""
@@ -204,9 +222,10 @@ class Ppo(Run[PpoVariables]):
     rollout_function: ClassVar[str] = "rollout.fixed_turn.generate_rollout"
     losses: ClassVar[str] = PPO
 
+    @property
     def experiment(self) -> str:
-        """Return the name; value pretraining gets its own folder."""
-        return "critic-" * bool(self.given.pretraining) + super().experiment()
+        """The name; value pretraining gets its own folder."""
+        return "critic-" * bool(self.given.pretraining) + super().experiment
 
     @cached_property
     def config(self) -> str:
@@ -224,13 +243,30 @@ class Ppo(Run[PpoVariables]):
             return text
         return with_key(text, "checkpoints_kept", str(given.checkpoints_kept))
 
+    def settings(self) -> RolloutSettings:
+        """Return the YAML's settings; raises ConfigError for a mistake in them, and if they train without a critic."""
+        found = super().settings()
+        if found.group_estimator:
+            raise ConfigError(
+                f"group_estimator: {found.group_estimator} in CONFIG={self.given.config} trains without a critic, "
+                "which this script does not: remove the key, or call train.py with the flags in docs/algorithms.md "
+                "(Advantages without a critic)"
+            )
+        return found
+
     @property
     def critic_only(self) -> int:
         """Batches that train the critic alone."""
         settings, given = self.settings(), self.given
-        is_extra = not given.pretraining and not given.pretrained_critic
         warmup = settings.critic_warmup.w_epoch + settings.critic_warmup.w_iter
-        return given.critic_only * is_extra + warmup + settings.value_pretraining.batches
+        if given.pretraining or given.pretrained_critic:
+            return settings.value_pretraining.batches
+        if warmup and given.critic_only:
+            raise ConfigError(
+                f"CRITIC_ONLY={given.critic_only} and critic_warmup in CONFIG={given.config} both say how long the "
+                "critic trains alone; remove the key, or set CRITIC_ONLY=0"
+            )
+        return warmup or given.critic_only
 
     def after(self) -> None:
         """Say where the critic of value pretraining is."""
@@ -240,7 +276,7 @@ class Ppo(Run[PpoVariables]):
             print(f"the critic is in {folder}; PPO from it: PRETRAINED_CRITIC={folder} bash {page}")
 
     def groups(self) -> dict[str, list[str]]:
-        """Return the flags of PPO, and write roles.yaml."""
+        """Return the flags of PPO."""
         given, critic_only = self.given, self.critic_only
         start = Start(
             run_dir=self.run_dir,
@@ -251,7 +287,6 @@ class Ppo(Run[PpoVariables]):
             critic_lr=given.critic_lr,
         )
         saved, self.roles = checkpoints(start)
-        self.write("roles.yaml", self.roles)
         batches = critic_only + (0 if given.pretraining else given.updates)
         rollout = words(
             ROLLOUT,
@@ -293,13 +328,8 @@ def submit(run: Run[Any], job: Job) -> int:
     Returns the exit status. Raises ConfigError if slime, the reference or the Ray cluster is missing.
     """
     given = run.given
-    if not Path(job.program).is_file():
-        raise ConfigError(f"no {job.program}; set SLIME_PATH to a slime checkout")
-    if run.reference != run.hf_checkpoint and not Path(run.reference, TRACKER).is_file():
-        option = " --images" if run.images else ""
-        raise ConfigError(
-            f"{run.reference} holds no finished checkpoint; run: bash scripts/prepare_model.sh {run.model}{option}"
-        )
+    if missing := run.missing(job):
+        raise ConfigError(missing[0])
     if status := preflight(job, given.train_script):
         return status
     find_ray(given)
@@ -321,7 +351,15 @@ def read_run(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], giv
     for name in names:
         if os.environ.get(name):
             raise ConfigError(f"{name}={os.environ[name]} has no meaning here: {reason}")
-    return kind(script, read_variables(kind.variables, defaults, os.environ), options)
+    page = f"run_{os.environ.get('RUN') or 'babyai'}.sh" if os.environ.get("PRETRAINING") else script
+    named = {"EXPERIMENT": experiment_of(page, defaults["CONFIG"], os.environ.get("CONFIG")), **defaults}
+    return kind(script, read_variables(kind.variables, named, os.environ), options)
+
+
+def experiment_of(script: str, own_config: str, config: str | None) -> str:
+    """Name a run after its script and, unless that is the script's own, its YAML, so that no two share a folder."""
+    name = script.removeprefix("run_").removesuffix(".sh")
+    return name if config in (None, "", own_config) else f"{name}-{Path(config).stem}"
 
 
 def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> int:
@@ -332,11 +370,13 @@ def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given
         return 0
     job = run.build()
     if run.options.flat:
-        print(flat(job, run.given))
+        print(flat(job, run.given), flush=True)
+        for warning in run.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         return 0
     if run.options.dry_run:
         print(dry_run(job), flush=True)
-        return preflight_if_possible(job, run.given.train_script, run.hf_checkpoint)
+        return end_dry_run(job, run.given.train_script, run.hf_checkpoint, [*run.warnings, *run.missing(job)])
     run.before()
     status = submit(run, job)
     if status == 0:

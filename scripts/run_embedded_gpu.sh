@@ -5,7 +5,7 @@
 #   CUDA_VISIBLE_DEVICES= bash scripts/run_embedded_gpu.sh --updates 1 --demonstrations 1 --episodes 2 --set max_turns=2 \
 #     --set-flag rollout_batch_size=8 --set-flag global_batch_size=4     a trial of minutes, without a GPU
 # It is slime-verlog train with the flags below. Its other options: --config YAML, --seed, --seeds, --out FOLDER, --resume,
-# --overwrite, --set KEY=VALUE, --set-flag NAME=VALUE. A model from the hub is downloaded once.
+# --set KEY=VALUE, --set-flag NAME=VALUE. A model from the hub is downloaded once.
 cd "$(dirname "$0")/.."
 source scripts/lib/help.sh
 source scripts/install.sh

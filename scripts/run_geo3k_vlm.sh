@@ -7,11 +7,11 @@
 # The nodes that run environments need: pip install 'slime-verlog[questions]'. DATA is a folder with train.parquet
 # (problem, answer, images) and, to evaluate, test.parquet; it is downloaded if it is missing.
 SETTINGS=(
-  CONFIG=custom_configs/geo3k.yaml EXPERIMENT=geo3k_vlm MODEL=Qwen3.5-4B
+  CONFIG=custom_configs/geo3k.yaml MODEL=Qwen3.5-4B
   NUM_GPUS=8 TENSOR_PARALLEL=2
   PROBLEMS=64 EPISODES=8                # a batch: problems, episodes of each
   PROMPT_LEN=12288 RESPONSE_LEN=4096    # the third turn's prompt holds two responses
   UPDATES=3000
-  DATA=/root/datasets/geo3k_imgurl_processed DATA_SET=VeraIsHere/geo3k_imgurl_processed
+  DATA=/root/datasets/geo3k_imgurl_processed
 )
 cd "$(dirname "$0")/.." && exec python3 -m scripts.launcher.geo3k "$0" "${SETTINGS[@]}" -- "$@"

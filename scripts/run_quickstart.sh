@@ -4,7 +4,7 @@
 #   bash scripts/run_quickstart.sh --seeds 0 1 2      three seeds and their table
 #   bash scripts/run_quickstart.sh --config custom_configs/my.yaml --updates 40 --out outputs/mine
 # Options: --seed or --seeds, --config YAML, --updates N, --episodes N, --out FOLDER, --model MODEL, --demonstrations N,
-# --set KEY=VALUE, --set-flag NAME=VALUE, --overwrite (docs/studies.md). CONFIG=, UPDATES= and TURNS= work as well. The
+# --set KEY=VALUE, --set-flag NAME=VALUE (docs/studies.md). CONFIG=, UPDATES= and TURNS= work as well. The
 # same command again continues a stopped run. It ends with the commands that evaluate and show the trained policy.
 cd "$(dirname "$0")/.."
 source scripts/lib/help.sh

@@ -5,7 +5,7 @@
 #   bash scripts/prepare_model.sh Qwen2.5-7B-Instruct
 #   bash scripts/run_sao.sh               --help lists the options; run it again to resume
 SETTINGS=(
-  CONFIG=custom_configs/crafter_sao.yaml EXPERIMENT=sao MODEL=Qwen2.5-7B-Instruct
+  CONFIG=custom_configs/crafter_sao.yaml MODEL=Qwen2.5-7B-Instruct
   NUM_GPUS=8 TENSOR_PARALLEL=2 MEM_FRACTION=0.75
   CRITIC_LR=5.0e-6
   TURNS=2048 STEP_TURNS=1024         # turns per batch, turns per training step

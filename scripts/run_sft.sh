@@ -4,7 +4,7 @@
 #   bash scripts/run_sft.sh                                         BabyAI; --help lists the options
 #   CONFIG=custom_configs/crafter.yaml EPISODES=100 bash scripts/run_sft.sh
 # PPO then starts from what it saved. REFERENCE is where actor and critic start, and what KL is measured against:
-#   REFERENCE=/root/runs/sft-babyai-Qwen2.5-3B-Instruct/actor bash scripts/run_babyai.sh
+#   REFERENCE=/root/runs/sft-Qwen2.5-3B-Instruct/actor bash scripts/run_babyai.sh
 SETTINGS=(
   CONFIG=custom_configs/babyai.yaml MODEL=Qwen2.5-3B-Instruct NUM_GPUS=4
   EPISODES=60 EPOCHS=3 BATCH=32      # demonstrated episodes, passes, turns per step

@@ -1,14 +1,16 @@
-"""Writes docs/reference/configuration.md and custom_configs/schema.json.
+"""Writes docs/reference/configuration.md, docs/reference/commands.md and custom_configs/schema.json.
 
 It also names the schema in the first line of each YAML file in custom_configs/ that lacks this line. Run it after a
-change to a settings model or a YAML file: python scripts/write_reference.py
+change to a settings model, an option or a YAML file: python scripts/write_reference.py
 """
 
+import argparse
 import importlib
 import json
 import pkgutil
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,9 +26,12 @@ from pydantic.json_schema import models_json_schema  # noqa: E402
 import envs  # noqa: E402
 from advantage.settings import AdvantageSettings  # noqa: E402
 from envs.mixture import TaskSettings  # noqa: E402
+from inspection.command import PARTS as COMMAND_PARTS  # noqa: E402
+from inspection.command import module_of  # noqa: E402
 from rollout.bridge.settings import RolloutSettings  # noqa: E402
 from slime_verlog import Settings  # noqa: E402
 
+COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 REFERENCE = ROOT / "docs" / "reference" / "configuration.md"
 SCHEMA = ROOT / "custom_configs" / "schema.json"
 SCHEMA_LINE = "# yaml-language-server: $schema=schema.json\n"
@@ -56,6 +61,15 @@ folders) is set with slime's own command-line flags; [docs/slime.md](../slime.md
   `# yaml-language-server: $schema=schema.json` gets completion and checks in editors that use yaml-language-server.
 """
 
+COMMANDS_INTRODUCTION = f"""\
+# Commands
+
+Written by `{COMMAND}` from the commands' own options; do not edit this page by hand.
+
+`slime-verlog PART` looks at environments, models and runs before, during and after training. `python -m inspection
+PART` does the same. `slime-verlog PART --help` prints what is below. The exit code is 0 only if all went well.
+"""
+
 
 def main() -> None:
     """Write all files that are out of date."""
@@ -71,7 +85,8 @@ def outputs() -> dict[Path, str]:
     environments = environment_models()
     configs = {path: path.read_text(encoding="utf-8") for path in SCHEMA.parent.glob("*.yaml")}
     configs = {path: SCHEMA_LINE + text.removeprefix(SCHEMA_LINE) for path, text in configs.items()}
-    return {REFERENCE: reference(environments), SCHEMA: schema(environments), **configs}
+    commands = "\n".join([COMMANDS_INTRODUCTION, *map(_command, COMMAND_PARTS)])
+    return {COMMANDS: commands, REFERENCE: reference(environments), SCHEMA: schema(environments), **configs}
 
 
 def environment_models() -> dict[str, type[Settings]]:
@@ -79,6 +94,24 @@ def environment_models() -> dict[str, type[Settings]]:
     names = [f"envs.{module.name}" for module in pkgutil.iter_modules(envs.__path__)]
     models = {name: getattr(importlib.import_module(name), "SETTINGS", None) for name in names}
     return {name: model for name, model in models.items() if model is not None}
+
+
+def _command(name: str) -> str:
+    """A section with the usage of a part of `slime-verlog` and a table of its arguments."""
+    module = module_of(name)
+    parser = argparse.ArgumentParser(prog=f"slime-verlog {name}", add_help=False)
+    module.add_arguments(parser)
+    usage = textwrap.fill(" ".join(parser.format_usage().removeprefix("usage: ").split()), 100)
+    rows: list[str] = []
+    for action in parser._actions:
+        spelling = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+        if action.nargs != 0 and action.option_strings:
+            shown = action.metavar or action.dest.upper()
+            spelling += f" {shown if isinstance(shown, str) else ' '.join(shown)}"
+        meaning = ((action.help or "") % {**vars(action), "prog": "slime-verlog"}).replace("|", "\\|")
+        rows.append(f"| `{spelling}` | {meaning} |")
+    head = f"## {name}\n\n{(module.__doc__ or '').strip()}\n\n```text\n{usage}\n```\n\n"
+    return head + "| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def schema(environments: Mapping[str, type[Settings]]) -> str:

@@ -137,17 +137,6 @@ def test_the_tutorial_runs(folder: Path, line: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_mistake_that_the_tutorial_suggests_is_reported(folder: Path, tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    (mistake,) = re.findall(r"To see such a message, write `(\w+=\d+)` once", text)
-    name = mistake.partition("=")[0]
-    shutil.copy(folder / "treasure.yaml", tmp_path)
-    wrong = re.sub(rf"{name}=[\d.]+", mistake, (folder / "treasure.py").read_text(encoding="utf-8"))
-    (tmp_path / "treasure.py").write_text(wrong, encoding="utf-8")
-    done = run(tmp_path, "slime-verlog check treasure.yaml")
-    assert done.returncode == 1 and re.search(rf"{name}'] must be .*got 100", done.stdout), done.stdout
-
-
 PACKAGES = {"custom_configs/agent.yaml": "openai"}
 """Optional packages that a command needs, by a word of it; the test is skipped only where such a package is missing."""
 SLOW = re.compile(r"slime-verlog train.*|.*harbor.*|slime-verlog evaluate custom_configs/agent.*")
@@ -162,10 +151,3 @@ def test_the_commands_of_the_other_pages_run(folder: Path, line: str) -> None:
     accepts = ["--set", "value_pretraining.least_explained_variance=null"] * ("value_pretraining" in line)
     done = run(folder, line, *SHORTER.get(line.split()[1], ()), *accepts)
     assert done.returncode == 0, done.stderr
-
-
-def test_no_two_commands_train_into_one_folder() -> None:
-    """`slime-verlog train` refuses a folder that holds a run, so a reader who follows several pages needs several."""
-    trained = [line for line in {*others(), *tutorial()} if line.startswith("slime-verlog train")]
-    folders = [words[words.index("--out") + 1] if "--out" in words else "" for words in map(str.split, trained)]
-    assert len(folders) > 4 and len(set(folders)) == len(folders)

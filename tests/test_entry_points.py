@@ -81,18 +81,6 @@ def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command:
     assert done.stderr.strip().splitlines() == [f"error: {sentence}"]
 
 
-def test_an_engine_without_its_models_tokenizer_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({**GOOD, "eval": {"episodes": 1}}))
-    words = ["inspection", "evaluate", str(path), "--out", str(tmp_path / "out")]
-    words += ["--player", "http://127.0.0.1:9", "--tokenizer", str(tmp_path)]
-    done = run_python(["-m", *words])
-    assert done.returncode == 1
-    assert f"error: no tokenizer can be loaded from the checkpoint '{tmp_path}'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("words", [["embedded.studies.run", "--list"], ["inspection", "view", "{run}"]], ids=" ".join)
 def test_a_command_whose_output_is_no_longer_read_ends_without_a_traceback(tmp_path: Path, words: list[str]) -> None:
     run = write_run(tmp_path, [invented_episode()])

@@ -17,6 +17,7 @@ from advantage.patch.versions import ACTOR, MODEL, original, wrap
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import OffPolicyAlarm, check_finite
 from advantage.training.images import expand
+from advantage.training.losses import turn_weights
 from advantage.training.policy_loss import finish_dis
 from advantage.turn_table import PADDING_INDEX, STALENESS
 
@@ -61,7 +62,7 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
 
     wrap(model, "get_batch", extended)
     wrap(model, "train_one_step", watched)
-    wrap(model, "loss_function", _count_trained_tokens)
+    wrap(model, "loss_function", _count_turns)
     logger = getattr(actor, "train_metric_utils", actor)  # v0.3.1 imports the function into `actor`
     if hasattr(logger, "log_rollout_data"):
         wrap(logger, "log_rollout_data", _log_without_padding)
@@ -89,14 +90,16 @@ def _create_returning(create: Callable[..., Any], **named: Any) -> Any:
     return copies
 
 
-def _count_trained_tokens(loss_function: Callable[..., Loss], args: Any, batch: Any, *rest: Any, **named: Any) -> Loss:
-    """Correct the number of tokens that `--calculate-per-token-loss` divides by.
+def _count_turns(loss_function: Callable[..., Loss], args: Any, batch: Any, *rest: Any, **named: Any) -> Loss:
+    """Correct what the turns of a sample weigh in the loss.
 
-    slime counts one token for each sample without trained tokens, such as a bootstrap sample.
+    A sample of several turns counts as those turns would alone. With `--calculate-per-token-loss`, all tokens weigh the
+    same; there slime counts one token too many for each sample without trained tokens, such as a bootstrap sample.
     """
-    loss, count, log = loss_function(args, batch, *rest, **named)
     if not args.calculate_per_token_loss:
-        return loss, count, log
+        weights = list(map(turn_weights, batch["loss_masks"], batch["rollout_mask_sums"]))
+        return loss_function(args, {**batch, "loss_masks": weights}, *rest, **named)
+    loss, count, log = loss_function(args, batch, *rest, **named)
     empty = sum(1 - mask.bool().any().long() for mask in batch["loss_masks"])
     values = log["values"].clone()
     # Never exactly 0, because slime divides the metrics of a step by the sum.

@@ -33,6 +33,21 @@ def first_token_weights(masks: Sequence[Tensor], weight: float) -> list[Tensor]:
     return [torch.where(first_tokens(mask), weight, 1.0) for mask in masks]
 
 
+def turn_weights(mask: Tensor, denominator: Tensor) -> Tensor:
+    """Weigh the response tokens [n] of a sample with several turns such that each turn counts as much, [n] floating.
+
+    A turn of k trained tokens has the weight denominator / k at each; divided by the denominator, it is its mean. Turns
+    are runs of trained tokens in `mask`. Other samples have their mask back: their denominator, which includes all
+    samples of their training group, is at least the number of their trained tokens.
+    """
+    trained = mask.bool()
+    if denominator >= trained.sum():
+        return mask
+    turn = first_tokens(mask).cumsum(0)
+    sizes = torch.bincount(turn[trained])
+    return torch.where(trained, denominator / sizes[turn].clamp(min=1), 0.0)
+
+
 def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
     """Wrap slime's `value_loss_function` so that `args.value_first_token_weight` applies."""
 

@@ -74,17 +74,21 @@ class Decoder:
         self.context_length = context_length or min(config.max_position_embeddings, 4096)
         self.rows = rows
         self.device = torch.device(device)
-        rotary = model.model.rotary_emb
-        angles = torch.outer(torch.arange(self.context_length, dtype=torch.float32), rotary.inv_freq.float().cpu())
-        cos, sin = angles.cos(), angles.sin()
-        signed = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)  # as `_rotate` takes them, [length, head_dim]
-        self._cos, self._sin = ((x[:, None] * rotary.attention_scaling).to(self.device) for x in signed)
-        shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
         self._dtype = torch.bfloat16 if bf16 else torch.float32
+        self._cos, self._sin = self._rotary_table(model.model.rotary_emb)
+        shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
         # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.
         zeros = torch.from_numpy(np.zeros(shape, dtype=f"i{self._dtype.itemsize}"))
         self.cache = zeros.view(self._dtype).to(self.device)
         self.load_weights(model.state_dict())
+
+    def _rotary_table(self, rotary: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute cosines and signed sines [length, 1, head_dim], as `_rotate` takes them."""
+        positions = torch.arange(self.context_length, dtype=torch.float32)
+        angles = torch.outer(positions, rotary.inv_freq.float().cpu())[:, None]
+        cos = angles.cos() * rotary.attention_scaling
+        sin = angles.sin() * rotary.attention_scaling
+        return torch.cat([cos, cos], -1).to(self.device), torch.cat([-sin, sin], -1).to(self.device)
 
     def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
@@ -94,36 +98,42 @@ class Decoder:
                 raise ConfigError(f"the new weights lack '{name}', so they belong to another model")
             return state[name].detach().to(self.device, self._dtype, copy=True)
 
+        def optional(name: str) -> torch.Tensor | None:
+            return take(name) if name in state else None
+
         embed = take("model.embed_tokens.weight")
-        layers = [self._read_layer(state, take, f"model.layers.{i}.") for i in range(self.layer_count)]
+        layers = [self._read_layer(take, optional, f"model.layers.{i}.") for i in range(self.layer_count)]
         norm = take("model.norm.weight")
-        head = take("lm_head.weight") if "lm_head.weight" in state else embed
+        head = optional("lm_head.weight")
         if embed.shape[0] != self.vocab_size or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in state:
             raise ConfigError(
                 f"the new weights belong to another model: their vocabulary has {embed.shape[0]} entries, while the "
                 f"served model has {self.vocab_size} and {self.layer_count} layers; start the engine with that model"
             )
-        self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
+        self.embed, self.layers, self.norm = embed, layers, norm
+        self.head = embed if head is None else head
 
-    def _read_layer(self, state: Mapping[str, torch.Tensor], take: Callable[[str], torch.Tensor], prefix: str) -> Layer:
-        optional = lambda name: take(name) if name in state else None
-        qkv = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
-        biases = [bias for name in qkv if (bias := optional(f"{name}.bias")) is not None]
-        layer = Layer(
+    def _read_layer(
+        self, take: Callable[[str], torch.Tensor], optional: Callable[[str], torch.Tensor | None], prefix: str
+    ) -> Layer:
+        projections = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
+        qkv = torch.cat([take(f"{name}.weight") for name in projections])
+        biases = [bias for name in projections if (bias := optional(f"{name}.bias")) is not None]
+        gate_up = [take(f"{prefix}mlp.{x}_proj.weight") for x in ("gate", "up")]
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        if qkv.shape[0] != width:
+            raise ConfigError(f"{prefix}self_attn has {qkv.shape[0]} outputs, but the served model has {width}")
+        return Layer(
             input_norm=take(f"{prefix}input_layernorm.weight"),
-            qkv=torch.cat([take(f"{name}.weight") for name in qkv]),
+            qkv=qkv,
             qkv_bias=torch.cat(biases) if biases else None,
             q_norm=optional(f"{prefix}self_attn.q_norm.weight"),
             k_norm=optional(f"{prefix}self_attn.k_norm.weight"),
             out=take(f"{prefix}self_attn.o_proj.weight"),
             mlp_norm=take(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=torch.cat([take(f"{prefix}mlp.{x}_proj.weight") for x in ("gate", "up")]),
+            gate_up=torch.cat(gate_up),
             down=take(f"{prefix}mlp.down_proj.weight"),
         )
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        if layer.qkv.shape[0] != width:
-            raise ConfigError(f"{prefix}self_attn has {layer.qkv.shape[0]} outputs, but the served model has {width}")
-        return layer
 
     def open_row(self, row: int, prompt: Sequence[int]) -> None:
         """Prepare a row for a new prompt; a decoder with images keeps them here."""
@@ -138,61 +148,69 @@ class Decoder:
         """Compute new tokens of several rows, each from its own start; returns the last logits [rows, vocab]."""
         logits = torch.empty(len(rows), self.vocab_size, device=self.device)
         for offset in range(0, max(map(len, tokens)), PREFILL_CHUNK):
-            live = [i for i, t in enumerate(tokens) if len(t) > offset]
-            parts = [tokens[i][offset : offset + PREFILL_CHUNK] for i in live]
-            logits[live] = self._forward([rows[i] for i in live], [starts[i] + offset for i in live], parts)
+            live = [i for i, ids in enumerate(tokens) if len(ids) > offset]
+            chunks = [tokens[i][offset : offset + PREFILL_CHUNK] for i in live]
+            begins = [starts[i] + offset for i in live]
+            logits[live] = self._forward([rows[i] for i in live], begins, chunks)
         return logits
 
     @torch.inference_mode()
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
         """Compute one token per row, at its position; returns logits [rows, vocab]."""
-        row = torch.from_numpy(rows).to(self.device)
-        position = torch.from_numpy(positions).to(self.device)
+        row, position = self._tensor(rows), self._tensor(positions)
         keys = int(positions.max()) + 1
         used = int(rows.max()) + 1
         # Attend over all rows up to the highest in one strided view: idle rows cost less than a gather would.
         mask = torch.full((used, 1, 1, keys), -torch.inf, device=self.device)
         mask[:, 0, 0, 0] = 0.0
-        mask[row, 0, 0] = torch.where(torch.arange(keys, device=self.device) <= position[:, None], 0.0, -torch.inf)
-        x, rotation = self.embed[torch.from_numpy(tokens).to(self.device)], (self._cos[position], self._sin[position])
+        visible = torch.arange(keys, device=self.device) <= position[:, None]
+        mask[row, 0, 0] = torch.where(visible, 0.0, -torch.inf)
+        x = self.embed[self._tensor(tokens)]
+        rotation = self._cos[position], self._sin[position]
         for index, layer in enumerate(self.layers):
             q = self._project(x, layer, index, row, position, rotation)
             query = q.new_zeros(used, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
             query[row] = q.view(len(rows), self.kv_heads, -1, self.head_dim)
             k, v = self.cache[index, :, :used, :, :keys]
             # For a single query per row, the fused kernel is slower.
-            scores = torch.matmul(query, k.transpose(-1, -2)).mul_(self.head_dim**-0.5).add_(mask)
-            attended = torch.matmul(torch.softmax(scores, -1), v)[row]
+            scores = torch.matmul(query, k.transpose(-1, -2))
+            probs = torch.softmax(scores.mul_(self.head_dim**-0.5).add_(mask), -1)
+            attended = torch.matmul(probs, v)[row]
             x = self._finish(x, attended.reshape(len(rows), -1), layer)
         return self._logits(x)
 
     def _forward(self, rows: list[int], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
-        lengths = np.array([len(t) for t in tokens])
+        lengths = np.array([len(ids) for ids in tokens])
         width = int(lengths.max())
-        group = np.repeat(np.arange(len(rows)), lengths)
-        column = np.concatenate([np.arange(n) for n in lengths])
-        position = torch.from_numpy(np.repeat(starts, lengths) + column).to(self.device)
-        flat_row = torch.from_numpy(np.asarray(rows)[group]).to(self.device)
-        group_t, column_t = torch.from_numpy(group).to(self.device), torch.from_numpy(column).to(self.device)
+        columns = np.concatenate([np.arange(n) for n in lengths])
+        group = self._tensor(np.repeat(np.arange(len(rows)), lengths))
+        column = self._tensor(columns)
+        position = self._tensor(np.repeat(starts, lengths) + columns)
+        row = self._tensor(np.array(rows))
         keys = int(position.max()) + 1
         # Padding queries see the first key, so that no softmax is empty.
         limit = torch.zeros(len(rows), width, dtype=torch.long, device=self.device)
-        limit[group_t, column_t] = position
+        limit[group, column] = position
         visible = torch.arange(keys, device=self.device) <= limit[..., None]
         ratio = self.heads // self.kv_heads
-        mask = torch.where(visible, 0.0, -torch.inf).to(self._dtype).repeat(1, ratio, 1)[:, None]
-        x = self.embed[torch.from_numpy(np.concatenate(tokens)).to(self.device)]
-        row, rotation = torch.tensor(rows, device=self.device), (self._cos[position], self._sin[position])
+        mask = torch.where(visible, 0.0, -torch.inf).to(self._dtype)
+        mask = mask.repeat(1, ratio, 1)[:, None]
+        x = self.embed[self._tensor(np.concatenate(tokens))]
+        rotation = self._cos[position], self._sin[position]
         for index, layer in enumerate(self.layers):
-            q = self._project(x, layer, index, flat_row, position, rotation)
+            q = self._project(x, layer, index, row[group], position, rotation)
             query = q.new_zeros(len(rows), width, self.kv_heads, ratio, self.head_dim)
-            query[group_t, column_t] = q.view(-1, self.kv_heads, ratio, self.head_dim)
+            query[group, column] = q.view(-1, self.kv_heads, ratio, self.head_dim)
             query = query.permute(0, 2, 3, 1, 4).reshape(len(rows), self.kv_heads, ratio * width, self.head_dim)
             k, v = self.cache[index][:, row, :, :keys]
             attended = F.scaled_dot_product_attention(query, k, v, attn_mask=mask)
-            attended = attended.view(len(rows), self.kv_heads, ratio, width, self.head_dim)[group_t, :, :, column_t]
-            x = self._finish(x, attended.reshape(len(x), -1), layer)
-        return self._logits(x[torch.from_numpy(np.cumsum(lengths) - 1).to(self.device)])
+            attended = attended.view(len(rows), self.kv_heads, ratio, width, self.head_dim)
+            x = self._finish(x, attended[group, :, :, column].reshape(len(x), -1), layer)
+        last = self._tensor(np.cumsum(lengths) - 1)
+        return self._logits(x[last])
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def _project(
         self,
@@ -204,27 +222,30 @@ class Decoder:
         rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """Compute queries [n, heads, head_dim], and write keys and values into the cache."""
-        qkv = F.linear(F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps), layer.qkv, layer.qkv_bias)
+        normed = self._norm(x, layer.input_norm)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
-        split = self.heads + self.kv_heads
-        if layer.q_norm is not None:
-            q = F.rms_norm(qkv[:, : self.heads], (self.head_dim,), layer.q_norm, self.eps)
-            k = F.rms_norm(qkv[:, self.heads : split], (self.head_dim,), layer.k_norm, self.eps)
-            rotated = _rotate(torch.cat([q, k], 1), *rotation)
-        else:
-            rotated = _rotate(qkv[:, :split], *rotation)
-        rotated = rotated.to(self._dtype)
+        queries_and_keys, values = qkv.split([self.heads + self.kv_heads, self.kv_heads], 1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = queries_and_keys.split([self.heads, self.kv_heads], 1)
+            queries_and_keys = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
+        rotated = _rotate(queries_and_keys, *rotation).to(self._dtype)
         self.cache[index, 0][row, :, position] = rotated[:, self.heads :]
-        self.cache[index, 1][row, :, position] = qkv[:, split:]
+        self.cache[index, 1][row, :, position] = values
         return rotated[:, : self.heads]
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor, layer: Layer) -> torch.Tensor:
         x = x + F.linear(attended, layer.out)
-        gate, up = F.linear(F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.eps), layer.gate_up).chunk(2, -1)
+        normed = self._norm(x, layer.mlp_norm)
+        gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, layer.down)
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(F.rms_norm(x, x.shape[-1:], self.norm, self.eps), self.head).float()
+        normed = self._norm(x, self.norm)
+        return F.linear(normed, self.head).float()
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
 def load_hf_model(folder: str | Path) -> Any:
@@ -235,21 +256,24 @@ def load_hf_model(folder: str | Path) -> Any:
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError(f"'{folder}' is not a model folder: it has no config.json; give a Hugging Face model folder")
     config = AutoConfig.from_pretrained(folder)
+    kind = config.model_type
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if config.model_type not in SERVED_TYPES or layer_types != {"full_attention"}:
-        found = f"'{folder}' holds a {config.model_type} model with {', '.join(sorted(layer_types))}"
+    if kind not in SERVED_TYPES or layer_types != {"full_attention"}:
+        found = f"'{folder}' holds a {kind} model with {', '.join(sorted(layer_types))}"
         served = f"the embedded engine serves {', '.join(SERVED_TYPES)} with full attention"
         raise ConfigError(f"{found}; {served}. Serve it with SGLang instead")
-    kind, longest = config.model_type, config.max_position_embeddings
+    longest = config.max_position_embeddings
     unserved = {
         "attention_bias": kind in ("llama", "qwen3") and config.attention_bias,
         "mlp_bias": kind == "llama" and config.mlp_bias,
         "hidden_act": config.hidden_act not in ("silu", "swish"),
         "sliding_window": kind == "mistral" and (config.sliding_window or longest) < longest,
     }
-    for name in (name for name, is_set in unserved.items() if is_set):
-        found = f"'{folder}' has {name}: {getattr(config, name)} in its config.json"
-        raise ConfigError(f"{found}, which embedded engine and trainer do not compute. Serve it with SGLang instead")
+    for name, is_set in unserved.items():
+        if is_set:
+            found = f"'{folder}' has {name}: {getattr(config, name)} in its config.json"
+            not_computed = "which embedded engine and trainer do not compute"
+            raise ConfigError(f"{found}, {not_computed}. Serve it with SGLang instead")
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -56,7 +56,7 @@ class Engine:
         self.decoder = self._load_decoder()
         self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
         self._eos = end_tokens(options.model_path, self.tokenizer)
-        self.scheduler = Scheduler(self.decoder, self._find_stop, options.seed, self.SHARES_PREFIXES)
+        self.scheduler = Scheduler(self.decoder, options.seed, self.SHARES_PREFIXES)
 
     def _load_decoder(self) -> RowDecoder:
         o = self.options
@@ -74,17 +74,18 @@ class Engine:
             raise ConfigError(f"rid must be text, got {reprlib.repr(rid)}")
         prompt, params = self._prompt(body), read_sampling_params(body.get("sampling_params"))
         self.scheduler.check(prompt, params)
-        ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos)
+        ends = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            ends |= self._eos
         return Request(rid, prompt, params, ends)
 
     def response(self, request: Request, started: float) -> dict[str, Any]:
         """Return the JSON that SGLang returns for a finished request."""
         log_probs = zip(request.log_probs, request.output, strict=True)
-        starts = [0, *(end for _, end in request.versions)]
-        spans = [
-            {"version": version, "start": start, "end": end}
-            for start, (version, end) in zip(starts, request.versions, strict=False)
-        ]
+        spans, start = [], 0
+        for version, end in request.versions:
+            spans.append({"version": version, "start": start, "end": end})
+            start = end
         return {
             "text": self._text(request),
             "output_ids": request.output,
@@ -114,24 +115,20 @@ class Engine:
             raise ConfigError(f"input_ids must be a list of integers, got {reprlib.repr(ids)}")
         return ids
 
-    def _find_stop(self, request: Request) -> str | None:
-        tail = self.tokenizer.decode(request.output, skip_special_tokens=request.params.skip_special_tokens)
-        return next((s for s in request.params.stop_strings if s in tail), None)
-
     def _text(self, request: Request) -> str:
-        params, matched = request.params, (request.finish_reason or {}).get("matched")
-        trimmed = None if params.no_stop_trim else matched
-        output = request.output[:-1] if isinstance(trimmed, int) else request.output
-        text = self.tokenizer.decode(output, skip_special_tokens=params.skip_special_tokens)
-        return text[: text.find(trimmed)] if isinstance(trimmed, str) else text
+        params, output = request.params, request.output
+        is_stopped = (request.finish_reason or {}).get("type") == "stop"
+        if is_stopped and not params.no_stop_trim:
+            output = output[:-1]
+        return self.tokenizer.decode(output, skip_special_tokens=params.skip_special_tokens)
 
 
 def end_tokens(folder: str, tokenizer: Any) -> frozenset[int]:
     """Collect the ids that end a response: those of the generation config, the model config and the tokenizer."""
-    found: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    found: set[int | None] = {tokenizer.eos_token_id}
     for name in ("generation_config.json", "config.json"):
         path = Path(folder) / name
         if path.is_file():
             ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            found.update([ids] if isinstance(ids, int) else ids or [])
-    return frozenset(found)
+            found.update(ids if isinstance(ids, list) else [ids])
+    return frozenset(token for token in found if token is not None)

@@ -19,17 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from embedded.engine.decoder import write_policy
 from embedded.engine.engine import HOST, EngineOptions
 from rollout.errors import ConfigError, EngineError
-
-IN_MEMORY = Path("/dev/shm")
-"""Where Linux keeps files in memory. Without it, or if it is small, weights go to the temporary folder."""
-ROOM = 8
-"""Weights go to memory if its free space is at least this many times the size of the model's folder. A float32 copy of
-16-bit weights has twice the size, and the old and the new copy exist at once; the rest is a reserve."""
 
 
 class EngineProcess(AbstractContextManager["EngineProcess"]):
@@ -38,10 +31,9 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
     def __init__(self, options: EngineOptions) -> None:
         """Start the child and return at once; it loads its model meanwhile, and `port` waits for that."""
         self._model, self.host, self._port = options.model_path, HOST, 0
-        size = sum(file.stat().st_size for file in Path(self._model).glob("*") if file.is_file())
-        roomy = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM * size
-        self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-", dir=IN_MEMORY if roomy else None))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-"))
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD, options.model_dump_json(), str(self._weights)],
             stdin=subprocess.PIPE,  # closed when this process ends, which ends the child
@@ -64,15 +56,12 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         return self._port
 
     def update_weights(self, state: Mapping[str, torch.Tensor], version: str, on_update: str = "abort") -> None:
-        """Serve these weights, under Hugging Face names, as this version, or raise EngineError.
+        """Serve these weights, under Hugging Face names, as this version, or raise EngineError or CheckpointError.
 
         `on_update`: whether responses in flight `abort` or `continue` with the new weights.
         """
         folder = self._weights / "policy"
-        try:
-            write_policy(self._model, state, folder)
-        except (OSError, SafetensorError) as error:
-            raise EngineError(f"the weights for the engine cannot be written to {folder}: {error}") from error
+        write_policy(self._model, state, folder)
         self._post("/pause_generation", {"mode": "retract" if on_update == "continue" else "abort"})
         while self._post("/flush_cache", refused=400) == 400:
             time.sleep(0.002)  # flushing is refused until the last response is aborted or retracted
@@ -81,7 +70,7 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
 
     def cpu_s(self) -> float:
         """Ask for the CPU seconds of the engine's process so far."""
-        return self._call("GET", "/get_server_info")[1]["process_cpu_s"]
+        return self._call("GET", "/server_info")[1]["process_cpu_s"]
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None, refused: int = 200) -> int:
         """Send a control request, and return its status: 200, or `refused`."""

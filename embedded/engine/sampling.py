@@ -12,9 +12,18 @@ from pydantic import model_validator
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
 NEUTRAL: Mapping[str, Any] = {
-    **dict.fromkeys(("n", "repetition_penalty"), 1),
-    **dict.fromkeys(("min_p", "min_new_tokens", "frequency_penalty", "presence_penalty"), 0),
-    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "custom_params")),
+    "stop": None,
+    "n": 1,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "min_new_tokens": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "custom_params": None,
 }
 """Parameters of SGLang for features that this engine lacks: only None, or the value that has no effect, is accepted."""
 MAX_BIAS = 1e4
@@ -31,18 +40,14 @@ class SamplingParams(Settings):
     """Keep this many of the most likely tokens; -1 keeps all."""
     max_new_tokens: int = Field(default=128, ge=1)
     """Longest response, in tokens."""
-    stop: str | tuple[str, ...] | None = None
-    """Texts that end the response."""
     stop_token_ids: tuple[int, ...] | None = None
     """Tokens that end the response, besides the model's own."""
     ignore_eos: bool = False
     """Do not end at the model's own end tokens."""
-    seed: int | None = None
-    """Used if `sampling_seed` is not given."""
     sampling_seed: int | None = None
     """Seed of the request's random numbers; by default each request gets another one."""
     no_stop_trim: bool = False
-    """Leave the matched stop text or token in the response's text."""
+    """Leave the token that ended the response in its text."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the response's text."""
     logit_bias: Mapping[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
@@ -55,17 +60,11 @@ class SamplingParams(Settings):
         for token in self.logit_bias or ():
             if not (token.isascii() and token.isdigit() and len(token) < 10):
                 raise ConfigError(f"sampling_params.logit_bias has the key {token!r:.40}; keys are token ids")
-        if "" in self.stop_strings:
-            raise ConfigError("sampling_params.stop has an empty text, which would end every response")
         return self
 
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-6 or self.top_k == 1
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
 
 def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
@@ -93,26 +92,34 @@ def sample_tokens(
 
     As in SGLang, log-probabilities are of the biased, temperature-scaled distribution, before top-k and top-p.
     """
-    if any(p.logit_bias for p in params):
+    if any(one.logit_bias for one in params):
         logits = logits.clone()
-        for row, p in enumerate(params):
-            for token, bias in (p.logit_bias or {}).items():
-                logits[row, int(token)] += bias
-    temperature = torch.tensor([1.0 if p.greedy else p.temperature for p in params], device=logits.device)
+    for row, one in enumerate(params):
+        for token, bias in (one.logit_bias or {}).items():
+            logits[row, int(token)] += bias
+    device = logits.device
+    temperature = torch.tensor([1.0 if one.greedy else one.temperature for one in params], device=device)
     log_probs = torch.log_softmax(logits.float() / temperature[:, None], -1)
     probs = log_probs.double().exp()
-    for i, p in enumerate(params):
-        if not p.greedy and (p.top_p < 1 or p.top_k > 0):
-            # Outside top-k and top-p, probabilities are 0; the most likely token always stays.
-            ordered, index = probs[i].sort(descending=True)
-            keep = (ordered.cumsum(-1) - ordered) < p.top_p
-            if p.top_k > 0:
-                keep[p.top_k :] = False
-            probs[i] = torch.zeros_like(probs[i]).scatter_(0, index, ordered * keep)
+    for row, one in enumerate(params):
+        if not one.greedy and (one.top_p < 1 or one.top_k > 0):
+            probs[row] = _truncated(probs[row], one)
     cdf = probs.cumsum(-1)
-    target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cdf[:, -1:]
-    tokens = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
-    greedy = [i for i, p in enumerate(params) if p.greedy]
+    uniform = torch.tensor(uniforms, dtype=torch.float64, device=device)
+    target = uniform[:, None] * cdf[:, -1:]
+    tokens = torch.searchsorted(cdf, target, right=True).squeeze(-1)
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)
+    greedy = [row for row, one in enumerate(params) if one.greedy]
     if greedy:
         tokens[greedy] = log_probs[greedy].argmax(-1)
-    return tokens.tolist(), log_probs.gather(-1, tokens[:, None]).squeeze(-1).tolist()
+    chosen = log_probs.gather(-1, tokens[:, None])
+    return tokens.tolist(), chosen.squeeze(-1).tolist()
+
+
+def _truncated(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Set probabilities [vocab] outside top-k and top-p to 0; the most likely token always stays."""
+    ordered, index = probs.sort(descending=True)
+    keep = ordered.cumsum(-1) - ordered < params.top_p
+    if params.top_k > 0:
+        keep[params.top_k :] = False
+    return torch.zeros_like(probs).scatter_(0, index, ordered * keep)

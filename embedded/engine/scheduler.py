@@ -57,18 +57,12 @@ class Request:
 class Scheduler:
     """Runs a decoder in one worker thread and answers requests through futures."""
 
-    def __init__(
-        self,
-        decoder: RowDecoder,
-        find_stop: Callable[[Request], str | None],
-        seed: int,
-        shares_prefixes: bool,
-    ) -> None:
-        """Start the worker. `find_stop` returns the stop string that the request's text contains, if any."""
+    def __init__(self, decoder: RowDecoder, seed: int, shares_prefixes: bool) -> None:
+        """Start the worker."""
         self.decoder = decoder
         self.weight_version = "default"
         """As SGLang names the weights of the checkpoint, until others are loaded under another name."""
-        self._find_stop, self._seed, self._shares_prefixes = find_stop, seed, shares_prefixes
+        self._seed, self._shares_prefixes = seed, shares_prefixes
         self._arrivals = itertools.count()
         self._tokens = np.zeros((decoder.rows, decoder.context_length), dtype=np.int64)
         self._written = np.zeros(decoder.rows, dtype=np.int64)
@@ -76,8 +70,8 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._updates: deque[Update] = deque()
         self._wake = threading.Condition()
-        self._retract = False
-        self._aborts: list[Callable[[Request], bool]] = []
+        self._commands: deque[Callable[[], None]] = deque()
+        """What the worker does between two steps, holding the lock."""
         self._paused = self._closed = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="engine-compute", daemon=True)
@@ -86,9 +80,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request that `check` accepts; its future resolves when it ends. Raises EngineError if closed."""
         arrival, params = next(self._arrivals), request.params
-        seed = params.sampling_seed if params.sampling_seed is not None else params.seed
-        if seed is None:
-            seed = self._seed * 1_000_003 + arrival
+        seed = self._seed * 1_000_003 + arrival if params.sampling_seed is None else params.sampling_seed
         request.uniforms = [] if params.greedy else draw_uniforms(seed, params.max_new_tokens)
         # A caller that disconnects must not cancel the future while the worker uses it.
         request.future.set_running_or_notify_cancel()
@@ -100,8 +92,14 @@ class Scheduler:
 
     def abort(self, chosen: Callable[[Request], bool] = lambda _: True) -> None:
         """Abort the chosen requests, by default all; they return their tokens so far."""
+
+        def end_chosen() -> None:
+            for request in [*self._running.values(), *self._waiting]:
+                if chosen(request):
+                    self._finish(request, {"type": "abort", "message": "aborted by request"})
+
         with self._wake:
-            self._aborts.append(chosen)
+            self._commands.append(end_chosen)
             self._wake.notify()
 
     def pause(self, mode: Literal["abort", "retract"]) -> None:
@@ -114,8 +112,9 @@ class Scheduler:
             self._paused = True
             if mode == "abort":
                 self.abort()
-            self._retract |= mode == "retract"
-            self._wake.notify()
+            else:
+                self._commands.append(self._retract)
+                self._wake.notify()
 
     def resume(self) -> None:
         """Generate again after `pause`."""
@@ -151,8 +150,11 @@ class Scheduler:
     def load(self) -> dict[str, int]:
         """Count requests running and waiting, and tokens held in the cache."""
         with self._wake:
-            running, waiting, used = len(self._running), len(self._waiting), int(self._written.sum())
-        return {"num_running_reqs": running, "num_waiting_reqs": waiting, "num_used_tokens": used}
+            return {
+                "num_running_reqs": len(self._running),
+                "num_waiting_reqs": len(self._waiting),
+                "num_used_tokens": int(self._written.sum()),
+            }
 
     @property
     def healthy(self) -> bool:
@@ -175,20 +177,19 @@ class Scheduler:
                 f"{len(prompt)} prompt tokens + max_new_tokens {params.max_new_tokens} exceed the context of {limit}; "
                 "shorten the prompt, ask for fewer tokens or start the engine with a longer --context-length"
             )
-        foreign = [token for token in params.logit_bias or () if int(token) >= vocab]
-        if foreign:
-            raise ConfigError(f"logit_bias has token {foreign[0]}; ids of this model are 0 to {vocab - 1}")
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= vocab:
-            raise ConfigError(f"input_ids has token {low if low < 0 else high}; ids of this model are 0 to {vocab - 1}")
+        biased = [int(token) for token in params.logit_bias or ()]
+        for name, ids in (("input_ids", prompt), ("logit_bias", biased)):
+            for token in ids:
+                if not 0 <= token < vocab:
+                    raise ConfigError(f"{name} has token {token}; ids of this model are 0 to {vocab - 1}")
 
     def _work(self) -> None:
         try:
             while True:
                 with self._wake:
                     self._wake.wait_for(self._has_work)
-                    self._apply_aborts()
-                    self._apply_retraction()
+                    while self._commands:
+                        self._commands.popleft()()
                     if self._closed:
                         self._fail(EngineError("the engine was closed"))
                         return
@@ -208,8 +209,9 @@ class Scheduler:
                 self._fail(broken)
 
     def _has_work(self) -> bool:
-        commands = self._closed or self._aborts or self._retract or self._updates
-        return bool(commands or (not self._paused and (self._running or self._waiting)))
+        if self._closed or self._commands or self._updates:
+            return True
+        return not self._paused and bool(self._running or self._waiting)
 
     def _fail(self, error: EngineError) -> None:
         self._error = error
@@ -221,20 +223,12 @@ class Scheduler:
         self._waiting.clear()
         self._updates.clear()
 
-    def _apply_aborts(self) -> None:
-        aborts, self._aborts = self._aborts, []
-        for request in [*self._running.values(), *self._waiting] if aborts else ():
-            if any(is_chosen(request) for is_chosen in aborts):
-                self._finish(request, {"type": "abort", "message": "aborted by request"})
-
-    def _apply_retraction(self) -> None:
+    def _retract(self) -> None:
         """Put running requests back at the head of the queue, in order; their rows are free."""
-        if self._retract:
-            for request in self._running.values():
-                request.row = -1
-            self._waiting.extendleft(reversed(self._running.values()))
-            self._running.clear()
-            self._retract = False
+        for request in self._running.values():
+            request.row = -1
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._running.clear()
 
     def _load(self, state: Mapping[str, torch.Tensor], version: str | None, done: Future[str]) -> None:
         """Replace the weights. The lock is not held meanwhile, so new requests are accepted."""
@@ -287,10 +281,11 @@ class Scheduler:
         return np.minimum(agree.argmin(1), self._written)
 
     def _prefill(self, requests: list[Request]) -> None:
-        rows = [r.row for r in requests]
+        rows = [request.row for request in requests]
         starts = self._written[rows].tolist()
-        totals = [len(r.tokens) for r in requests]
-        tokens = [self._tokens[row, s:n] for row, s, n in zip(rows, starts, totals, strict=True)]
+        totals = [len(request.tokens) for request in requests]
+        spans = zip(rows, starts, totals, strict=True)
+        tokens = [self._tokens[row, start:total] for row, start, total in spans]
         logits = self.decoder.prefill(rows, starts, tokens)
         self._written[rows] = totals
         self._extend(requests, logits)
@@ -305,8 +300,9 @@ class Scheduler:
 
     def _extend(self, requests: list[Request], logits: torch.Tensor) -> None:
         """Draw a token for each request, and finish the requests that are done."""
-        uniforms = [r.uniforms[len(r.output)] if r.uniforms else 0.0 for r in requests]
-        tokens, log_probs = sample_tokens(logits, [r.params for r in requests], uniforms)
+        params = [request.params for request in requests]
+        uniforms = [request.uniforms[len(request.output)] if request.uniforms else 0.0 for request in requests]
+        tokens, log_probs = sample_tokens(logits, params, uniforms)
         for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
             request.output.append(token)
             request.log_probs.append(log_prob)
@@ -319,8 +315,6 @@ class Scheduler:
     def _finish_reason(self, request: Request, token: int) -> dict[str, Any] | None:
         if token in request.stop_ids:
             return {"type": "stop", "matched": token}
-        if request.params.stop_strings and (matched := self._find_stop(request)) is not None:
-            return {"type": "stop", "matched": matched}
         if len(request.output) >= request.params.max_new_tokens:
             return {"type": "length", "length": request.params.max_new_tokens}
         return None

@@ -89,15 +89,14 @@ async def _health(engine: Engine, _: web.Request) -> web.Response:
     return web.Response(status=200 if engine.scheduler.healthy else 503)
 
 
-async def _model_info(engine: Engine, _: web.Request) -> web.Response:
-    info = {"model_path": engine.model_path, "tokenizer_path": engine.options.model_path, "is_generation": True}
-    return web.json_response({**info, "weight_version": engine.scheduler.weight_version})
-
-
 async def _server_info(engine: Engine, _: web.Request) -> web.Response:
     return web.json_response(
         {
-            **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "num_gpus"), 1),
+            "tp_size": 1,
+            "dp_size": 1,
+            "pp_size": 1,
+            "ep_size": 1,
+            "num_gpus": 1,
             "model_path": engine.model_path,
             "enable_memory_saver": False,
             "context_length": engine.decoder.context_length,
@@ -131,10 +130,13 @@ async def _flush_cache(engine: Engine, _: web.Request) -> web.Response:
 
 async def _abort(engine: Engine, request: web.Request) -> web.Response:
     body = await _body(request)
-    rid = "" if body.get("abort_all") else _name(body, "rid")  # every id begins with ""
-    if rid is None or not (rid or body.get("abort_all")):
+    rid = _name(body, "rid")
+    if body.get("abort_all"):
+        engine.scheduler.abort()
+    elif rid:
+        engine.scheduler.abort(lambda queued: queued.rid.startswith(rid))
+    else:
         raise ConfigError("abort_request needs a rid, or abort_all: true")
-    engine.scheduler.abort(lambda queued: queued.rid.startswith(rid))
     return web.Response(status=200)
 
 
@@ -169,9 +171,6 @@ async def _update_from_disk(engine: Engine, request: web.Request) -> web.Respons
 ROUTES: Mapping[str, Callable[[Engine, web.Request], Awaitable[web.Response]]] = {
     "GET /health": _health,
     "GET /health_generate": _health,
-    "GET /get_model_info": _model_info,
-    "GET /model_info": _model_info,
-    "GET /get_server_info": _server_info,
     "GET /server_info": _server_info,
     "GET /get_weight_version": _weight_version,
     "GET /v1/loads": _loads,
@@ -244,7 +243,6 @@ def main() -> None:
     parser.add_argument("--context-length", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; faster on CPUs with AMX")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more than one is slower on a busy CPU")
     flags = vars(parser.parse_args())
     torch.set_num_threads(flags.pop("threads"))

@@ -66,7 +66,8 @@ class VisionDecoder:
             inputs = forward_inputs(torch.from_numpy(ids), self.images[row], self.image_token)
             out = self.model(**inputs, use_cache=True)
             shift = self.model.model.rope_deltas
-            self._caches[row], self._shifts[row] = out.past_key_values, 0 if shift is None else int(shift)
+            self._shifts[row] = 0 if shift is None else int(shift)
+            self._caches[row] = out.past_key_values
             logits.append(out.logits[:, -1])
         return torch.cat(logits)
 
@@ -76,7 +77,8 @@ class VisionDecoder:
         logits = []
         for row, position, token in zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True):
             place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
-            ids, cache = torch.tensor([[token]], device=self.device), self._caches[row]
+            ids = torch.tensor([[token]], device=self.device)
+            cache = self._caches[row]
             out = self.model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
             logits.append(out.logits[:, -1])
         return torch.cat(logits)
@@ -137,8 +139,10 @@ class VisionEngine(Engine):
             images = [open_image(image) for image in images]
         except ImageError as error:
             raise ConfigError(f"image_data: {error}") from error
-        inputs = self.processor.image_processor(images=images, return_tensors="pt")
-        counts = iter((inputs[GRIDS].prod(-1) // self.processor.image_processor.merge_size**2).tolist())
+        reader = self.processor.image_processor
+        inputs = reader(images=images, return_tensors="pt")
+        patches = inputs[GRIDS].prod(-1)
+        counts = iter((patches // reader.merge_size**2).tolist())
         if ids.count(self.image_token) != len(images):
             raise ConfigError(f"input_ids has {ids.count(self.image_token)} placeholders for {len(images)} images")
         prompt = ImagePrompt()

@@ -63,12 +63,15 @@ class Alarms:
     def watch(self, updates: int, metrics: Mapping[str, float]) -> list[str]:
         """Check one update that trained the actor; returns the alarms that it raises."""
         new = []
-        trained = metrics.get("train/actor_trains")
-        for limit in (limit for limit in LIMITS if trained and limit.metric in metrics):
-            value = metrics[limit.metric]
+        if not metrics.get("train/actor_trains"):
+            return new
+        for limit in LIMITS:
+            value = metrics.get(limit.metric)
+            if value is None or limit.metric in self.raised:
+                continue
             self._outside[limit.metric] = 0 if limit.holds(value) else self._outside[limit.metric] + 1
             is_far = limit.lowest == -math.inf and value > FAR * limit.highest
-            if (is_far or self._outside[limit.metric] >= PATIENCE) and limit.metric not in self.raised:
+            if is_far or self._outside[limit.metric] >= PATIENCE:
                 how_long = "far outside its range" if is_far else f"outside its range for {PATIENCE} updates"
                 sentence = limit.sentence(value, f"after {updates} updates, {how_long}")
                 self.raised[limit.metric] = sentence

@@ -51,14 +51,18 @@ def share(values: Iterable[float]) -> dict[str, float]:
     """Compute the mean of zeros and ones, its binomial standard error, and their number."""
     found = list(values)
     rate, n = statistics.fmean(found or [0.0]), len(found)
-    return {"mean": round(rate, 4), "se": round((rate * (1 - rate) / max(n, 1)) ** 0.5, 4), "n": n}
+    variance = rate * (1 - rate) / max(n, 1)
+    return {"mean": round(rate, 4), "se": round(variance**0.5, 4), "n": n}
 
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
     """Format the last lines of a run: results, warnings, and the commands that continue from here."""
-    lines = [f"before: {describe(summary['win_rate_before'])}", f"after:  {describe(summary['win_rate_after'])}"]
     verdict = summary["verdict"]
-    lines.append(f"verdict: {verdict['sentence']}")
+    lines = [
+        f"before: {describe(summary['win_rate_before'])}",
+        f"after:  {describe(summary['win_rate_after'])}",
+        f"verdict: {verdict['sentence']}",
+    ]
     if verdict["verdict"] != "improved" and not (summary["fault"] or summary["note"]):
         lines.append(f"next: {next_step(summary)}")
     if failed := summary["failed_episodes"]:
@@ -74,12 +78,13 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
 
 def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """List the commands that evaluate the last policy, show the episodes, and compare before with after."""
-    me, here = PROGRAM, shlex.quote(str(folder))
+    here = shlex.quote(str(folder))
     lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
+    last = setting_of(summary["updates"])
     return [
-        f"{me} evaluate {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
-        f"{me} view {here}",
-        f"{me} compare {here} {here} --settings '{setting_of(0)}' '{setting_of(summary['updates'])}'",
+        f"{PROGRAM} evaluate {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
+        f"{PROGRAM} view {here}",
+        f"{PROGRAM} compare {here} {here} --settings '{setting_of(0)}' '{last}'",
     ]
 
 
@@ -105,12 +110,12 @@ class Change:
     @classmethod
     def of(cls, measure: str, pairs: Sequence[tuple[Episode, Episode]]) -> Change:
         """Compute it from the pairs (episode before, episode after)."""
-        values = [(float(first[measure]), float(second[measure])) for first, second in pairs]
-        change = spread(second - first for first, second in values)
-        reach = 2 * change["se"]
+        before = [float(first[measure]) for first, _ in pairs]
+        after = [float(second[measure]) for _, second in pairs]
+        change = spread(second - first for first, second in zip(before, after, strict=True))
+        mean, reach = change["mean"], 2 * change["se"]
         mean_of = share if measure == "success" else spread
-        before, after = (mean_of(pair[k] for pair in values) for k in (0, 1))
-        return cls(measure, before, after, change["mean"], (change["mean"] - reach, change["mean"] + reach), len(pairs))
+        return cls(measure, mean_of(before), mean_of(after), mean, (mean - reach, mean + reach), len(pairs))
 
     @property
     def verdict(self) -> str:
@@ -134,8 +139,11 @@ def judge(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]
     The first of them that changed decides. The sentence names it first, and then the others.
     """
     earlier = {(episode["task_name"], episode["seed"]): episode for episode in before}
-    keyed = [((episode["task_name"], episode["seed"]), episode) for episode in after]
-    pairs = [(earlier[key], episode) for key, episode in keyed if key in earlier]
+    pairs = []
+    for episode in after:
+        key = episode["task_name"], episode["seed"]
+        if key in earlier:
+            pairs.append((earlier[key], episode))
     changes = [Change.of(measure, pairs) for measure in MEASURES]
     changed = [change for change in changes if change.verdict in ("improved", "worse")]
     nonzero = [change for change in changes if change.before["mean"] or change.after["mean"]]
@@ -184,11 +192,16 @@ def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return a Markdown table with one row per seed."""
     lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time | verdict |"]
     lines += ["|---|---|---|---|---|---|---|"]
-    for s in summaries:
-        before, after = s["win_rate_before"], s["win_rate_after"]
-        lines.append(
-            f"| {s['seed']} | {before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f} "
-            f"| {s['turns_per_episode_before']:.0f} | {s['turns_per_episode_after']:.0f} | {s['wall_time_s']:.0f} s "
-            f"| {s['verdict']['verdict']}: {MEASURES[s['verdict']['measure']]} {s['verdict']['change']:+.3f} |"
-        )
+    for summary in summaries:
+        before, after, verdict = (summary[key] for key in ("win_rate_before", "win_rate_after", "verdict"))
+        cells = [
+            f"{summary['seed']}",
+            f"{before['mean']:.2f} ± {before['se']:.2f}",
+            f"{after['mean']:.2f} ± {after['se']:.2f}",
+            f"{summary['turns_per_episode_before']:.0f}",
+            f"{summary['turns_per_episode_after']:.0f}",
+            f"{summary['wall_time_s']:.0f} s",
+            f"{verdict['verdict']}: {MEASURES[verdict['measure']]} {verdict['change']:+.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,17 +1,16 @@
 """A run's folder: the settings of the run that it holds, and what a run that was stopped continues from.
 
-Invariant: nothing that a run wrote is deleted, except by the same run when it continues, or if the user asks for it.
+Invariant: nothing that a run wrote is deleted, except by the same run when it continues.
 """
 
 import fcntl
 import json
 import os
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
@@ -21,13 +20,6 @@ DONE = "done.json"
 ABOUT, TRAINING = "about.json", "training.jsonl"
 """Command, start, versions and the error that ended the run; and a sample of each update's turns with what the trainer
 computed for their tokens."""
-FILES = (
-    *(SETTINGS, CHECKPOINTS, EPISODES, METRICS, SUMMARY, ABOUT, TRAINING, "config.yaml", "critic", "curve.png"),
-    *("policy_after", "policy_before", "policy_best", "tensorboard"),
-)
-"""Everything that a run of `slime-verlog train` writes."""
-IfHeld = Literal["refuse", "resume", "overwrite"]
-"""What a command does with a folder that holds a run."""
 
 
 def check_out(folder: Path) -> None:
@@ -39,31 +31,19 @@ def check_out(folder: Path) -> None:
             raise ConfigError(f"--out needs a folder, but {path} is a file; choose another --out")
 
 
-def check_folder(folder: Path, if_held: IfHeld, models: Iterable[str | None] = ()) -> None:
-    """Raise ConfigError for a folder whose content this command was not asked to continue or delete; changes nothing.
-
-    `models` are the folders of models that the command starts from, which it must not delete.
-    """
+def check_folder(folder: Path, resume: bool) -> None:
+    """Raise ConfigError for a folder with a run, unless this command is to continue it; changes nothing."""
     from slime_verlog import ConfigError
 
     check_out(folder)
-    held = [name for name in FILES if (folder / name).exists()]
-    if not held or (SETTINGS in held and not has_begun(folder)):
-        return
-    if METRICS not in held and SETTINGS not in held:
-        raise ConfigError(f"{folder} holds {held[0]}, but not of a training run; choose another --out")
-    if if_held == "refuse":
+    results = [name for name in (METRICS, EPISODES, SUMMARY) if (folder / name).exists()]
+    if not (folder / SETTINGS).exists():
+        if results:
+            raise ConfigError(f"{folder} holds {results[0]}, but not of a training run; choose another --out")
+    elif has_begun(folder) and not resume:
         state = "a finished" if is_finished(folder) else "an unfinished"
-        choices = "--resume continues it, --overwrite deletes it, another --out keeps both"
+        choices = "--resume continues it; or delete the folder, or choose another --out"
         raise ConfigError(f"{folder} holds {state} run, and nothing was changed: {choices}")
-    if if_held == "resume" and SETTINGS not in held:
-        lost = f"{folder} holds a run without {SETTINGS}, so it cannot be continued"
-        raise ConfigError(f"{lost}; choose another --out, or delete it with --overwrite")
-    if if_held == "overwrite":
-        paths = [(folder / name).resolve() for name in held]
-        for model in filter(None, models):
-            if any(Path(model).resolve().is_relative_to(path) for path in paths):
-                raise ConfigError(f"--overwrite would delete {model}, from which this run starts; choose another --out")
 
 
 def has_begun(folder: Path) -> bool:
@@ -72,17 +52,16 @@ def has_begun(folder: Path) -> bool:
 
 
 @contextmanager
-def claimed(folder: Path, settings: Mapping[str, Any], if_held: IfHeld = "resume") -> Iterator[None]:
+def claimed(folder: Path, settings: Mapping[str, Any], resume: bool = True) -> Iterator[None]:
     """Hold the folder for the run with these settings, and no other process meanwhile.
 
     Raises ConfigError as `check_folder` and `claim`, and if another process runs in it.
     """
-    check_folder(folder, if_held)
+    check_folder(folder, resume)
     folder.mkdir(parents=True, exist_ok=True)
-    is_held = (folder / SETTINGS).exists()
-    if if_held == "overwrite" or (is_held and not has_begun(folder)):
-        with _locked(folder) if is_held else nullcontext():
-            delete(folder)
+    if (folder / SETTINGS).exists() and not has_begun(folder):
+        with _locked(folder):
+            (folder / SETTINGS).unlink()
     claim(folder, settings)
     with _locked(folder):
         yield
@@ -154,14 +133,6 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(inner, f"{path}.{key}" if path else str(key))
 
 
-def delete(folder: Path) -> None:
-    """Delete the run in the folder; other files stay. What a kill leaves of it cannot continue, only be deleted."""
-    (folder / METRICS).touch()
-    for name in (SETTINGS, *(set(FILES) - {SETTINGS, METRICS}), METRICS):
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
 def is_finished(folder: Path) -> bool:
     """Tell whether the folder holds a run that trained to its end."""
     path = folder / SUMMARY
@@ -176,7 +147,8 @@ def saved_updates(folder: Path) -> int:
 
 def rewind(rows: Path, updates: int) -> None:
     """Drop the rows of a stopped run that were written after this many updates; a resumed run writes them again."""
-    keep_lines(rows, [line for line in whole_lines(rows) if json.loads(line)["update"] <= updates])
+    kept = [line for line in whole_lines(rows) if json.loads(line)["update"] <= updates]
+    keep_lines(rows, kept)
 
 
 def whole_lines(path: Path) -> list[str]:

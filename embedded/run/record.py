@@ -8,6 +8,7 @@ advantage back to rewards and values. A turn of the quickstart costs about 2 kB.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from advantage.settings import AdvantageSettings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from embedded.run.folder import append_text, whole_lines
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import facts_of, flatten, row_of
+from rollout.bridge.sample import facts_of, facts_of_turns, flatten, places_in_train_data, row_of
 from rollout.play.metrics import mean
 from rollout.turn import StopReason
 
@@ -24,8 +25,8 @@ Row = dict[str, float]
 TURNS = 16
 """Turns per update; an episode's part of a batch is recorded as a whole, up to its last `LONGEST` turns."""
 LONGEST = 64
-_PER_TOKEN = ("log_probs", "kl", "values", "advantages", "returns")
-_NO_ROW = TurnRow(0, 0, TurnKind.BOOTSTRAP)
+_PER_TOKEN = ("log_probs", "rollout_log_probs", "kl", "values", "advantages", "returns")
+_READ = (*_PER_TOKEN, "tokens", "response_lengths", "loss_masks")
 PLAYER = "training"
 """What the records name as the player of training episodes."""
 
@@ -112,6 +113,19 @@ def reward_note(rows: Sequence[Mapping[str, float]]) -> str | None:
     return f"{same}; look at the episodes, and reward progress (a success by chance is needed at least now and then)"
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """One sample of a batch with its row of the turn table and its numbers."""
+
+    sample: Sample
+    row: TurnRow
+    numbers: Mapping[str, Any]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return facts_of(self.sample)
+
+
 class TrainingRecord:
     """Appends to `path`: an episode that is followed through the batches, then parts with rewards, then others."""
 
@@ -125,50 +139,55 @@ class TrainingRecord:
         `role` is `actor`, or `critic` while the actor is frozen; `data` has the numbers that it trained on, as
         `PpoTrainer.trained`.
         """
+        segments: dict[int, list[_Recorded]] = {}
         flat = flatten(samples)
-        segments: dict[int, list[int]] = {}
-        for place, row in enumerate(map(row_of, flat)):
+        for place, sample in zip(places_in_train_data(flat), flat, strict=True):
+            row = row_of(sample)
             if row is not None:
-                segments.setdefault(row.segment, []).append(place)
-        episode = lambda places: facts_of(flat[places[0]]).get("episode_id")
-        is_paid = lambda places: any(span.reward for i in places for span in (row_of(flat[i]) or _NO_ROW).turns)
-        order = lambda places: 0 if episode(places) == self._followed else 1 if is_paid(places) else 2
-        left, lines, cut = TURNS, [], []
-        for places in sorted(segments.values(), key=order):
+                numbers = {key: values[place] for key, values in data.items() if key in _READ}
+                segments.setdefault(row.segment, []).append(_Recorded(sample, row, numbers))
+        left, lines, followed = TURNS, [], None
+        for segment in sorted(segments.values(), key=self._order):
             if left <= 0:
                 break
-            record = self._segment([(flat[i], i) for i in places], data, role)
-            if record is None:
+            if all(part.row.kind is TurnKind.BOOTSTRAP for part in segment):
                 continue
+            record = self._segment(segment, role)
             left -= record["turns"]
-            cut += [episode(places)] if record["stop"] == StopReason.CUT else []
+            if followed is None and record["stop"] == StopReason.CUT:
+                followed = segment[0].facts.get("episode_id")
             lines.append(json.dumps({"setting": f"update {rollout_id + 1}", "update": rollout_id + 1, **record}))
-        self._followed = cut[0] if cut else None
+        self._followed = followed
         append_text(self.path, "".join(line + "\n" for line in lines))
 
-    def _segment(self, samples: Sequence[tuple[Sample, int]], data: Mapping[str, Any], role: str) -> Any:
-        turns: list[dict[str, Any]] = []
-        first, facts, row, next_value = 0, {}, None, None
-        for sample, place in samples:
-            found = row_of(sample)
-            assert found is not None
-            if found.kind is TurnKind.BOOTSTRAP:
-                next_value = round(float(data["values"][place][0]), 5) if "values" in data else None
-                continue
-            first, facts, row = first or found.first_turn + 1, facts_of(sample), found
-            spans = list(enumerate(found.turns))
-            turns += [self._turn(sample, place, span, data, role, k == len(spans) - 1) for k, span in spans]
-        if row is None:
-            return None
-        kept, discounts = turns[-LONGEST:], discounts_of(self._settings, role)
-        first += len(turns) - len(kept)
+    def _order(self, segment: Sequence[_Recorded]) -> int:
+        if segment[0].facts.get("episode_id") == self._followed:
+            return 0
+        is_paid = any(span.reward for part in segment for span in part.row.turns)
+        return 1 if is_paid else 2
+
+    def _segment(self, segment: Sequence[_Recorded], role: str) -> dict[str, Any]:
+        turns: dict[int, dict[str, Any]] = {}
+        next_value = None
+        played = [part for part in segment if part.row.kind is not TurnKind.BOOTSTRAP]
+        for part in segment:
+            state = 0 if part.row.kind is TurnKind.BOOTSTRAP else part.row.bootstrap
+            if state >= 0 and "values" in part.numbers:
+                next_value = round(float(part.numbers["values"][state]), 5)
+        for part in played:
+            facts_of_each = facts_of_turns(part.sample)
+            for index, span, facts in zip(part.row.indices, part.row.turns, facts_of_each, strict=True):
+                turns[index] = self._turn(part, span, facts, role)
+        final = max(played, key=lambda part: part.row.indices[-1])
+        facts, row = final.facts, final.row
+        kept = [turns[index] for index in sorted(turns)][-LONGEST:]
+        last = max(turns) + 1
         ended = StopReason.TIME_LIMIT if row.truncated else StopReason.CUT
-        stop = StopReason.TERMINATED if row.terminated else ended
-        names = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
-        credit = {"role": role, "form": self._settings.gae_form, "kl_coef": self._kl_coef if role == "actor" else 0.0}
         return {
-            **{"player": PLAYER, "task_name": facts.get("task_name"), "stop": stop},
-            "seed": f"episode {facts.get('episode_id')}, turns {first}–{first + len(kept) - 1}",
+            "player": PLAYER,
+            "task_name": facts.get("task_name"),
+            "stop": StopReason.TERMINATED if row.terminated else ended,
+            "seed": f"episode {facts.get('episode_id')}, turns {last - len(kept) + 1}–{last}",
             "turns": len(kept),
             "return": sum(turn["reward"] for turn in kept),
             "success": facts.get("progression", 0.0) >= 1.0 if row.terminated else None,
@@ -176,35 +195,54 @@ class TrainingRecord:
             "metrics": facts.get("env_metrics") or {},
             "messages": [],
             "story": kept,
-            "credit": credit | {name: getattr(discounts, name) for name in names} | {"next_value": next_value},
+            "credit": self._credit(role, next_value),
         }
 
-    def _turn(
-        self, sample: Sample, place: int, span: TurnSpan, data: Mapping[str, Any], role: str, is_last: bool
-    ) -> dict[str, Any]:
-        ids, length = data["tokens"][place].tolist(), int(data["response_lengths"][place])
-        start = len(ids) - length
-        own = ids[start + span.start : start + span.end]
-        facts = facts_of(sample) if is_last else {}
-        columns = {
-            key: [float(f"{x:.4g}") for x in data[key][place][span.start : span.end].tolist()]
-            for key in (*_PER_TOKEN, *(() if "log_probs" in data else ("rollout_log_probs",)))
-            if key in data and (key != "kl" or self._kl_coef)
-        }
-        mask = data["loss_masks"][place][span.start : span.end]
-        if not bool(mask.all()):
-            columns["loss_mask"] = mask.tolist()
-        lambdas = token_lambdas(self._settings, role, (mask.sum() or mask.new_tensor(len(mask))).reshape(1))
+    def _credit(self, role: str, next_value: float | None) -> dict[str, Any]:
+        discounts = discounts_of(self._settings, role)
         return {
-            "prompt": self._tokenizer.decode(ids[: start + span.start]),
-            "response": self._tokenizer.decode(own, skip_special_tokens=True),
+            "role": role,
+            "form": self._settings.gae_form,
+            "kl_coef": self._kl_coef if role == "actor" else 0.0,
+            "gamma_step": discounts.gamma_step,
+            "lambda_step": discounts.lambda_step,
+            "gamma_token": discounts.gamma_token,
+            "lambda_token": discounts.lambda_token,
+            "next_value": next_value,
+        }
+
+    def _turn(self, part: _Recorded, span: TurnSpan, facts: Mapping[str, Any], role: str) -> dict[str, Any]:
+        decode, numbers = self._tokenizer.decode, part.numbers
+        ids = numbers["tokens"].tolist()
+        response = len(ids) - int(numbers["response_lengths"])
+        begin, end = response + span.start, response + span.end
+        own = ids[begin:end]
+        tokens: dict[str, Any] = {"text": [decode([token]) for token in own]}
+        for key in _PER_TOKEN:
+            if key in numbers:
+                tokens[key] = [float(f"{x:.4g}") for x in numbers[key][span.start : span.end].tolist()]
+        if "log_probs" in tokens:
+            tokens.pop("rollout_log_probs", None)
+        if not self._kl_coef:
+            tokens.pop("kl", None)
+        mask = numbers["loss_masks"][span.start : span.end]
+        if not bool(mask.all()):
+            tokens["loss_mask"] = mask.tolist()
+        turn = {
+            "prompt": decode(ids[:begin]),
+            "response": decode(own, skip_special_tokens=True),
             "executed_action": facts.get("executed_action"),
             "valid": facts.get("valid_action"),
             "reward": span.reward,
-            "terminated": is_last and bool(facts.get("terminated")),
-            "truncated": is_last and bool(facts.get("truncated")),
-            "tokens": {"text": [self._tokenizer.decode([i]) for i in own], **columns},
-            **({} if lambdas is None else {"lambda_token": round(float(lambdas[0]), 6)}),
-            **{key: facts[key] for key in ("notes", "summary") if key in facts},
-            **({} if span.moves else {"moves": False}),
+            "terminated": bool(facts.get("terminated")),
+            "truncated": bool(facts.get("truncated")),
+            "tokens": tokens,
         }
+        trained = mask.sum() or mask.new_tensor(len(mask))
+        lambdas = token_lambdas(self._settings, role, trained.reshape(1))
+        if lambdas is not None:
+            turn["lambda_token"] = round(float(lambdas[0]), 6)
+        turn |= {key: facts[key] for key in ("notes", "summary") if key in facts}
+        if not span.moves:
+            turn["moves"] = False
+        return turn

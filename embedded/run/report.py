@@ -63,12 +63,14 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.began -= max((row.get("wall_time_s", 0.0) for row in record.read_rows(self.folder / METRICS)), default=0.0)
+        times = [row.get("wall_time_s", 0.0) for row in record.read_rows(self.folder / METRICS)]
+        self.began -= max(times, default=0.0)
         saved = saved_updates(self.folder)
         rewind(self.folder / METRICS, saved)
         rows = record.read_rows(self.folder / METRICS)
         self.history += [row for row in rows if "train/actor_trains" in row]
-        evaluated, kept = {int(row["update"]) for row in rows if "eval/episodes" in row}, []
+        evaluated = {int(row["update"]) for row in rows if "eval/episodes" in row}
+        kept = []
         for line in whole_lines(self.folder / EPISODES):
             episode = json.loads(line)
             updates = int(episode["setting"].removeprefix(setting_of("")))
@@ -98,7 +100,8 @@ class RunReport:
         for key, value in metrics.items():
             self._board.add_scalar(key, value, rollout_id + 1)
         parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
-        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}  {record.update_seconds(metrics):.1f} s")
+        parts.append(f"{record.update_seconds(metrics):.1f} s")
+        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}")
         for sentence in self._alarms.watch(rollout_id + 1, metrics):
             tqdm.write(f"warning: {sentence}")
 
@@ -111,9 +114,11 @@ class RunReport:
             write_policy(self.policy, weights, self.folder / "policy_after")
         if self._best() == rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_best")
-        about = {"setting": setting_of(rollout_id), "player": "policy"}
-        kept = [{**about, **{key: episode[key] for key in RECORD_KEYS}} for episode in episodes]
-        lines = [json.dumps(episode, ensure_ascii=False, default=str) + "\n" for episode in kept]
+        lines = []
+        for episode in episodes:
+            shown = {key: episode[key] for key in RECORD_KEYS}
+            kept = {"setting": setting_of(rollout_id), "player": "policy", **shown}
+            lines.append(json.dumps(kept, ensure_ascii=False, default=str) + "\n")
         append_text(self.folder / EPISODES, "".join(lines))
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
@@ -124,9 +129,12 @@ class RunReport:
         An interrupted run is not judged, and has only the updates that it can continue after.
         """
         self._board.close()
-        self.history, interrupted = self.history[:interrupted_after], interrupted_after is not None
+        self.history = self.history[:interrupted_after]
+        interrupted = interrupted_after is not None
         summary = {
-            **{**self.about, "interrupted": interrupted, "updates": len(self.history)},
+            **self.about,
+            "interrupted": interrupted,
+            "updates": len(self.history),
             "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),
             "fault": None if interrupted else record.actor_fault(self.history),
             "note": None if interrupted else record.reward_note(self.history),
@@ -144,8 +152,10 @@ class RunReport:
         return round(time.monotonic() - self.began, 1)
 
     def _results(self) -> dict[str, Any]:
-        first, last = self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
-        faults = [e["fault"] for played in self.evaluations.values() for e in played if e["fault"] is not None]
+        first = self.evaluations[min(self.evaluations)]
+        last = self.evaluations[max(self.evaluations)]
+        everything = [episode for played in self.evaluations.values() for episode in played]
+        faults = [episode["fault"] for episode in everything if episode["fault"] is not None]
         best = self._best()
         return {
             "win_rate_before": win_rate(first),
@@ -181,16 +191,20 @@ def plot_curve(
     top, bottom = figure.subplots(2, 1, sharex=True)
     is_won = measure == "success"
     mean_of = share if is_won else spread
-    found = {update: mean_of(float(e[measure]) for e in played) for update, played in sorted(evaluations.items())}
-    means, errors = ([one[key] for one in found.values()] for key in ("mean", "se"))
-    above = [min(error, 1 - rate) if is_won else error for rate, error in zip(means, errors, strict=True)]
-    top.errorbar(list(found), means, yerr=[errors, above], fmt="o-", color="tab:red", capsize=4)
+    results = {update: mean_of(float(e[measure]) for e in played) for update, played in sorted(evaluations.items())}
+    means = [result["mean"] for result in results.values()]
+    below = [result["se"] for result in results.values()]
+    above = below
+    if is_won:
+        above = [min(error, 1 - rate) for error, rate in zip(below, means, strict=True)]
+    top.errorbar(list(results), means, yerr=[below, above], fmt="o-", color="tab:red", capsize=4)
     top.set(ylabel=f"{MEASURES[measure]}, held-out seeds ± SE", title="Embedded policy")
     if measure != "return":
         top.set_ylim(0, 1.02)
     # Batches drawn during the critic's warm-up are not played, so they have no rewards.
     played = [row for row in history if "turn/reward" in row]
-    updates, rewards = ([row[key] for row in played] for key in ("update", "turn/reward"))
+    updates = [row["update"] for row in played]
+    rewards = [row["turn/reward"] for row in played]
     smooth = [mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
     bottom.plot(updates, rewards, ".", color="0.75", label="batch")
     bottom.plot(updates, smooth, color="tab:blue", label="mean of 5 batches")
@@ -204,5 +218,6 @@ def plot_curve(
 
 
 def _valid_share(episodes: Sequence[Mapping[str, Any]]) -> float:
-    turns = sum(e["turns"] for e in episodes)
-    return round(sum(e["valid_action_ratio"] * e["turns"] for e in episodes) / max(turns, 1), 4)
+    turns = sum(episode["turns"] for episode in episodes)
+    valid = sum(episode["valid_action_ratio"] * episode["turns"] for episode in episodes)
+    return round(valid / max(turns, 1), 4)

@@ -13,7 +13,6 @@ and prints the runs. A study's file is described in docs/studies.md.
 
 import argparse
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -39,7 +38,7 @@ from embedded.run.ending import MEASURES
 from embedded.run.folder import CHECKPOINTS, DONE, claimed, rewind, saved_updates, write_text
 from embedded.run.record import MetricsLog, Row, read_rows
 from embedded.studies import study
-from embedded.studies.study import ROWS, SAVE_INTERVAL, Plan, make_plan
+from embedded.studies.study import ROWS, Plan, make_plan
 from slime_verlog import (
     INTERRUPTED,
     ConfigError,
@@ -54,6 +53,18 @@ PATIENCE_S = 15.0
 """Seconds that interrupted jobs get to end."""
 POLICIES = "policies"
 """Folder of the initial policies, which studies share."""
+REWARDS = ("binary_reward", "shaping")
+"""Options of environments that do not affect demonstrations."""
+SHOWN = (
+    "rollout_interaction_env_path",
+    "tasks",
+    "history",
+    "memory",
+    "max_turns",
+    "chat_template_kwargs",
+    "use_inference_chat_template",
+)
+"""Keys that decide what demonstrations show."""
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
@@ -61,7 +72,7 @@ def run_one(plan: Plan, variant: str, seed: int) -> None:
     folder, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
     (plan.out / POLICIES).mkdir(parents=True, exist_ok=True)
     with claimed(folder, settings):
-        if not (folder / DONE).exists():
+        if not plan.is_done(variant, seed):
             _train(plan, variant, seed, settings)
 
 
@@ -83,28 +94,22 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     paths = {"save": str(checkpoints), "load": str(checkpoints) if saved >= 0 else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
     source = policy if plan.keep_policies else None
-    tracker = _Tracker(folder / ROWS, turns, plan.run_name(variant, seed), plan.study.measure, args.num_rollout, source)
-    train(args, tracker, {int(row["update"]) for row in read_rows(folder / ROWS) if "eval/episodes" in row})
+    tracker = _Tracker(folder / ROWS, turns, plan.run_name(variant, seed), plan.study.measure, source)
+    evaluated = {int(row["update"]) for row in read_rows(folder / ROWS) if "eval/episodes" in row}
+    train(args, tracker, evaluated)
     write_text(folder / DONE, json.dumps({"updates": args.num_rollout, "turns": tracker.turns}))
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 class _Tracker(MetricsLog):
-    """Also prints progress, and writes policies if there is a `source`."""
+    """Also prints evaluations, and writes policies if there is a `source`."""
 
-    def __init__(self, rows: Path, turns: float, name: str, measure: str, updates: int, source: Path | None) -> None:
+    def __init__(self, rows: Path, turns: float, name: str, measure: str, source: Path | None) -> None:
         super().__init__(rows, turns)
-        self._name, self._measure, self._updates, self._source = name, measure, updates, source
-        if source is not None and not rows.with_name("policy_before").is_dir():
-            shutil.copytree(source, rows.with_name("policy_before"))
-
-    def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
-        super().update(rollout_id, metrics)
-        done = rollout_id + 1
-        if done % SAVE_INTERVAL == 0:
-            left = self.seconds / done * (self._updates - done) / 60
-            reward = f"reward per turn {metrics.get('turn/reward', 0.0):.3f}"
-            tqdm.write(f"{self._name}: {done} updates, {reward}; this run has about {left:.0f} min left")
+        self._name, self._measure, self._source = name, measure, source
+        before = rows.with_name("policy_before")
+        if source is not None and not before.is_dir():
+            shutil.copytree(source, before)
 
     def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
         from embedded.engine.decoder import write_policy
@@ -123,23 +128,24 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     from rollout.bridge.settings import load_settings
 
     keys, warm = settings["keys"], settings["warm"]
-    # Rewards do not affect demonstrations.
     env = {**keys.get("env", {}), **warm.get("env", {})}
-    env = {key: value for key, value in env.items() if key not in ("binary_reward", "shaping")}
-    names = ("rollout_interaction_env_path", "tasks", "history", "memory", "max_turns")
-    shown = {key: keys.get(key) for key in (*names, "chat_template_kwargs", "use_inference_chat_template")}
+    for name in REWARDS:
+        env.pop(name, None)
+    shown = {key: keys.get(key) for key in SHOWN}
     content = json.dumps([IMITATION_FILE, env, shown, warm, seed], sort_keys=True)
-    folder = policies / f"{hashlib.sha256(content.encode()).hexdigest()[:12]}-seed_{seed}"
-    if not folder.is_dir():
-        temporary = policies / f".{folder.name}.{os.getpid()}"
-        demonstrated = load_settings(argparse.Namespace(custom_config_path=str(config)))
-        make_policy(demonstrated, temporary, read_settings(WarmStart, warm, "warm."), seed)
-        try:
-            temporary.rename(folder)
-        except OSError:  # another process made the same policy first
-            if not folder.is_dir():
-                raise
-            shutil.rmtree(temporary)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    folder = policies / f"{digest[:12]}-seed_{seed}"
+    if folder.is_dir():
+        return folder
+    temporary = policies / f".{folder.name}.{os.getpid()}"
+    demonstrated = load_settings(argparse.Namespace(custom_config_path=str(config)))
+    make_policy(demonstrated, temporary, read_settings(WarmStart, warm, "warm."), seed)
+    try:
+        temporary.rename(folder)
+    except OSError:  # another process made the same policy first
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(temporary)
     return folder
 
 
@@ -151,23 +157,14 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     from embedded.studies.report import write_report
 
     left, failures = study.left_to_do(plan), []
-    began, numbers = time.monotonic(), itertools.count(1)
-
-    def say_when_done() -> None:
-        done = next(numbers)
-        seconds = (time.monotonic() - began) / done * (len(left) - done)
-        if seconds:
-            end = datetime.now() + timedelta(seconds=seconds)
-            print(f"{done} of {len(left)} runs ended; the last one will at about {end:%H:%M}", flush=True)
-
-    if (at_once := min(jobs or cores(), len(left))) > 1:
+    at_once = min(jobs or cores(), len(left))
+    if at_once > 1:
         named = {plan.run_name(*run): (plan, *run) for run in left}
-        failures = run_processes(named, _run_in_process, at_once, say_when_done)
+        failures = run_processes(named, _run_in_process, at_once)
     else:
         for run in left:
             print(plan.run_name(*run), flush=True)
             run_one(plan, *run)
-            say_when_done()
     text = write_report(plan.folder, plan.study)
     if failures:
         print(text)
@@ -183,19 +180,16 @@ def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
     run_one(plan, variant, seed)
 
 
-def run_processes(
-    jobs: Mapping[str, tuple[Any, ...]],
-    target: Callable[..., None],
-    at_once: int,
-    ended: Callable[[], None] = lambda: None,
-) -> list[str]:
+def run_processes(jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., None], at_once: int) -> list[str]:
     """Call `target` with each job's arguments, `at_once` jobs at a time; returns a sentence per job that failed.
 
     A failure does not stop the other jobs. If this process is interrupted or killed, the jobs are interrupted, too.
+    After each job, it is printed when the last one will end.
     """
     context = multiprocessing.get_context("spawn")
     waiting, failures = deque(jobs.items()), []
     running: dict[str, BaseProcess] = {}
+    began = time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -203,11 +197,18 @@ def run_processes(
                 running[name] = context.Process(target=_job, args=(name, target, arguments))
                 running[name].start()
             wait([process.sentinel for process in running.values()])
-            for name in [name for name, process in running.items() if not process.is_alive()]:
+            ended = [name for name, process in running.items() if not process.is_alive()]
+            for name in ended:
                 code = running.pop(name).exitcode
-                print(f"{name}: {how_it_ended(code) if code else 'done'}", flush=True)
-                failures += [f"{name} {how_it_ended(code)}"] if code else []
-                ended()
+                how = how_it_ended(code) if code else "done"
+                print(f"{name}: {how}", flush=True)
+                if code:
+                    failures.append(f"{name} {how}")
+            left = len(waiting) + len(running)
+            if ended and left:
+                seconds = (time.monotonic() - began) / (len(jobs) - left) * left
+                end = datetime.now() + timedelta(seconds=seconds)
+                print(f"{left} runs are left, until about {end:%H:%M}", flush=True)
     finally:
         for process in running.values():
             if process.pid is not None and process.is_alive():
@@ -268,19 +269,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("outputs/ablations"), help="default: %(default)s")
     shared = parser.add_argument_group("in place of the values in the study's file")
     shared.add_argument("--seeds", type=int, nargs="+", help="each variant runs once per seed")
-    shared.add_argument("--config", metavar="YAML", help="the YAML that the variants change")
     shared.add_argument("--updates", type=int, help="updates per run, critic warm-up included")
-    shared.add_argument("--eval-episodes", type=int, help="held-out seeds per task")
-    shared.add_argument("--eval-interval", type=int, help="updates between two evaluations")
     return parser
 
 
 @command()
 def main(argv: list[str] | None = None) -> None:
     """Run one study; the exit code is 1 if the actor of a finished run never trained."""
-    from embedded.studies.report import faults_of
-    from embedded.studies.results import read_runs
-
     given = _parser().parse_args(argv)
     if given.list:
         print("\n".join(f"{name:<20}{study.load_study(name).question}" for name in study.study_names()))
@@ -289,27 +284,28 @@ def main(argv: list[str] | None = None) -> None:
         raise ConfigError("name a study, or give its YAML file; --list prints the studies")
     if given.jobs is not None and given.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {given.jobs}")
-    names = ("seeds", "config", "updates", "eval_episodes", "eval_interval")
-    chosen = study.load_study(given.study, {key: value for key in names if (value := getattr(given, key)) is not None})
-    if chosen.compares_time and (given.jobs or 1) > 1:
-        raise ConfigError(f"{chosen.name} compares wall times, which runs side by side would change; use --jobs 1")
+    overrides = {key: getattr(given, key) for key in ("seeds", "updates") if getattr(given, key) is not None}
+    chosen = study.load_study(given.study, overrides)
     plan = make_plan(chosen, given.out, given.variants, keep_policies=given.keep_policies)
-    for name in ("megatron", "matplotlib", *(["scipy"] if chosen.contrasts else [])):
+    for name in ("megatron", "matplotlib", "scipy"):
         if find_spec(name) is None:
             how = "install it with: pip install 'slime-verlog[embedded,studies]'"
             raise MissingDependencyError(f"a study needs the package {name}; {how}")
     if given.dry_run:
         print(study.overview(plan))
         return
-    for sentence in study.plan_warnings(plan):
+    for sentence in plan.warnings:
         print(sentence, flush=True)
     from embedded.launch import set_up_process
 
     set_up_process()
     try:
-        print(run_study(plan, 1 if chosen.compares_time else given.jobs))
+        print(run_study(plan, given.jobs))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command resumes") from None
+    from embedded.studies.report import faults_of
+    from embedded.studies.results import read_runs
+
     if faults_of(read_runs(plan.folder, chosen)):
         raise SystemExit(1)
 

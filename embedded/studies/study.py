@@ -6,7 +6,6 @@ given twice: for the whole study, and for a variant, whose values win.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from embedded.run.folder import DONE, SETTINGS, claim, leaves
-from embedded.run.record import read_rows
+from embedded.run.folder import DONE, SETTINGS, claim
 from slime_verlog import ConfigError, Field, Settings, merge, read_settings, read_yaml
 
 FOLDER = Path(__file__).with_name("definitions")
@@ -33,11 +31,9 @@ class Variant(Settings):
     keys: Mapping[str, Any] = {}
     """Keys of the YAML in `config`, nested as in the file."""
     flags: Mapping[str, Any] = {}
-    """slime's flags, as in `embedded/arguments.py`."""
+    """slime's flags, as in `embedded/arguments.py`; `num_rollout` gives a variant other `updates` than the study's."""
     warm: Mapping[str, Any] = {}
     """Fields of `embedded.warmstart.imitation.WarmStart`."""
-    share: float = Field(default=1.0, gt=0)
-    """Share of the study's updates that this variant trains."""
 
 
 class Study(Variant):
@@ -65,8 +61,6 @@ class Study(Variant):
     """What random play and the expert reach on the held-out episodes; contrasts count from 0 to 1 between them."""
     contrasts: Mapping[str, Mapping[str, float]] = {}
     """Planned comparisons by name, the primary one first: the sign of each variant's area under the held-out curve."""
-    compares_time: bool = False
-    """Table and plot show wall time and not only CPU time. Runs then go one after the other."""
     variants: Mapping[str, Variant]
     """The compared settings by name."""
 
@@ -74,14 +68,15 @@ class Study(Variant):
     def _usable(self) -> Self:
         if not self.variants:
             raise ConfigError("variants is empty; name at least one")
-        if not self.seeds or min(self.seeds) < 0 or len({*self.seeds}) < len(self.seeds):
+        is_repeated = len({*self.seeds}) < len(self.seeds)
+        if not self.seeds or min(self.seeds) < 0 or is_repeated:
             raise ConfigError(f"seeds must be a list of different integers that are at least 0, got {list(self.seeds)}")
         for name in filter(None, (*self.variants, self.name)):
             if "/" in name or name.startswith("."):
                 raise ConfigError(f"{name!r} cannot be the name of a folder; leave out '/' and a leading '.'")
-        unknown = {name for signs in self.contrasts.values() for name in signs} - set(self.variants)
-        if unknown:
-            raise ConfigError(f"contrasts name {sorted(unknown)[0]!r}, which is not one of the variants")
+        for name in (name for signs in self.contrasts.values() for name in signs):
+            if name not in self.variants:
+                raise ConfigError(f"contrasts name {name!r}, which is not one of the variants")
         if self.scale[0] >= self.scale[1]:
             raise ConfigError(f"scale must rise from random play to the expert, got {list(self.scale)}")
         return self
@@ -96,8 +91,9 @@ class Study(Variant):
         if name not in self.variants:
             raise ConfigError(f"{self.name} has no variant {name!r}; choose from {', '.join(self.variants)}")
         own = self.variants[name]
-        shared = {key: merge(getattr(self, key), getattr(own, key)) for key in ("keys", "flags", "warm")}
-        return Variant(**shared, share=self.share * own.share)
+        return Variant(
+            keys=merge(self.keys, own.keys), flags=merge(self.flags, own.flags), warm=merge(self.warm, own.warm)
+        )
 
 
 def study_names() -> list[str]:
@@ -122,36 +118,53 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     return read_settings(Study, {**named, **(overrides or {})})
 
 
-def check_study(study: Study) -> None:
-    """Try the settings of every variant and build its environments once; an error names the variant."""
-    from embedded.arguments import build_args, check_run_keys
+def check_study(study: Study) -> list[str]:
+    """Try the settings of every variant and build its environments once; an error names the variant.
+
+    Returns a sentence for each variant in which hardly any update trains the actor.
+    """
+    from embedded.arguments import build_args, check_run_keys, embedded_flags
     from embedded.pretraining import split_run
+    from embedded.run.alarms import warnings_of_plan
     from embedded.warmstart.imitation import WarmStart
     from rollout.data_source import EpisodeSource
     from rollout.tasks import try_each_task
 
-    built: list[Any] = []
+    warnings, built = [], []
     for name in study.variants:
-        variant = study.variant(name)
         try:
-            keys = run_keys(study, variant)
-            settings = check_run_keys(keys)
-            for stage in filter(None, split_run(keys, {"hf_checkpoint": "", **variant.flags}, Path())):
-                EpisodeSource(build_args(stage.keys, **stage.flags))
-            read_settings(WarmStart, variant.warm, "warm.")
+            given = run_settings(study, name, study.seeds[0])
+            settings = check_run_keys(given["keys"])
+            pretraining, ppo = split_run(given["keys"], {"hf_checkpoint": "", **given["flags"]}, Path())
+            args = build_args(ppo.keys, **ppo.flags)
+            EpisodeSource(args)
+            if pretraining:
+                EpisodeSource(build_args(pretraining.keys, **pretraining.flags))
+            read_settings(WarmStart, given["warm"], "warm.")
         except ConfigError as error:
             raise ConfigError(f"variant {name!r}: {error}") from error
+        warnings += [f"warning: {name}: {sentence}" for sentence in warnings_of_plan(embedded_flags(args))]
         played = [getattr(settings, field) for field in PLAYED]
         if played not in built:
             built.append(played)
             try_each_task(settings)
+    return warnings
 
 
-def run_keys(study: Study, variant: Variant) -> dict[str, Any]:
-    """Build the keys of the YAML that a variant of a study runs with."""
+def run_settings(study: Study, name: str, seed: int) -> dict[str, Any]:
+    """Collect everything that determines a run, as plain data."""
     from embedded.arguments import read_keys
 
-    return merge(merge(read_keys(study.config), {"eval": {"episodes": study.eval_episodes}}), variant.keys)
+    variant = study.variant(name)
+    keys = merge(read_keys(study.config), {"eval": {"episodes": study.eval_episodes}})
+    flags = {
+        "rollout_seed": seed,
+        "num_rollout": study.updates,
+        "eval_interval": study.eval_interval,
+        "save_interval": SAVE_INTERVAL,
+        **variant.flags,
+    }
+    return json.loads(json.dumps({"keys": merge(keys, variant.keys), "flags": flags, "warm": dict(variant.warm)}))
 
 
 @dataclass(frozen=True)
@@ -162,6 +175,7 @@ class Plan:
     out: Path
     variants: tuple[str, ...]
     keep_policies: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -180,31 +194,31 @@ class Plan:
         """Display name of a run."""
         return f"{self.study.name}: {variant}, seed {seed}"
 
-    def settings(self, name: str, seed: int) -> dict[str, Any]:
+    def settings(self, variant: str, seed: int) -> dict[str, Any]:
         """Collect everything that determines a run, as plain data."""
-        study, variant = self.study, self.study.variant(name)
-        flags = {
-            "rollout_seed": seed,
-            "num_rollout": max(1, round(study.updates * variant.share)),
-            "eval_interval": study.eval_interval,
-            "save_interval": SAVE_INTERVAL,
-            **variant.flags,
-        }
-        return json.loads(json.dumps({"keys": run_keys(study, variant), "flags": flags, "warm": dict(variant.warm)}))
+        return run_settings(self.study, variant, seed)
+
+    def is_done(self, variant: str, seed: int) -> bool:
+        """Tell whether a run is finished."""
+        return (self.run_folder(variant, seed) / DONE).exists()
 
 
 def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, keep_policies: bool = False) -> Plan:
     """Check every variant, and plan the chosen ones; raises ConfigError for an unknown or rejected one."""
     for name in only or ():
         study.variant(name)
-    check_study(study)
-    return Plan(study, out, tuple(only or study.variants), keep_policies)
+    warnings = check_study(study)
+    return Plan(study, out, tuple(only or study.variants), keep_policies, tuple(warnings))
 
 
 def files_by_seed(folder: Path, name: str) -> dict[int, Path]:
     """Find this file in the runs of a variant; other folders, such as `seed_0_old`, are no runs."""
-    named = [(re.fullmatch(r"seed_(0|[1-9]\d*)", path.parent.name), path) for path in folder.glob(f"*/{name}")]
-    return {int(found[1]): path for found, path in named if found}
+    found = {}
+    for path in folder.glob(f"seed_*/{name}"):
+        seed = path.parent.name.removeprefix("seed_")
+        if re.fullmatch(r"0|[1-9]\d*", seed):
+            found[int(seed)] = path
+    return found
 
 
 def left_to_do(plan: Plan) -> list[tuple[str, int]]:
@@ -212,55 +226,15 @@ def left_to_do(plan: Plan) -> list[tuple[str, int]]:
     for variant in plan.study.variants:
         for seed, path in files_by_seed(plan.folder / variant, SETTINGS).items():
             claim(path.parent, plan.settings(variant, seed))
-    return [run for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
+    return [run for run in plan.runs() if not plan.is_done(*run)]
 
 
 def overview(plan: Plan) -> str:
-    """List a study's variants and runs, with what is done already, warnings, and how long the rest takes."""
+    """List a study's runs, with what is done already, and warnings."""
     lines = [plan.study.question]
-    for name in plan.variants:
-        variant = plan.study.variants[name]
-        own = {**variant.keys, **variant.flags, **{f"warm.{key}": value for key, value in variant.warm.items()}}
-        parts = [f"{key} {value}" for key, value in leaves(own)] if own else []
-        parts += [f"{variant.share:g} of the updates"] if variant.share != 1 else []
-        lines.append(f"  {name}: {', '.join(parts) or 'nothing is changed'}")
-    for variant, seed in plan.runs():
-        folder, updates = plan.run_folder(variant, seed), plan.settings(variant, seed)["flags"]["num_rollout"]
-        state = "finished" if (folder / DONE).exists() else "begun" if folder.is_dir() else "to do"
-        lines.append(f"  {variant}, seed {seed}: {updates} updates, {state}, {folder}/")
-    flags = [plan.settings(*run)["flags"] for run in plan.runs() if not (plan.run_folder(*run) / DONE).exists()]
-    return "\n".join([*lines, *plan_warnings(plan), _left_to_play(plan, flags)])
-
-
-def _left_to_play(plan: Plan, flags: Sequence[Mapping[str, Any]]) -> str:
-    """Say how much the runs with these flags will play, and how long that takes by the pace of runs in `plan.out`."""
-    left = Counter[str]()
-    for given in flags:
-        is_whole = given.get("rollout_function_path", "").startswith("embedded.whole_episodes.")
-        unit = "whole episodes" if is_whole else "turns"
-        batch = given.get("rollout_batch_size", 256) * given.get("n_samples_per_prompt", 1)
-        left[unit] += given["num_rollout"] * batch
-    amount = " and ".join(f"{count} {unit}" for unit, count in sorted(left.items())) or "0 turns"
-    ends = [rows[-1] for path in plan.out.glob(f"*/*/seed_*/{ROWS}") if (rows := read_rows(path))]
-    turns, seconds = (sum(row[key] for row in ends) for key in ("turns", "seconds"))
-    if flags and not left["turns"]:
-        return f"{amount} to play, whose lengths decide how long that takes"
-    if not turns:
-        return f"{amount} to play; no run in {plan.out}/ says yet how long that takes, the running study will"
-    minutes = f"about {seconds / turns * left['turns'] / 60:.0f} min of training, one run after another"
-    return f"{amount} to play, {minutes}" + (", for the turns alone" if left["whole episodes"] else "")
-
-
-def plan_warnings(plan: Plan) -> list[str]:
-    """Return a sentence for each variant in which hardly any update trains the actor."""
-    from embedded.arguments import build_args, embedded_flags
-    from embedded.pretraining import split_run
-    from embedded.run.alarms import warnings_of_plan
-
-    found = []
-    for variant in plan.variants:
-        settings = plan.settings(variant, plan.study.seeds[0])
-        _, ppo = split_run(settings["keys"], {"hf_checkpoint": "", **settings["flags"]}, Path())
-        flags = embedded_flags(build_args(ppo.keys, **ppo.flags))
-        found += [f"warning: {variant}: {sentence}" for sentence in warnings_of_plan(flags)]
-    return found
+    for run in plan.runs():
+        folder = plan.run_folder(*run)
+        state = "finished" if plan.is_done(*run) else "begun" if folder.is_dir() else "to do"
+        updates = plan.settings(*run)["flags"]["num_rollout"]
+        lines.append(f"  {folder}/: {updates} updates, {state}")
+    return "\n".join([*lines, *plan.warnings])

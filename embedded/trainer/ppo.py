@@ -18,7 +18,7 @@ from advantage.flags import advantage_flags, check_dis
 from advantage.patch.roles import report_frozen
 from advantage.settings import ROLE, advantage_settings
 from advantage.training.alarms import OffPolicyAlarm, check_finite
-from advantage.training.losses import first_token_weights, weigh_reducer, whiten
+from advantage.training.losses import first_token_weights, turn_weights, weigh_reducer, whiten
 from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis
 from advantage.turn_table import STALENESS
 from embedded.arguments import cores, embedded_flags
@@ -255,10 +255,16 @@ def add_advantages(args: Namespace, data: RolloutData) -> None:
 
 
 def sum_of_sample_mean(data: RolloutData, batch: MicroBatch) -> Reducer:
-    """Return slime's reducer: the sum of samples' masked sums, each divided by its group's trainable tokens."""
+    """Return slime's reducer as the patch weighs it: the sum over samples of their turns' means.
+
+    Turns in one training group, as those of a whole episode, have one mean.
+    """
     device = batch.targets.device
-    sums = torch.tensor([max(data["rollout_mask_sums"][i], 1) for i in batch.samples], device=device)
-    weights = batch.gather(data["loss_masks"]) / sums.repeat_interleave(torch.tensor(batch.lengths, device=device))
+    rows: list[torch.Tensor] = []
+    for i in batch.samples:
+        divisor = torch.tensor(max(data["rollout_mask_sums"][i], 1), dtype=torch.get_default_dtype(), device=device)
+        rows.append(turn_weights(data["loss_masks"][i], divisor) / divisor)
+    weights = torch.cat(rows)
     return lambda x: (x * weights).sum()
 
 

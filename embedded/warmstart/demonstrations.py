@@ -18,7 +18,7 @@ from envs.errors import describe
 from envs.loading import checked_text, load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.memory import Conversation, build_memory, write_facts
+from rollout.play.memory import Conversation, memory_of, write_facts
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode, pick_task, read_tasks
 from rollout.workers.worker import make_reply
@@ -121,7 +121,8 @@ def _find_thinker(env_path: str, rng: random.Random) -> Reason:
 def _check_seeds(config: RolloutSettings) -> None:
     first, last = DEMONSTRATION_SEEDS.start, DEMONSTRATION_SEEDS[-1]
     held_out = config.eval.seed_start
-    if config.seed_start >= first or (held_out <= last and held_out + config.eval.episodes > first):
+    is_held_out = held_out <= last and held_out + config.eval.episodes > first
+    if config.seed_start >= first or is_held_out:
         raise ConfigError(
             f"seed_start is {config.seed_start} and eval.seed_start is {held_out}, but demonstrations are played with "
             f"seeds {first} to {last}; choose others"
@@ -145,8 +146,9 @@ def _player(
         action = rng.choice(list(env.actions)) if is_random else checked_text(expert(env), expert)
         taught = checked_text(expert(env), expert) if is_random and expert_answers else action
         response = _response(reason(env, text, taught), taught)
-        # A random move has no reason to show.
-        return response, response if taught == action else _response("I try something.", action)
+        if taught == action:
+            return response, response
+        return response, _response("I try something.", action)  # a random move has no reason to show
 
     return play
 
@@ -158,7 +160,7 @@ def _response(thought: str, action: str) -> str:
 def _play(
     config: RolloutSettings, spec: EpisodeSpec, player: Player, most_turns: int | None, *, is_random: bool
 ) -> list[Demonstration]:
-    conversation = Conversation(build_memory(config.memory))
+    conversation = Conversation(memory_of(config))
     env, turns, info = spec.env.build(), [], {"progression": 0.0}
     reply = make_reply(env, env.reset())
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)

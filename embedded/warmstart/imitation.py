@@ -109,26 +109,31 @@ def make_policy(
 
     given = load_hf_model(settings.model) if settings.model else None
     turns = _demonstrate(config, settings, seed)
-    texts = [message["content"] for turn in turns for message in turn.messages] + [turn.response for turn in turns]
-    phrases = fixed_phrases(turn.messages for turn in turns)
-    new = settings.model is None
-    tokenizer = train_tokenizer(texts, phrases, 1024) if new else AutoTokenizer.from_pretrained(settings.model)
+    if given is None:
+        texts = [message["content"] for turn in turns for message in turn.messages]
+        texts += [turn.response for turn in turns]
+        tokenizer = train_tokenizer(texts, fixed_phrases(turn.messages for turn in turns), 1024)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(settings.model)
     data = encode(tokenizer, turns, config, megatron.initialize())
-    responses = data["response_lengths"]
-    prompts = [total - response for total, response in zip(data["total_lengths"], responses, strict=True)]
+    totals, answers = data["total_lengths"], data["response_lengths"]
+    prompts = [total - answer for total, answer in zip(totals, answers, strict=True)]
     for turn, tokens in zip(turns, prompts, strict=True):
         if turn.turn == 0:
-            (flags or RolloutFlags()).check_first_prompt(turn.task, tokens, config.memory)
-    context = max(settings.size.context, _round_up(1.5 * max(data["total_lengths"]) + 64, 1024))
-    size = settings.size.model_copy(update={"context": context})
-    model = build_policy(tokenizer, size, seed) if given is None else given
+            (flags or RolloutFlags()).check_first_prompt(turn.task, tokens, config)
+    if given is None:
+        context = max(settings.size.context, _round_up(1.5 * max(totals) + 64, 1024))
+        model = build_policy(tokenizer, settings.size.model_copy(update={"context": context}), seed)
+    else:
+        model = given
     save_policy(model, tokenizer, folder)
     actor = megatron.build_model(folder, megatron.initialize(), bf16=settings.bf16)
     # Too many turns are thinned out evenly.
-    step = max(1, math.ceil(sum(data["total_lengths"]) / settings.epoch_tokens))
-    loss = imitate(actor, {key: values[::step] for key, values in data.items()}, settings, seed)
+    step = max(1, math.ceil(sum(totals) / settings.epoch_tokens))
+    thinned = {key: values[::step] for key, values in data.items()}
+    loss = imitate(actor, thinned, settings, seed)
     write_policy(folder, megatron.megatron_to_hf(actor.state_dict(), model.config), Path(folder))
-    imitation = Imitation(loss, max(prompts), max(responses), **statistics_of(turns))
+    imitation = Imitation(loss, max(prompts), max(answers), **statistics_of(turns))
     write_text(Path(folder) / IMITATION_FILE, json.dumps(vars(imitation)) + "\n")
     return imitation
 
@@ -136,8 +141,9 @@ def make_policy(
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
     """Play the demonstrations, at random without an expert; raises ConfigError if most answers are rejected."""
     config = config.model_copy(update={"env": {**config.env, **settings.env}})
-    share, most = settings.random_share, settings.max_turns
-    turns = demonstrate(config, settings.episodes, share, seed, needs_expert=False, most_turns=most)
+    turns = demonstrate(
+        config, settings.episodes, settings.random_share, seed, needs_expert=False, most_turns=settings.max_turns
+    )
     rejected = [turn for turn in turns if not turn.valid]
     if 2 * len(rejected) > len(turns):
         raise ConfigError(
@@ -157,22 +163,32 @@ def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
     episodes: dict[tuple[str, int], list[Demonstration]] = defaultdict(list)
     for turn in turns:
         episodes[turn.task, turn.seed].append(turn)
-    thoughts = [{turn.response.partition("\nACTION:")[0] for turn in e} for e in episodes.values() if len(e) > 1]
+    cut = [episode for episode in episodes.values() if not episode[0].finished]
+    thoughts = []
+    for episode in episodes.values():
+        if len(episode) > 1:
+            thoughts.append({turn.response.partition("\nACTION:")[0] for turn in episode})
+    same = [found for found in thoughts if len(found) == 1]
     return {
         "mean_turns": len(turns) / len(episodes),
-        "unfinished": sum(not episode[0].finished for episode in episodes.values()) / len(episodes),
-        "same_thoughts": sum(len(found) == 1 for found in thoughts) / max(len(thoughts), 1),
+        "unfinished": len(cut) / len(episodes),
+        "same_thoughts": len(same) / max(len(thoughts), 1),
     }
 
 
 def encode(tokenizer: Any, turns: Sequence[Demonstration], keys: RolloutSettings, device: torch.device) -> RolloutData:
     """Encode prompts exactly as the rollout does, and end each response with the end-of-turn token."""
-    kwargs, inference = keys.chat_template_kwargs, keys.use_inference_chat_template
-    encoder = DeltaEncoder(tokenizer, chat_template_kwargs=kwargs, use_inference_chat_template=inference)
+    encoder = DeltaEncoder(
+        tokenizer,
+        chat_template_kwargs=keys.chat_template_kwargs,
+        use_inference_chat_template=keys.use_inference_chat_template,
+    )
     tokens, lengths = [], []
     for turn in turns:
-        response = [*tokenizer.encode(turn.response, add_special_tokens=False), encoder.end_of_turn_ids[0]]
-        tokens.append(torch.tensor([*encoder.prompt(turn.messages).token_ids, *response], device=device))
+        response = tokenizer.encode(turn.response, add_special_tokens=False)
+        response.append(encoder.end_of_turn_ids[0])
+        prompt = encoder.prompt(turn.messages).token_ids
+        tokens.append(torch.tensor([*prompt, *response], device=device))
         lengths.append(len(response))
     return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}
 
@@ -190,21 +206,27 @@ def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, se
             losses = []
             for start in range(0, len(order), settings.batch_size):
                 samples = order[start : start + settings.batch_size]
-                tokens, loss_of_step = sum(data["response_lengths"][i] for i in samples), 0.0
                 optimizer.zero_grad()
-                for batch in micro_batches(data, samples, settings.max_tokens):
-                    with megatron.precision(model):
-                        # The logits get no name: they are large, and would live until the next batch.
-                        logp, _ = log_probs_and_entropy(
-                            megatron.predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0
-                        )
-                        loss = -logp.sum() / tokens
-                        loss.backward()
-                    loss_of_step += loss.item()
+                losses.append(_backward(model, data, samples, settings.max_tokens))
                 optimizer.step()
-                losses.append(loss_of_step)
                 optimizer.schedule.step(1)
                 progress.update()
             mean = sum(losses) / len(losses)
             progress.set_postfix(loss=f"{mean:.3f}")
     return mean
+
+
+def _backward(model: megatron.GPTModel, data: RolloutData, samples: Sequence[int], max_tokens: int) -> float:
+    """Add up the gradients of the mean loss per token of these samples, which is returned, in nats."""
+    tokens = sum(data["response_lengths"][i] for i in samples)
+    total = 0.0
+    for batch in micro_batches(data, samples, max_tokens):
+        with megatron.precision(model):
+            # The logits get no name: they are large, and would live until the next batch.
+            log_probs, _ = log_probs_and_entropy(
+                megatron.predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0
+            )
+            loss = -log_probs.sum() / tokens
+            loss.backward()
+        total += loss.item()
+    return total

@@ -75,8 +75,8 @@ def find_model(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
     except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        failed = f"--model '{name}' is not a folder and could not be downloaded from the hub: {reason.rstrip('.')}"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        failed = f"--model '{name}' is not a folder and could not be downloaded from the hub: {lines[0].rstrip('.')}"
         raise ConfigError(f"{failed}; give the folder of a Hugging Face model") from error
 
 
@@ -121,15 +121,17 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
     core = Qwen2Tokenizer().backend_tokenizer
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
-    plain = [p for p in dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)) if p]
+    plain = list(dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)))
     # Merges are trained on the rest of the text. Longer phrases are cut out first.
-    fixed = re.compile("|".join(map(re.escape, sorted(plain, key=len, reverse=True))))
+    longest_first = sorted(plain, key=len, reverse=True)
+    fixed = re.compile("|".join(map(re.escape, longest_first)))
     varying = [part for text in texts for part in fixed.split(text)]
     core.train_from_iterator([*["system", "user", "assistant", "tool"] * 8, *varying], trainer)
     model = json.loads(core.to_str())["model"]
-    vocab = {token: i for token, i in model["vocab"].items() if token not in CONTROL_TOKENS}
+    learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    plain_tokens = [token for token in learned if token not in CONTROL_TOKENS]
     tokenizer = Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(sorted(vocab, key=vocab.__getitem__))},
+        vocab={token: i for i, token in enumerate(plain_tokens)},
         merges=[tuple(merge) for merge in model["merges"]],  # type: ignore[arg-type]
         unk_token=None,  # type: ignore[arg-type]
         eos_token="<|im_end|>",
@@ -150,7 +152,8 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
     prefix = _common_prefix(texts)
     if any(len(text) > len(prefix) for text in texts):
         prefix = prefix[: prefix.rfind("\n") + 1 or max(prefix.rfind(" "), 0)]
-    suffix = _common_prefix([text[len(prefix) :][::-1] for text in texts])
+    reversed_rests = [text[len(prefix) :][::-1] for text in texts]
+    suffix = _common_prefix(reversed_rests)
     # The suffix starts at a line break, so that the words before it are tokenized as everywhere else.
     suffix = suffix[: suffix.rfind("\n") + 1][::-1]
     return prefix, suffix
@@ -158,7 +161,10 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
 
 def _common_prefix(texts: Sequence[str]) -> str:
     low, high = min(texts), max(texts)
-    return next((low[:i] for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), low)
+    length = 0
+    while length < len(low) and low[length] == high[length]:
+        length += 1
+    return low[:length]
 
 
 def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
@@ -169,6 +175,7 @@ def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str
     kinds: dict[tuple[str, bool], list[str]] = {}
     for messages in conversations:
         for i, message in enumerate(messages):
+            kind = message["role"], i == len(messages) - 1
             if message["role"] != "assistant":
-                kinds.setdefault((message["role"], i == len(messages) - 1), []).append(message["content"])
+                kinds.setdefault(kind, []).append(message["content"])
     return [phrase for texts in kinds.values() for phrase in common_ends(texts) if len(phrase) > 3]

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from envs import base
+from envs.agent.continued import Continued
 from envs.agent.parts import Message
 from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
-from envs.agent.request import Response, read_response, with_images
+from envs.agent.request import Response, assistant_message, read_response, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
@@ -81,6 +82,7 @@ class AgentEnv(BaseInteractionEnv):
     def reset(self) -> Observation:
         self.close()
         self._steps, self._work_s, self._unread = 0, 0.0, 0
+        self._continued = Continued()
         episode = self._episode = _Running(model_server(), self.settings)
         with base.closed_on_error(self):
             self.run, workdir = replace(self._first, folder=episode.folder), self.settings.workdir
@@ -118,6 +120,8 @@ class AgentEnv(BaseInteractionEnv):
             raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
         waiting = episode.session.current
         answer = read_response(response_text, waiting.request, self.settings.max_calls, self.call_form)
+        number = waiting.number
+        self._continued.answered(assistant_message(answer, number), assistant_message(answer, number, spelled=True))
         self._steps += 1
         self._unread += bool(answer.errors)
         self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)
@@ -185,7 +189,9 @@ class AgentEnv(BaseInteractionEnv):
         }
 
     def _show(self, waiting: Waiting | None) -> Observation:
-        self._messages = with_images(waiting.request.messages) if waiting is not None else []
+        self._messages, self.continues = [], None
+        if waiting is not None:
+            self._messages, self.continues = self._continued.show(waiting.request.messages, with_images)
         self.tools = waiting.request.tools if waiting is not None else self.tools
         return base.make_observation(base.text_of(self._messages[-1]) if self._messages else "")
 

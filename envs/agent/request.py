@@ -22,8 +22,6 @@ from envs.images import ImageError, open_image
 from envs.tools.results import encodable
 from envs.tools.schema import convert_texts
 
-Stored = Mapping[str, tuple[Message, ...]]
-"""Messages of conversations, by the id of their last response."""
 CHARS_PER_TOKEN = 4
 """For the token counts that clients expect. The environment does not see tokens."""
 MAX_STOPS = 64
@@ -52,10 +50,6 @@ class Request:
     """The agent says that it only summarises its own conversation, so nothing else moves."""
     items: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By name of the tool, what its calls say beside their arguments (Responses API)."""
-    stored: tuple[Message, ...] | None = None
-    """The messages that a request may continue by naming its response; None if there will be none (Responses API)."""
-    previous: str = ""
-    """The response that this request continues (Responses API)."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +65,8 @@ class Response:
     """The client's stop text at which the answer was cut."""
     span: tuple[int, int] | None = field(default=None, compare=False)
     """Characters [start, end) of the calls in the model's own text."""
+    spelled: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+    """The calls' arguments as the model spelled them: texts, such as `false` or `1.0`, if its calls are markup."""
 
     @property
     def written(self) -> str:
@@ -108,16 +104,16 @@ def read_response(text: str, request: Request, max_calls: int, form: CallForm | 
             with contextlib.suppress(AttributeError, TypeError, ToolError):  # no schema; the arguments stay text
                 arguments = convert_texts(arguments, schemas.get(call.name, {}))
         calls.append(Call(call.name, arguments))
-    return Response(kept[start : found.span[0]].strip(), reasoning, tuple(calls), (), stop, found.span)
+    text = kept[start : found.span[0]].strip()
+    return Response(text, reasoning, tuple(calls), (), stop, found.span, tuple(call.arguments for call in found.calls))
 
 
-def response_id(number: int) -> str:
-    """Return the name of an episode's response in the Responses API; `number` counts from 0."""
-    return f"resp_{number}"
+def assistant_message(response: Response, number: int, spelled: bool = False) -> Message:
+    """Write a response as the message that the agent sends back with its next request.
 
-
-def assistant_message(response: Response, number: int) -> Message:
-    """Write a response as the message that the agent sends back with its next request."""
+    With `spelled`, the arguments are texts where the model wrote texts, so that a template spells them as it did.
+    """
+    given = response.spelled if spelled else [call.arguments for call in response.calls]
     message: Message = {"role": "assistant", "content": response.text}
     if response.reasoning:
         message["reasoning_content"] = response.reasoning
@@ -127,9 +123,9 @@ def assistant_message(response: Response, number: int) -> Message:
                 # Nine letters and digits, as Mistral's chat template demands.
                 "id": f"c{number:05d}{index:03d}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": dict(call.arguments)},
+                "function": {"name": call.name, "arguments": dict(arguments)},
             }
-            for index, call in enumerate(response.calls)
+            for index, (call, arguments) in enumerate(zip(response.calls, given, strict=True))
         ]
     return message
 

@@ -9,41 +9,33 @@ from envs.agent import parts
 from envs.agent.openai_format import PING as PING
 from envs.agent.openai_format import refusal as refusal
 from envs.agent.parts import Message, RequestError
-from envs.agent.request import Request, Response, Stored, assistant_message, make_request, response_id
+from envs.agent.request import Request, Response, assistant_message, make_request
 from envs.json_text import short
 
-REFUSED = ("background", "conversation", "prompt")
+REFUSED = ("background", "conversation", "previous_response_id", "prompt")
 TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The parameters of a custom tool, which takes one text."""
 
 
-def read(body: Mapping[str, Any], stored: Stored) -> Request:
-    """Read the request in a body; `stored` has the conversation up to each response. Raises `RequestError`."""
+def read(body: Mapping[str, Any]) -> Request:
+    """Read the request in a body; raises `RequestError` if it cannot be answered."""
     for key in REFUSED:
         if body.get(key):
-            raise RequestError(f"{key} is not supported; send input, and previous_response_id to continue a response")
-    earlier: tuple[Message, ...] = ()
-    previous = body.get("previous_response_id") or ""
-    if previous:
-        if not isinstance(previous, str) or previous not in stored:
-            raise RequestError(f"the response {short(previous)} is not stored here (any more); send its items again")
-        earlier = stored[previous]
+            raise RequestError(f"{key} is not supported; send the whole conversation as input")
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else parts.objects(given, "input")
-    messages = list(earlier)
+    messages: list[Message] = []
     for item in items:
-        _add(messages, item, len(earlier))
+        _add(messages, item)
     instructions = parts.text(body.get("instructions") or "", "instructions")
     system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     offered = [] if body.get("tool_choice") == "none" else parts.objects(body.get("tools"), "tools")
     tools = [pair for tool in offered for pair in _tools(tool)]
     request = make_request(body, [*system, *messages], [schema for schema, _ in tools], [], "stop")
-    calls = {schema["function"]["name"]: call for schema, call in tools}
-    kept = None if body.get("store") is False else tuple(messages)
-    return replace(request, items=calls, stored=kept, previous=previous)
+    return replace(request, items={schema["function"]["name"]: call for schema, call in tools})
 
 
-def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
+def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
     """Add an item. What the model generated in one response becomes one message, as chat templates expect."""
     match item.get("type", "message"):
         case "message":
@@ -60,7 +52,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], start: int) -> None:
             message = {"role": "tool", "content": parts.content(item.get("output"), "output"), "tool_call_id": identity}
         case kind:
             raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
-    last = messages[-1] if len(messages) > start else {"role": ""}
+    last = messages[-1] if messages else {"role": ""}
     is_same = last["role"] == message["role"] == "assistant"
     if not is_same or (message["content"] and (last["content"] or "tool_calls" in last)):
         messages.append(message)
@@ -153,7 +145,7 @@ def _events(response: Response, request: Request, number: int) -> Iterator[tuple
 def _head(request: Request, number: int) -> dict[str, Any]:
     empty = ("error", "incomplete_details", "instructions", "previous_response_id", "temperature", "top_p")
     return {
-        "id": response_id(number),
+        "id": f"resp_{number}",
         "object": "response",
         "created_at": 0,
         "model": request.model,

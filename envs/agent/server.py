@@ -228,8 +228,7 @@ class ModelServer:
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     body = await read_body(http, session)
     thread, compacts = http.headers.get(THREAD_HEADER, ""), http.headers.get(COMPACTION_HEADER, "") in ("1", "true")
-    api_read = functools.partial(api.read, stored=session.stored) if api is responses_format else api.read
-    read = functools.partial(read_request, api_read, http.path, body, thread, compacts, session.max_bytes)
+    read = functools.partial(read_request, api.read, http.path, body, thread, compacts, session.max_bytes)
     return await asyncio.shield(session.on_thread(read, len(body)))  # a client that leaves must not free its bytes
 
 

@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from envs.agent.parts import Message, RequestError
-from envs.agent.request import Request, Response, assistant_message, response_id
+from envs.agent.parts import RequestError
+from envs.agent.request import Request, Response
 from envs.errors import EnvironmentFault
 from envs.json_text import short
 
@@ -91,9 +91,6 @@ class Session:
         """Why the last refused request was refused."""
         self.threads: dict[str, int] = {}
         """Numbers of the agent's first `MAX_THREADS` threads."""
-        self.stored: dict[str, tuple[Message, ...]] = {}
-        """What a request may continue, by the id of the response that it names: the newest, as far as there is room."""
-        self._stored_sizes: dict[str, int] = {}
         self._reader = asyncio.Lock()
         self._queue: deque[Waiting] = deque()
         self._answered: Waiting | None = None
@@ -173,24 +170,9 @@ class Session:
         assert self.current is not None
         self._answered, self.current = self.current, None
         self._answered.answer = answer
-        self._store(self._answered.request, answer, self._answered.number)
         self._answered.request = replace(self._answered.request, messages=(), tools=())  # a retry needs neither
         self._answered.done.set()
         return await self.next(seconds)
-
-    def _store(self, request: Request, answer: Response, number: int) -> None:
-        """Keep what a later request may continue. The oldest go when all together exceed the budget of requests.
-
-        A chain that exceeds it alone is not kept, or it would grow without bound.
-        """
-        if request.stored is None:
-            return
-        name = response_id(number)
-        self.stored[name] = (*request.stored, assistant_message(answer, number))
-        self._stored_sizes[name] = self._stored_sizes.get(request.previous, 0) + request.size + len(answer.written)
-        while sum(self._stored_sizes.values()) > self.max_bytes:
-            oldest = next(iter(self.stored))
-            del self.stored[oldest], self._stored_sizes[oldest]
 
     async def next(self, seconds: float) -> Waiting | None:
         """Return the next request; None if none comes in time. Raises EnvironmentFault for a flood."""

@@ -2,7 +2,7 @@
 
 Text, rewards and endings equal BALROG's for the same seed and actions, with two exceptions. When no YOU rule is left,
 BALROG prints a Python object; this game says so in a sentence and shows the next level. And the 100th step is
-`truncated` unless `time_limit: terminated` is set, as in BALROG.
+`truncated` unless `preset: balrog` is set; BALROG reports `terminated`, as after a loss.
 
 The scripted player, for demonstrations and to check that levels can be won, is a best-first search over pushes. A node
 is a world right after a push. Walking without a push does not change the world, so only pushes branch. Worlds with
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 
@@ -45,12 +45,8 @@ _LOCKED = 6
 class BabaIsAISettings(GameSettings):
     """Settings of BabaIsAI."""
 
-    balrog: ClassVar = {**GameSettings.balrog, "time_limit": "terminated"}
-
     binary_reward: bool = True
     """Replace every positive reward by 1; the game's own reward falls with the number of steps."""
-    time_limit: Literal["truncated", "terminated"] = "truncated"
-    """How the step limit ends an episode. BALROG reports `terminated`, as after a loss."""
 
 
 class BabaIsAI(PlannedGame):
@@ -91,7 +87,7 @@ class BabaIsAI(PlannedGame):
         late = self._turns >= self.max_steps and not (won or lost)
         if broken:
             self._next_level()
-        terminates = late and self.settings.time_limit == "terminated"
+        terminates = late and self.settings.preset == "balrog"
         return self._frame(
             f"{YOU_BROKEN}\n\n{self._text}" if broken else self._text,
             reward=reward,

@@ -128,7 +128,6 @@ class World:
         for index, _, _ in self.interior:
             self.cells[index] = ()
         self.rules: Rules = make_rules(())
-        self.facing: dict[Piece, str] = {}
         self._moved: set[Piece] = set()
         self._text_moved = False
 
@@ -137,7 +136,6 @@ class World:
         twin = World.__new__(World)
         twin.__dict__.update(self.__dict__)
         twin.cells = self.cells.copy()
-        twin.facing = self.facing.copy()
         twin._moved = self._moved.copy()
         return twin
 
@@ -183,7 +181,6 @@ class World:
             cell = self.cells[index]  # read here: an earlier mover may have changed it
             if not cell or cell[-1].name not in you or cell[-1].kind != "thing" or cell[-1] in moved:
                 continue
-            self.facing[cell[-1]] = direction
             moved.add(cell[-1])
             outcome = self._move(index, stride)
         if self._text_moved:
@@ -222,12 +219,6 @@ _COLORS = {
     "grey": (120, 120, 120),
     "white": (245, 245, 245),
 }
-_NOSES = {
-    "up": [(16, 4), (27, 27), (5, 27)],
-    "right": [(28, 16), (5, 27), (5, 5)],
-    "down": [(16, 28), (5, 5), (27, 5)],
-    "left": [(4, 16), (27, 5), (27, 27)],
-}
 
 
 def draw_world(world: World) -> Any:
@@ -236,37 +227,22 @@ def draw_world(world: World) -> Any:
     for index, cell in enumerate(world.cells):
         if cell:
             y, x = divmod(index, world.width)
-            piece = cell[-1]
-            facing = world.facing.get(piece, "right") if piece.name == "baba" and piece.kind == "thing" else "right"
-            tile = _draw_tile("text" if piece.is_text else piece.name, piece.name, piece.color, facing)
+            tile = _draw_tile(cell[-1].kind, cell[-1].name, _COLORS[cell[-1].color or "white"])
             image.paste(tile, (x * TILE_PIXELS, y * TILE_PIXELS))
     return image
 
 
 @cache
-def _draw_tile(shape: str, word: str, color: str | None, facing: str) -> Any:
+def _draw_tile(kind: Kind, word: str, color: tuple[int, int, int]) -> Any:
+    """Draw a thing as its name in a frame of its color, a text block as dark letters on a light ground."""
     from PIL import Image, ImageDraw, ImageFont
 
     tile = Image.new("RGB", (TILE_PIXELS, TILE_PIXELS))
     pen = ImageDraw.Draw(tile)
-    fill = _COLORS.get(color or "white", _COLORS["white"])
-    if shape == "text":
-        pen.rectangle((1, 1, 30, 30), fill=(245, 225, 160))
-        pen.text((16, 16), word.upper(), fill=(30, 30, 30), anchor="mm", font=ImageFont.load_default(size=10))
-    elif shape == "border":
-        pen.rectangle((0, 0, 31, 31), fill=fill)
-    elif shape == "wall":
-        pen.rectangle((4, 4, 27, 27), fill=fill)
-    elif shape == "ball":
-        pen.ellipse((5, 5, 26, 26), fill=fill)
-    elif shape == "door":
-        pen.rectangle((6, 2, 25, 29), outline=fill, width=3)
-        pen.ellipse((18, 14, 22, 18), fill=fill)
-    elif shape == "key":
-        pen.ellipse((11, 3, 21, 13), outline=fill, width=3)
-        pen.rectangle((15, 13, 17, 28), fill=fill)
-        pen.rectangle((10, 20, 15, 22), fill=fill)
-        pen.rectangle((10, 26, 15, 28), fill=fill)
-    else:
-        pen.polygon(_NOSES[facing], fill=fill)
+    if kind == "border" or (kind == "thing" and word == "wall"):
+        pen.rectangle((0, 0, 31, 31), fill=color)
+        return tile
+    ground, letters = (None, color) if kind == "thing" else ((245, 225, 160), (30, 30, 30))
+    pen.rectangle((1, 1, 30, 30), fill=ground, outline=letters, width=2)
+    pen.text((16, 16), word.upper(), fill=letters, anchor="mm", font=ImageFont.load_default(size=10))
     return tile

@@ -10,7 +10,7 @@ import importlib.resources
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -37,12 +37,8 @@ class _UnsupportedActionError(Exception):
 class BalrogSettings(GameSettings):
     """Settings of BALROG's own environments."""
 
-    balrog: ClassVar = {**GameSettings.balrog, "invalid_feedback": True}
-
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Changes to BALROG's own config.yaml, for example {envs: {nle_kwargs: {character: mon}}}."""
-    invalid_feedback: bool = False
-    """Put BALROG's remark about an invalid response before the next observation."""
 
 
 class Balrog(TextGame):
@@ -112,7 +108,7 @@ class Balrog(TextGame):
             with contextlib.suppress(_UnsupportedActionError):
                 return action, self.play(action)
         frame = self.play(self.default_action)
-        if self.settings.invalid_feedback:
+        if self.settings.preset == "balrog":
             remark = "\n\nYour previous output did not contain a valid action. Defaulted to action: "
             frame = replace(frame, long_term=f"{remark}{self.default_action}\n\nObservation:\n{frame.long_term}")
         return None, frame
@@ -142,25 +138,16 @@ class Balrog(TextGame):
 
     def _explain(self, error: Exception) -> ConfigError | MissingDependencyError | None:
         """Explain to the user why an environment could not be made; None for an unexpected error."""
-        task = f"{self.family}/{self._name}"
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            return MissingDependencyError(
-                f"BALROG's {self.family} needs the package {error.name}, which is installed with BALROG; {INSTALL}"
-            )
-        if isinstance(error, ModuleNotFoundError):
-            # MiniHack raises this for the missing maps of Boxoban.
-            return MissingDependencyError(f"BALROG cannot make {task}: {error}")
+        wrong = f"BALROG cannot make {self.family}/{self._name}: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):  # MiniHack raises this also for the missing maps of Boxoban
+            return MissingDependencyError(f"{wrong}; {INSTALL}")
         if "raqm" in str(error):
-            return MissingDependencyError(
-                f"BALROG's {self.family} cannot draw text with the installed Pillow ({error}); "
-                "install an older one with: pip install 'pillow<13'"
-            )
+            return MissingDependencyError(f"{wrong}; install an older Pillow with: pip install 'pillow<13'")
         if any(cls.__module__ == "gym.error" for cls in type(error).__mro__):
-            listed = ", ".join(self._config["tasks"].get(f"{self.family}_tasks", ()))
-            return ConfigError(f"BALROG cannot make {task}: {error}; its tasks are {listed}")
-        if isinstance(error, (ValueError, LookupError, UnboundLocalError)):
+            return ConfigError(f"{wrong}; its tasks are {', '.join(self._config['tasks'][f'{self.family}_tasks'])}")
+        if isinstance(error, ValueError | LookupError | UnboundLocalError):
             hint = "; download its games with: balrog-post-install" if self.family == "textworld" else ""
-            return ConfigError(f"BALROG cannot make {task}: {type(error).__name__}: {error}{hint}")
+            return ConfigError(f"{wrong}{hint}")
         return None
 
     def close(self) -> None:

@@ -4,9 +4,9 @@ Each is a folder of the tree of an episode, mounted at its path. Links in them a
 here, only paths without a link on the way are written to.
 """
 
-import itertools
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -40,8 +40,8 @@ def is_direct(top: Path, path: str) -> bool:
 
 _MAX_LINKS = 40
 """As many as Linux follows."""
-_MAX_LOOKS = 1_000_000
-"""Path components that are looked up before links are too many to check, which takes half a minute or so."""
+_CHECK_S = 30.0
+"""Seconds after which links are too many, or too long, to check."""
 
 
 class UncheckableError(Exception):
@@ -49,15 +49,15 @@ class UncheckableError(Exception):
 
 
 def follow(
-    path: PurePosixPath, file_of: Callable[[PurePosixPath], Path], may_pass: Callable[[PurePosixPath], bool]
+    link: PurePosixPath, file_of: Callable[[PurePosixPath], Path], may_pass: Callable[[PurePosixPath], bool]
 ) -> PurePosixPath | None:
-    """Find where a path of a sandbox or image leads, with links as programs in it follow them.
+    """Find where a link of a sandbox leads, as programs in it follow links; no link is on the way to its folder.
 
     `file_of` maps a path without links in its folders to this machine. The result is None for a circle, and where the
     way leads through a place that it may not pass. Raises OSError if the kernel rejects a path on the way, for example
     because it is too long.
     """
-    current, waiting, followed = PurePosixPath("/"), list(reversed(path.parts[1:])), 0
+    current, waiting, followed = link.parent, [link.name], 0
     while waiting:
         part = waiting.pop()
         if part == "..":
@@ -85,15 +85,15 @@ def follow(
 def drop_what_leads_out(tree: Path, places: Sequence[str], root: Path | None) -> None:
     """Remove what the agent left that is not a file, folder or link, and links out of its places and of the system.
 
-    Raises UncheckableError for a path that is too long, and for more links than can be checked.
+    Raises UncheckableError for a path that is too long, and for links that take too long to check.
     """
-    looks = itertools.count()
+    deadline = time.monotonic() + _CHECK_S
     system = [f"/{name}" for name in (_SYSTEM if root is None else IMAGE_SYSTEM) - _OURS - {"boot", "image", "run"}]
     allowed = [PurePosixPath(folder) for folder in (*places, *system)]
 
     def may_pass(path: PurePosixPath) -> bool:
-        if next(looks) > _MAX_LOOKS:
-            raise UncheckableError("the agent left too many links")
+        if time.monotonic() > deadline:
+            raise UncheckableError("the agent left links that take too long to check")
         return any(path.is_relative_to(folder) or folder.is_relative_to(path) for folder in allowed)
 
     def file_of(path: PurePosixPath) -> Path:
@@ -189,9 +189,9 @@ def _inside(tree: Path, places: Iterable[str], path: str, what: str) -> Path:
 
 def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
     target = _inside(tree, places, copy.target, copy.line)
-    sources = [path for pattern in copy.sources for path in copy_sources(context, pattern)]
+    sources = [path for pattern in copy.sources for path in _copy_sources(context, pattern)]
     if not sources:
-        raise no_source(copy.line, copy.sources)
+        raise UnsupportedLine(f"{copy.line} names no file of the folder environment")
     into = copy.into or len(sources) > 1 or target.is_dir()
     for source in sources:
         if source.is_dir() and not source.is_symlink():
@@ -208,15 +208,7 @@ def find_dockerignore(context: Path) -> Path | None:
     return next((file for file in files if os.path.lexists(file)), None)
 
 
-def no_source(line: str, patterns: Iterable[str], hiding: Path | None = None) -> UnsupportedLine:
-    """Make the error about a COPY that finds nothing in the folder `environment`; `hiding` hides files from it."""
-    leaves = any(PurePosixPath(os.path.normpath(path.lstrip("/"))).parts[:1] == ("..",) for path in patterns)
-    what = "leaves the folder environment" if leaves else "names no file of the folder environment"
-    left = f" that environment/{hiding.name} does not hide" if hiding is not None and not leaves else ""
-    return UnsupportedLine(f"{line} {what}{left}")
-
-
-def copy_sources(context: Path, pattern: str) -> list[Path]:
+def _copy_sources(context: Path, pattern: str) -> list[Path]:
     """Find the files and folders that a source of COPY names. Like in docker, none is outside of `context`."""
     pattern = pattern.lstrip("/") or "."
     real = os.path.realpath(context)

@@ -41,14 +41,15 @@ class RewardWatch:
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd = libc.inotify_init1(os.O_CLOEXEC)
         self._names: dict[int, str] = {}
-        for name in FILES:
+        # The kernel merges an event with an equal one right before it. With a watch on the folder too, each opening
+        # makes two different events, so those of two openings alternate.
+        for name in ("", *FILES):
             number = libc.inotify_add_watch(self._fd, os.fsencode(self.folder / name), _WATCHED)
             if self._fd < 0 or number < 0:
                 raise EnvironmentFault(f"the reward files cannot be watched: {os.strerror(ctypes.get_errno())}")
             self._names[number] = name
-        self.counts = {name: Counter() for name in FILES}
+        self.counts = {name: Counter() for name in ("", *FILES)}
         self._end, self._stop = os.pipe()
-        # Read at once: the kernel merges equal events that wait one after the other.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         return self
@@ -68,7 +69,7 @@ class RewardWatch:
             while data:
                 watch, mask, _, length = _EVENT.unpack_from(data)
                 data = data[_EVENT.size + length :]
-                for name in [self._names[watch]] if watch in self._names else FILES:
+                for name in [self._names[watch]] if watch in self._names else self.counts:
                     self.counts[name][mask] += 1
 
     def writers(self, name: str) -> int:

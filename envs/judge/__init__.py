@@ -1,14 +1,12 @@
 """A language model as judge: reward and feedback around any environment.
 
 The score becomes reward, the comment feedback. The judge is asked through OpenAI's chat API, with a cache, retries and
-a deadline. The cache is a SQLite file that workers and runs share; a damaged file is renamed and replaced by a new one.
+a deadline. The cache is a SQLite file that workers and runs share.
 In the YAML: `env: {inner: envs.tools, options: {...}, judge: {url: ..., rubric: rubric.yaml}}`.
 """
 
 import asyncio
 import contextlib
-import fcntl
-import functools
 import hashlib
 import json
 import logging
@@ -16,7 +14,6 @@ import os
 import random
 import sqlite3
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +34,6 @@ Messages = Sequence[dict[str, str]]
 SETTINGS = JudgedSettings
 _TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
 """Statement that makes the cache's only table: the judge's answers by the hash of what it was asked."""
-_BESIDE = ("", "-journal", "-wal", "-shm")
-"""Endings of the cache and of the files that SQLite may leave beside it; all are renamed with a damaged one."""
 _SHOWN_CHARS = 1000
 """Characters of an unusable verdict that are sent back to the judge."""
 _GRACE_S = 5.0
@@ -49,9 +44,9 @@ _DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "de
 
 
 class VerdictCache:
-    """A file of verdicts that opens one connection per use, so that threads and processes can share it.
+    """A SQLite file of verdicts that opens one connection per use, so that threads and processes can share it.
 
-    If the file is locked for too long or the disk is full, a warning is logged and the judge is asked.
+    If it cannot be used later, because it is locked for too long or damaged, a warning is logged and the judge asked.
     Raises ConfigError if the file can be neither opened nor created.
     """
 
@@ -59,49 +54,31 @@ class VerdictCache:
         self._path = Path(path).expanduser()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._with_repair(lambda connection: connection.execute("SELECT key, text FROM verdicts LIMIT 1"))
+            self._execute("SELECT key, text FROM verdicts LIMIT 1")
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}") from error
+            advice = "delete it if it is damaged, or name another file"
+            raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}; {advice}") from error
 
     def get(self, key: str) -> str | None:
         """Return the judge's answer under this key, or None."""
-        row = self._attempt(lambda cache: cache.execute("SELECT text FROM verdicts WHERE key = ?", (key,)).fetchone())
+        row = self._attempt("SELECT text FROM verdicts WHERE key = ?", key)
         return row[0] if row and isinstance(row[0], str) else None
 
     def put(self, key: str, text: str) -> None:
         """Store an answer, in place of any earlier one."""
-        self._attempt(lambda cache: cache.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, text)))
+        self._attempt("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", key, text)
 
-    def _attempt(self, use: Callable[[sqlite3.Connection], T]) -> T | None:
+    def _attempt(self, statement: str, *values: str) -> Any:
         try:
-            return self._with_repair(use)
+            return self._execute(statement, *values)
         except (OSError, sqlite3.Error) as error:
             logger.warning("the judge's cache %s cannot be used: %s", self._path, error)
             return None
 
-    def _with_repair(self, use: Callable[[sqlite3.Connection], T]) -> T:
-        seen = self._identity()
-        try:
-            return self._using(use)
-        except sqlite3.OperationalError:  # locked, full or not writable, but not damaged
-            raise
-        except sqlite3.DatabaseError as error:
-            with open(f"{self._path}.lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if self._identity() == seen:  # else another process has just renamed it
-                    logger.warning("the judge's cache %s is damaged (%s): renamed to .damaged", self._path, error)
-                    for ending in _BESIDE:
-                        with contextlib.suppress(FileNotFoundError):
-                            os.replace(f"{self._path}{ending}", f"{self._path}.damaged{ending}")
-        return self._using(use)
-
-    def _using(self, use: Callable[[sqlite3.Connection], T]) -> T:
+    def _execute(self, statement: str, *values: str) -> Any:
         with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
             connection.execute(_TABLE)
-            return use(connection)
-
-    def _identity(self) -> int | None:
-        return self._path.stat().st_ino if self._path.exists() else None
+            return connection.execute(statement, values).fetchone()
 
 
 class _Refused(JudgeError):
@@ -155,7 +132,8 @@ class JudgeClient:
                 raise
             except JudgeError as error:
                 last = error
-                await asyncio.sleep(random.uniform(0.5, 1.0) * min(settings.backoff_s * 2**attempt, seconds))
+                pause = min(settings.backoff_s * 2**attempt, seconds)
+                await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
                 continue
             try:
                 return text, read(text)
@@ -164,8 +142,9 @@ class JudgeClient:
                 again = f"That cannot be used: {error}. Answer again, with the JSON object only."
                 bad = {"role": "assistant", "content": broken(text[:_SHOWN_CHARS])}
                 conversation = [*messages, bad, {"role": "user", "content": broken(again)}]
+        took = time.monotonic() - began
         raise JudgeError(
-            f"{settings.url} gave no usable answer in {attempt + 1} attempts and {time.monotonic() - began:.0f} s; "
+            f"{settings.url} gave no usable answer in {attempt + 1} attempts and {took:.0f} s; "
             f"last: {last} (env.judge.max_retries, timeout_s and deadline_s bound this)"
         ) from last
 
@@ -174,11 +153,14 @@ class JudgeClient:
         settings = self.settings
         limits = {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
         payload = {"model": settings.model, "messages": list(messages), **limits}
+        base = settings.url.rstrip("/").removesuffix("/v1")
+        key = settings.api_key_env
+        headers = {} if key is None else {"Authorization": f"Bearer {os.environ[key]}"}
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
             async with (
-                aiohttp.ClientSession(timeout=timeout, headers=self._headers()) as session,
-                session.post(self._base() + _ENDPOINT, json=payload) as response,
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.post(base + _ENDPOINT, json=payload) as response,
             ):
                 body = await response.text(errors="replace")
                 if response.status in (400, 401, 403, 404, 422):
@@ -195,31 +177,10 @@ class JudgeClient:
             raise JudgeError(f"the answer holds no text, got {text!r:.100}")
         return text
 
-    def _base(self) -> str:
-        return self.settings.url.rstrip("/").removesuffix("/v1")
-
-    def _headers(self) -> dict[str, str]:
-        key = self.settings.api_key_env
-        return {} if key is None else {"Authorization": f"Bearer {os.environ[key]}"}
-
     def _key(self, messages: Messages, about: Any) -> str:
         judge = self.settings
-        request = [judge.url, self._model, judge.temperature, judge.max_tokens, list(messages), about]
+        request = [judge.url, judge.model, judge.temperature, judge.max_tokens, list(messages), about]
         return hashlib.sha256(json.dumps(request).encode()).hexdigest()
-
-    @functools.cached_property
-    def _model(self) -> str:
-        """Return the name of the model that answers; the server reports it if the setting is `default`."""
-        settings = self.settings
-        if settings.model != "default":
-            return settings.model
-        request = urllib.request.Request(f"{self._base()}/v1/models", headers=self._headers())
-        try:
-            with urllib.request.urlopen(request, timeout=min(settings.timeout_s, 5.0)) as response:
-                found = json.load(response)["data"][0]["id"]
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            found = None
-        return found if isinstance(found, str) else settings.model
 
 
 class JudgedEnv(BaseInteractionEnv):
@@ -241,6 +202,8 @@ class JudgedEnv(BaseInteractionEnv):
         """Take over the attributes that describe the inner environment's task; they may change during an episode."""
         for name in _DESCRIPTION:
             setattr(self, name, getattr(self.inner, name))
+        if not self.settings.feedback:  # the agent does not send feedback back, so later prompts lack it
+            self.continues = self.inner.continues
 
     def reset(self) -> Observation:
         self.inner.call_form = self.call_form
@@ -256,9 +219,11 @@ class JudgedEnv(BaseInteractionEnv):
         self._copy_description()
         turn = {"shown": self._shown, "answer": response_text, "executed": info["executed_action"]}
         turn["outcome"] = observation["obs_str"]
-        self._turns.append({part: clip(text, self.settings.text_chars) for part, text in turn.items()})
-        self._shown = observation["obs_str"]
-        reward, metrics, self._feedback = info["reward"] * self.settings.env_weight, dict(info.get("metrics") or {}), ""
+        limit = self.settings.text_chars
+        self._turns.append({part: clip(text, limit) for part, text in turn.items()})
+        self._shown, self._feedback = observation["obs_str"], ""
+        reward = info["reward"] * self.settings.env_weight
+        metrics = dict(info.get("metrics") or {})
         if (done or self.settings.when == "every") and (verdict := self._verdict(done)) is not None:
             reward += self.settings.weight * verdict.score
             metrics |= {"judge/score": verdict.score}
@@ -299,8 +264,9 @@ class JudgedEnv(BaseInteractionEnv):
         """Return the inner environment's messages, and one more with the judge's feedback if they do not show it."""
         formatted = self.inner.format_observation(observation)
         messages = [formatted] if isinstance(formatted, Mapping) else list(formatted)
-        if self._feedback and not any(self._said() in text_of(message) for message in messages):
-            messages.append({"role": "user", "content": self._said()})
+        said = self._said()
+        if self._feedback and not any(said in text_of(message) for message in messages):
+            messages.append({"role": "user", "content": said})
         return messages
 
     def _said(self) -> str:

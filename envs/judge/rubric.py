@@ -65,13 +65,15 @@ class Rubric(Settings):
 
     def system_prompt(self) -> str:
         """Return the judge's system message."""
+        worst, best = (f"{score:g}" for score in self.scale)
+        form = {criterion.name: f"{worst} to {best}" for criterion in self.criteria}
+        form[FEEDBACK] = "one or two sentences for the agent"
         variables = {
             "instruction": self.instruction,
             "criteria": self.criteria,
-            "worst": f"{self.scale[0]:g}",
-            "best": f"{self.scale[1]:g}",
-            "form": json.dumps({**{c.name: f"{self.scale[0]:g} to {self.scale[1]:g}" for c in self.criteria}})[:-1]
-            + f', "{FEEDBACK}": "one or two sentences for the agent"}}',
+            "worst": worst,
+            "best": best,
+            "form": json.dumps(form),
         }
         return render_template(self.prompt_template or _TEMPLATE, variables)
 
@@ -119,8 +121,10 @@ def read_verdict(text: str, rubric: Rubric) -> Verdict:
         if isinstance(number, bool) or not isinstance(number, int | float) or not worst <= number <= best:
             raise JudgeError(f"the verdict's {name} must be a number from {worst:g} to {best:g}, got {short(number)}")
     weights = {criterion.name: criterion.weight for criterion in rubric.criteria}
-    mean = sum(weights[name] * number for name, number in value.items()) / sum(weights.values())
-    return Verdict((mean - worst) / (best - worst), {name: float(number) for name, number in value.items()}, words)
+    total = sum(weights[name] * number for name, number in value.items())
+    mean = total / sum(weights.values())
+    scores = {name: float(number) for name, number in value.items()}
+    return Verdict((mean - worst) / (best - worst), scores, words)
 
 
 def quoted(value: Any) -> str:
@@ -144,7 +148,7 @@ class JudgeSettings(Settings):
     url: str
     """Address of a server with OpenAI's chat API, as SGLang is: `http://host:port`, with or without `/v1`."""
     model: str = "default"
-    """Model name in requests and in the cache. With `default`, the cache uses the name that the server reports."""
+    """Model name in requests and in the cache, which needs another one than `default`."""
     api_key_env: str | None = None
     """Environment variable with the API key."""
     temperature: float = Field(default=0.0, ge=0)
@@ -184,6 +188,10 @@ class JudgeSettings(Settings):
             raise ConfigError(f"env.judge.url must begin with http:// or https://, got {self.url!r}")
         if self.api_key_env is not None and self.api_key_env not in os.environ:
             raise ConfigError(f"env.judge.api_key_env: the environment has no variable {self.api_key_env}")
+        if self.cache is not None and self.model == "default":
+            raise ConfigError(
+                f"env.judge.cache: set env.judge.model; {self.cache} keeps a model's verdicts by its name"
+            )
         return self
 
 

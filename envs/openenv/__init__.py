@@ -5,19 +5,20 @@ the last observation is shown again with the reason. Each refusal is a turn. Wit
 server.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, closed_on_error, describe_task, read_env_settings
 from envs.errors import ConfigError, EnvironmentFault
 from envs.json_text import short
-from envs.loading import load_attribute
-from envs.openenv.actions import call_user_function, make_reader, read_actions, read_image
+from envs.openenv.actions import fields_of, make_reader, read_actions, read_image
 from envs.openenv.protocol import CALL_TOOL, LIST_TOOLS, Outcome, RejectedError
-from envs.openenv.session import Session, action_schema, check_unchanged, fields_of, first_seen, open_session
+from envs.openenv.session import Session, action_schema, check_unchanged, first_seen, open_session
 from envs.openenv.settings import OpenEnvSettings
 from envs.questions import Question
 from envs.text_game import ANSWER_FORMAT, Frame, TextGame
@@ -27,7 +28,6 @@ from envs.tools.results import ToolResult, ToolSpec, encodable, read_result
 from envs.tools.settings import ToolSettings
 
 PROMPT = Path(__file__).with_name("prompt.j2")
-Ending = Literal["terminated", "truncated"]
 EMPTY = "The episode begins."
 """Shown where the first observation has no text."""
 UNLIMITED_STEPS = 1000
@@ -56,7 +56,6 @@ class OpenEnvGame(TextGame):
             self.answer_format = ANSWER_FORMAT.replace("one allowed action", what)
         self.max_steps = settings.max_steps or 0
         self._read = make_reader(settings)
-        self._ending = read_ending(settings)
         self._session: Session | None = None
 
     def start(self) -> Frame:
@@ -90,7 +89,8 @@ class OpenEnvGame(TextGame):
     def translate(self, candidate: str) -> str | None:
         if not self.actions:
             return encodable(candidate)
-        return next((name for name in self.actions if name.lower() == candidate.strip().lower()), None)
+        wanted = candidate.strip().lower()
+        return next((name for name in self.actions if name.lower() == wanted), None)
 
     def prompt_variables(self) -> dict[str, Any]:
         variables = {"instruction": self.settings.instruction or "", "fields": list(self._mapping.fields)}
@@ -109,38 +109,34 @@ class OpenEnvGame(TextGame):
 
     def _frame(self, outcome: Outcome) -> Frame:
         """Return the frame of a reply; ends the session with the episode."""
-        ending = self._ending(outcome) if outcome.done else None
+        ending = self.settings.done_is if outcome.done else None
         out_of_time = 0 < self.max_steps <= self._turns
         if ending or out_of_time:
             self.close()
         long_term, short_term = self._read(outcome.observation)
         key = self.settings.picture
+        image = read_image(outcome.observation, key) if key and self.settings.vlm else None
+        truncated = ending == "truncated" or (ending is None and out_of_time)
+        progression = min(max(self._return, 0.0), 1.0)
         self._last = Frame(
             long_term,
             short_term,
             outcome.reward,
             terminated=ending == "terminated",
-            truncated=ending == "truncated" or (ending is None and out_of_time),
-            progression=min(max(self._return, 0.0), 1.0),
-            image=read_image(outcome.observation, key) if key and self.settings.vlm else None,
+            truncated=truncated,
+            progression=progression,
+            image=image,
         )
         return self._last
 
 
-def read_ending(settings: OpenEnvSettings) -> Callable[[Outcome], Ending]:
-    """Return what `done` means; raises ConfigError if the import path leads nowhere."""
-    given = settings.done_is
-    if given in ("terminated", "truncated"):
-        return lambda _: given
-    function = load_attribute(given, "env.done_is")
+class _ServerTool(BaseModel):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
 
-    def ending(outcome: Outcome) -> Ending:
-        found = call_user_function(function, f"env.done_is: {given}", outcome.observation, outcome.reward)
-        if found not in ("terminated", "truncated"):
-            raise EnvironmentFault(f"env.done_is: {given} returned {short(found)}, not 'terminated' or 'truncated'")
-        return found
 
-    return ending
+_TOOLS = TypeAdapter(Annotated[list[_ServerTool], Field(min_length=1)])
 
 
 class OpenEnvTools(ToolEnv):
@@ -152,8 +148,8 @@ class OpenEnvTools(ToolEnv):
             raise ConfigError(f"env.{useless[0]}: the server offers tools, which it does not apply to; remove it")
         self._server = settings
         self._game: Session | None = None
-        self._ended: str | None = None
-        self._read, self._ending = make_reader(settings), read_ending(settings)
+        self._ended = False
+        self._read = make_reader(settings)
         known = first_seen(_WHAT, settings)
         if known is None:
             session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
@@ -178,7 +174,7 @@ class OpenEnvTools(ToolEnv):
     def reset(self) -> Observation:
         self.close()
         session, outcome = open_session(self._server, self.seed, self._begin)
-        self._ended = None
+        self._ended = False
         with closed_on_error(session):
             text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
             self.question, self.mission = Question(text), text
@@ -192,12 +188,12 @@ class OpenEnvTools(ToolEnv):
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         observation, done, info = super().step(response_text)
-        if self._ended == "truncated":
+        if self._ended and self._server.done_is == "truncated":
             info["terminated"], info["truncated"] = False, True
         return observation, done, info
 
     def over(self) -> bool:
-        return self._ended is not None
+        return self._ended
 
     def close(self) -> None:
         if self._game is not None:
@@ -206,15 +202,14 @@ class OpenEnvTools(ToolEnv):
         super().close()
 
     def _call(self, tool: str, /, **arguments: Any) -> ToolResult:
-        if self._ended is not None:
+        if self._ended:
             return _failed("the episode is over, so the tool was not called")
         assert self._game is not None
         try:
             outcome = self._game.step({"type": CALL_TOOL, "tool_name": tool, "arguments": arguments})
         except RejectedError as error:
             return _failed(str(error))
-        if outcome.done:
-            self._ended = self._ending(outcome)
+        self._ended = outcome.done
         observation, reward = outcome.observation, outcome.reward
         error, result = observation.get("error"), observation.get("result")
         if error:
@@ -235,16 +230,12 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
     """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault if it fails."""
-    tools = session.first("step", {"type": LIST_TOOLS}).observation.get("tools")
-    well_formed = isinstance(tools, list) and all(
-        isinstance(tool, Mapping)
-        and isinstance(tool.get("name"), str)
-        and isinstance(tool.get("input_schema"), Mapping)
-        and isinstance(tool.get("description"), str | None)
-        for tool in tools
-    )
-    if not well_formed or not tools:
-        raise EnvironmentFault(f"{session.label} was asked for its tools and sent {short(tools)}")
+    tools: Any = session.first("step", {"type": LIST_TOOLS}).observation.get("tools")
+    try:
+        _TOOLS.validate_python(tools)
+    except ValidationError as error:
+        what = f"{session.label} was asked for its tools and sent {short(tools)}"
+        raise EnvironmentFault(what) from error
     check_unchanged(_WHAT, tools, settings, session.url)
     return tools
 
@@ -263,7 +254,7 @@ def build_env(sample: Any, args: Any) -> BaseInteractionEnv:
     settings = read_env_settings(OpenEnvSettings, args)
     schema = action_schema(settings, seed)
     fields = fields_of(schema)
-    calls_tools = not fields or (fields.get("type", {}).get("const") == CALL_TOOL and "tool_name" in fields)
+    calls_tools = not fields or ("tool_name" in fields and "type" in fields and fields["type"].constant == CALL_TOOL)
     if settings.action == "tools" or (settings.action == "auto" and calls_tools):
         return OpenEnvTools(settings, task, seed)
     return OpenEnvGame(schema, settings, task, seed)

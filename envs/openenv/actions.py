@@ -15,15 +15,31 @@ from envs.images import open_image
 from envs.json_text import decode_whole, short
 from envs.loading import load_attribute
 from envs.openenv.protocol import RejectedError
-from envs.openenv.session import fields_of
 from envs.openenv.settings import OpenEnvSettings
 from envs.text_game import parse_template, text_parts
 from envs.tools.results import encodable
+from envs.tools.schema import properties_of
 
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
-_KINDS = {"integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,)}
-_KINDS |= {"null": (type(None),)}
-"""Types of decoded JSON."""
+
+
+@dataclass(frozen=True)
+class ActionField:
+    """One field of the server's action, as its schema describes it."""
+
+    kinds: tuple[str, ...]
+    """JSON types that it may have; empty for any."""
+    choices: tuple[Any, ...]
+    """All values that it may have, if the schema lists them."""
+    constant: Any
+    """Its only value; None if it may have others."""
+    required: bool
+    about: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the choices as text."""
+        return tuple(map(str, self.choices))
 
 
 @dataclass(frozen=True)
@@ -38,18 +54,39 @@ class Actions:
     """One line per field for the prompt, if the response is JSON."""
 
 
+def fields_of(schema: Mapping[str, Any]) -> dict[str, ActionField]:
+    """Return the fields of the server's action by name, without `metadata`."""
+    fields = {}
+    for name, options in properties_of(schema).items():
+        leaves = [option for option in options if not {"type", "enum", "const"}.isdisjoint(option)]
+        kinds = dict.fromkeys(leaf.get("type", "string") for leaf in leaves)
+        values = [leaf for leaf in leaves if leaf.get("type") != "null"]
+        choices: list[Any] = []
+        if all("enum" in leaf for leaf in values):
+            choices = [choice for leaf in values for choice in leaf["enum"]]
+        constant = leaves[0].get("const") if len(leaves) == 1 else None
+        required = name in schema.get("required", ())
+        descriptions = [option["description"] for option in options if "description" in option]
+        about = descriptions[0] if descriptions else ""
+        fields[name] = ActionField(tuple(kinds), tuple(choices), constant, required, about)
+    fields.pop("metadata", None)
+    return fields
+
+
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
     """Return how responses become actions; raises ConfigError for a field or path that does not exist."""
     fields, given = fields_of(schema), settings.action
-    constants = {name: part["const"] for name, part in fields.items() if "const" in part}
+    constants = {name: field.constant for name, field in fields.items() if field.constant is not None}
     if given == "auto":
-        free = {name: part for name, part in fields.items() if name not in constants}
-        needed = [name for name in free if name in schema.get("required", ())]
-        target = next(iter(free)) if len(free) == 1 else needed[0] if len(needed) == 1 else None
-        names = _choices(free[target]) if target is not None and len(free) == 1 else ()
-        lines = tuple(_describe(name, part, name in needed) for name, part in free.items()) if len(free) > 1 else ()
+        free = {name: field for name, field in fields.items() if name not in constants}
+        needed = [name for name, field in free.items() if field.required]
+        only = list(free) if len(free) == 1 else needed
+        target = only[0] if len(only) == 1 else None
         read = lambda text: {**constants, **_read_any(text, fields, target)}
-        return Actions(read, settings.actions or names, lines)
+        if len(free) == 1 and target is not None:
+            return Actions(read, settings.actions or free[target].names)
+        lines = tuple(_describe(name, field) for name, field in free.items())
+        return Actions(read, settings.actions or (), lines)
     if "." in given or ":" in given:
         function = load_attribute(given, "env.action")
         return Actions(lambda text: _call(function, given, text), settings.actions or ())
@@ -57,10 +94,10 @@ def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Action
         hint = did_you_mean(given, fields, f"it has {', '.join(fields) or 'none'}", n=1)
         raise ConfigError(f"env.action: the server's action has no field {given!r}; {hint}")
     read = lambda text: {**constants, given: _convert(given, text, fields[given])}
-    return Actions(read, settings.actions or _choices(fields[given]))
+    return Actions(read, settings.actions or fields[given].names)
 
 
-def _read_any(text: str, fields: Mapping[str, Mapping[str, Any]], target: str | None) -> dict[str, Any]:
+def _read_any(text: str, fields: Mapping[str, ActionField], target: str | None) -> dict[str, Any]:
     """Read JSON for all fields, or other text for the target field."""
     body = _unfenced(text)
     if body.startswith("{"):
@@ -81,37 +118,26 @@ def _call(function: Callable[[str], Any], path: str, text: str) -> Mapping[str, 
     return action
 
 
-def _convert(name: str, text: str, schema: Mapping[str, Any]) -> Any:
-    """Read the text as a value of the field's type; refuse it if it is not one."""
-    if choices := schema.get("enum"):
-        found = [choice for choice in choices if str(choice).lower() == text.strip().lower()]
-        if not found:
-            raise RejectedError(f"{name} must be one of {', '.join(map(str, choices))}")
-        return found[0]
-    kinds = _kinds(schema)
-    if not kinds or "string" in kinds:
+def _convert(name: str, text: str, field: ActionField) -> Any:
+    """Read the text as one of the field's choices or as JSON; whether its type fits is for the server to say."""
+    if field.choices:
+        wanted = text.strip().lower()
+        chosen = [choice for choice in field.choices if str(choice).lower() == wanted]
+        if not chosen:
+            raise RejectedError(f"{name} must be one of {', '.join(field.names)}")
+        return chosen[0]
+    if not field.kinds or "string" in field.kinds:
         return text
     value, error = decode_whole(_unfenced(text))
-    if error or not any(type(value) in _KINDS.get(kind, ()) for kind in kinds):
-        raise RejectedError(f"{name} must be of type {' or '.join(kinds)}, got {short(text)}")
+    if error:
+        raise RejectedError(f"{name} must be of type {' or '.join(field.kinds)}, got {short(text)}")
     return value
 
 
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """Return the JSON types that a field may have; empty for any."""
-    options = schema.get("anyOf") or schema.get("oneOf") or [schema]
-    kinds = [option.get("type", "string") for option in options if isinstance(option, Mapping)]
-    return [kind for part in kinds for kind in (part if isinstance(part, list) else [part])]
-
-
-def _choices(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(map(str, schema.get("enum") or ()))
-
-
-def _describe(name: str, schema: Mapping[str, Any], required: bool) -> str:
-    kind = f"one of {', '.join(_choices(schema))}" if "enum" in schema else " or ".join(_kinds(schema))
-    about = schema.get("description", "")
-    return f"{name} ({kind}{'' if required else ', optional'}){': ' * bool(about)}{about}"
+def _describe(name: str, field: ActionField) -> str:
+    kind = f"one of {', '.join(field.names)}" if field.choices else " or ".join(field.kinds)
+    about = f": {field.about}" if field.about else ""
+    return f"{name} ({kind}{'' if field.required else ', optional'}){about}"
 
 
 def _unfenced(text: str) -> str:
@@ -131,13 +157,21 @@ def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Part
     """Return the function from observation to text, which is encodable; raises ConfigError as `read_actions`."""
     given = settings.observation
     if given is None:
-        read: Callable[[Mapping[str, Any]], Parts] = lambda observation: (as_lines(observation, settings.picture), "")
+        read: Callable[[Mapping[str, Any]], Any] = lambda observation: as_lines(observation, settings.picture)
     elif "{{" in given or "{%" in given:
         read = _template(given)
     else:
-        function, label = load_attribute(given, "env.observation"), f"env.observation: {given}"
-        read = lambda observation: _parts(call_user_function(function, label, observation), label)
-    return lambda observation: tuple(map(encodable, read(observation)))  # type: ignore[return-value]
+        function = load_attribute(given, "env.observation")
+        read = lambda observation: call_user_function(function, f"env.observation: {given}", observation)
+
+    def parts(observation: Mapping[str, Any]) -> Parts:
+        value = read(observation)
+        found = text_parts(value)
+        if found is None:
+            raise EnvironmentFault(f"env.observation: {given} returned {short(value)}, not text or two texts")
+        return encodable(found[0]), encodable(found[1])
+
+    return parts
 
 
 def call_user_function(function: Callable[..., T], label: str, *arguments: Any) -> T:
@@ -150,11 +184,13 @@ def call_user_function(function: Callable[..., T], label: str, *arguments: Any) 
 
 def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
     """Return one line `key: value` per key that has a value."""
-    return "\n".join(
-        f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for key, value in observation.items()
-        if key not in HIDDEN and key != image and value not in (None, "", [], {})
-    )
+    lines = []
+    for key, value in observation.items():
+        if key in HIDDEN or key == image or value in (None, "", [], {}):
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"{key}: {text}")
+    return "\n".join(lines)
 
 
 def read_image(observation: Mapping[str, Any], key: str) -> Any:
@@ -169,7 +205,7 @@ def read_image(observation: Mapping[str, Any], key: str) -> Any:
     return open_image(data)
 
 
-def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:
+def _template(text: str) -> Callable[[Mapping[str, Any]], str]:
     import jinja2
 
     try:
@@ -177,18 +213,11 @@ def _template(text: str) -> Callable[[Mapping[str, Any]], Parts]:
     except jinja2.TemplateError as error:
         raise ConfigError(f"env.observation: {error}") from error
 
-    def render(observation: Mapping[str, Any]) -> Parts:
+    def render(observation: Mapping[str, Any]) -> str:
         try:
-            return template.render(observation).strip(), ""
+            return template.render(observation).strip()
         except Exception as error:  # a template can raise anything
             why = f"{error}; the observation has the keys {', '.join(observation)}"
             raise EnvironmentFault(f"env.observation cannot be rendered: {why}") from error
 
     return render
-
-
-def _parts(value: Any, label: str) -> Parts:
-    parts = text_parts(value)
-    if parts is None:
-        raise EnvironmentFault(f"{label} returned {short(value)}, not text or two texts")
-    return parts

@@ -14,11 +14,11 @@ Source: `openenv/core/env_server` (`types.py`, `http_server.py`, `mcp_types.py`)
 """
 
 import json
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 SOCKET_PATH = "/ws"
 SCHEMA_PATH = "/schema"
@@ -32,7 +32,6 @@ CALL_TOOL = "call_tool"
 `result` or `error` (`{"error_type": ..., "message": ...}`)."""
 
 
-_MAX_REWARD = sys.float_info.max
 _MAX_MESSAGE = 500
 
 
@@ -63,14 +62,18 @@ class ErrorReply(Exception):
         self.message = message
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(BaseModel):
     """The data of an observation frame: what `reset` and `step` return."""
 
-    observation: Mapping[str, Any]
-    reward: float = 0.0
+    observation: dict[str, Any]
+    reward: Annotated[float, Field(strict=True, allow_inf_nan=False)] = 0.0
     """0 where the server sent null."""
-    done: bool = False
+    done: Annotated[bool, Field(strict=True)] = False
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _as_number(cls, reward: Any) -> Any:
+        return float(reward or 0) if isinstance(reward, bool | None) else reward
 
 
 def write_frame(kind: Request, data: Mapping[str, Any] | None = None) -> str:
@@ -87,24 +90,22 @@ def read_outcome(frame: str | bytes) -> Outcome:
     """
     kind, data = read_frame(frame)
     if kind == "error":
-        details = data.get("errors")
-        found = [  # after a validation error, what is wrong with which field
-            f"{'.'.join(map(str, part.get('loc') or ()))}: {part.get('msg')}"
-            for part in (details if isinstance(details, list) else ())
-            if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None)
-        ]
+        details = data.get("errors")  # after a validation error, what is wrong with which field
+        found = []
+        for part in details if isinstance(details, list) else ():
+            if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None):
+                place = ".".join(map(str, part.get("loc") or ()))
+                found.append(f"{place}: {part.get('msg')}")
         message = "; ".join(found) or str(data.get("message", "no message"))
         raise ErrorReply(str(data.get("code", "UNKNOWN")), message[:_MAX_MESSAGE])
     if kind != "observation":
         raise MalformedFrameError(f"a frame of type {kind!r:.60} where an observation was expected")
-    observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
-    if not isinstance(observation, Mapping):
-        raise MalformedFrameError(f"an observation that is not a mapping: {observation!r:.60}")
-    if type(done) is not bool:
-        raise MalformedFrameError(f"done={done!r:.60}, which is neither true nor false")
-    if not isinstance(reward, bool | int | float | None) or not abs(reward or 0) <= _MAX_REWARD:
-        raise MalformedFrameError(f"reward={reward!r:.60}, which is neither a finite number nor null")
-    return Outcome(observation, float(reward or 0), done)
+    try:
+        return Outcome.model_validate(data)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"]))
+        raise MalformedFrameError(f"an observation whose {place} is {wrong['input']!r:.60}: {wrong['msg']}") from error
 
 
 def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:

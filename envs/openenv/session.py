@@ -8,7 +8,6 @@ good, with an `EnvironmentFault`.
 import contextlib
 import http.client
 import json
-import random
 import time
 import urllib.error
 import urllib.request
@@ -22,21 +21,23 @@ from envs.loading import import_extra
 from envs.openenv import protocol
 from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, RejectedError, Request, read_outcome
 from envs.openenv.settings import OpenEnvSettings
-from envs.tools.schema import alternatives
 
 MAX_FRAME_BYTES = 64 << 20
 """Bytes of the largest reply; the server's own client allows 100 MiB."""
 MAX_REQUEST_BYTES = 1 << 20
 """Bytes of the largest action. Servers close the session at larger ones, each at its own limit."""
-MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
-"""Pauses between two attempts to get a session from servers that are full."""
+POLL_S = 0.5
+"""Seconds between two attempts to get a session from servers that are full, or to reach servers."""
 CLOSE_S = 1.0
 """Seconds that a server has to agree to a closed session."""
-_jitter = random.Random()
 T = TypeVar("T")
 
 
-class ServerFullError(Exception):
+class UnreachableError(EnvironmentFault):
+    """Nothing at the server's address speaks the protocol."""
+
+
+class ServerFullError(EnvironmentFault):
     """All sessions of the server are taken."""
 
 
@@ -44,7 +45,7 @@ class Session:
     """A connected socket. Every method but `close` raises `EnvironmentFault` once the session is lost."""
 
     def __init__(self, url: str, settings: OpenEnvSettings) -> None:
-        """Connect; raises EnvironmentFault if nothing there speaks the protocol, and as `import_extra`."""
+        """Connect; raises UnreachableError if nothing there speaks the protocol, and as `import_extra`."""
         self.url, self.label = url, f"the OpenEnv server {url}"
         self._settings = settings
         connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
@@ -65,10 +66,10 @@ class Session:
             # From websockets 17 on, only this gives a connection.
             self._socket: Any = contextlib.ExitStack().enter_context(connecting)
         except TimeoutError as error:
-            raise EnvironmentFault(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
+            raise UnreachableError(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
         except (OSError, InvalidHandshake, InvalidURI) as error:
             lost = f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url"
-            raise EnvironmentFault(lost) from error
+            raise UnreachableError(lost) from error
 
     def reset(self, seed: int) -> Outcome:
         """Start the episode of this seed. Raises ServerFullError, or EnvironmentFault if the server refuses."""
@@ -148,37 +149,42 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
     If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause. Raises
     EnvironmentFault as `begin` does, or if no server can be reached or was free within `capacity_timeout_s`.
     """
-    deadline, pause = time.monotonic() + settings.capacity_timeout_s, MIN_PAUSE_S
+    deadline = time.monotonic() + settings.capacity_timeout_s
+
+    def attempt(url: str) -> tuple[Session, T]:
+        session = Session(url, settings)
+        with closed_on_error(session):
+            return session, begin(session)
+
     while True:
-        full: ServerFullError | None = None
-        lost: EnvironmentFault | None = None
-        for url in spread(settings.urls, seed):
-            try:
-                session = Session(url, settings)
-            except EnvironmentFault as error:
-                lost = error
-                continue
-            try:
-                with closed_on_error(session):
-                    return session, begin(session)
-            except ServerFullError as error:
-                full = error
-        if full is None:
-            assert lost is not None  # there is at least one server
-            raise lost
-        if time.monotonic() >= deadline:
-            raise EnvironmentFault(
-                f"no session of {', '.join(settings.urls)} became free within {settings.capacity_timeout_s:g} s "
-                f"(env.capacity_timeout_s): {full}; allow three sessions per slot (n_env), often with the server's "
-                "variable MAX_CONCURRENT_ENVS, or lower n_env"
-            )
-        time.sleep(min(pause * _jitter.uniform(0.5, 1.0), max(deadline - time.monotonic(), 0.0)))
-        pause = min(2 * pause, MAX_PAUSE_S)
+        try:
+            return _first_of(settings, seed, attempt)
+        except ServerFullError as full:
+            if time.monotonic() >= deadline:
+                raise EnvironmentFault(
+                    f"no session of {', '.join(settings.urls)} became free within {settings.capacity_timeout_s:g} s "
+                    f"(env.capacity_timeout_s): {full}; allow three sessions per slot (n_env), often with the server's "
+                    "variable MAX_CONCURRENT_ENVS, or lower n_env"
+                ) from full
+        time.sleep(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
 
 
-def spread(urls: tuple[str, ...], seed: int) -> tuple[str, ...]:
-    """Return all servers, beginning with the one whose turn it is."""
-    return urls[seed % len(urls) :] + urls[: seed % len(urls)]
+def _first_of(settings: OpenEnvSettings, seed: int, attempt: Callable[[str], T]) -> T:
+    """Call `attempt` with one server's address after the other, beginning with the one whose turn it is.
+
+    Raises ServerFullError if a server was full and none took the request, else UnreachableError.
+    """
+    turn, urls = seed % len(settings.urls), settings.urls
+    lost: EnvironmentFault | None = None
+    for url in (*urls[turn:], *urls[:turn]):
+        try:
+            return attempt(url)
+        except ServerFullError as error:
+            lost = error
+        except UnreachableError as error:
+            lost = lost or error
+    assert lost is not None  # there is at least one server
+    raise lost
 
 
 def is_local(url: str) -> bool:
@@ -197,8 +203,6 @@ _first: dict[tuple[str, tuple[str, ...]], Any] = {}
 _gone_since: dict[tuple[str, ...], float] = {}
 """When servers that cannot be reached were first found so, in `time.monotonic` seconds."""
 _WHAT = "actions or observations"
-POLL_S = 0.5
-"""Seconds between two attempts to reach servers."""
 
 
 def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
@@ -208,21 +212,17 @@ def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
     per outage. Raises EnvironmentFault if no server answers, it is none of OpenEnv, or its schemas have changed.
     """
     while True:
-        lost: EnvironmentFault | None = None
-        for url in spread(settings.urls, seed):
-            try:
-                schemas = _fetch(url, settings)
-            except EnvironmentFault as error:
-                lost = error
-                continue
-            _gone_since.pop(settings.urls, None)
-            check_unchanged(_WHAT, schemas, settings, url)
-            return schemas["action"]
-        since = _gone_since.setdefault(settings.urls, time.monotonic())
-        if first_seen(_WHAT, settings) is None or time.monotonic() >= since + settings.capacity_timeout_s:
-            assert lost is not None  # there is at least one server
-            raise lost
-        time.sleep(POLL_S)
+        try:
+            schemas, url = _first_of(settings, seed, lambda url: (_fetch(url, settings), url))
+        except UnreachableError:
+            since = _gone_since.setdefault(settings.urls, time.monotonic())
+            if first_seen(_WHAT, settings) is None or time.monotonic() >= since + settings.capacity_timeout_s:
+                raise
+            time.sleep(POLL_S)
+            continue
+        _gone_since.pop(settings.urls, None)
+        check_unchanged(_WHAT, schemas, settings, url)
+        return schemas["action"]
 
 
 def first_seen(what: str, settings: OpenEnvSettings) -> Any:
@@ -235,19 +235,6 @@ def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) 
     if _first.setdefault((what, settings.urls), value) != value:
         changed = f"the {what} of {url} are not those that this run began with"
         raise EnvironmentFault(f"{changed}; if this is meant, restart the run")
-
-
-def fields_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the action's fields with their schemas, references resolved, without `metadata`; `enum` lists choices."""
-    fields = {}
-    for name, part in schema.get("properties", {}).items():
-        found = alternatives(part, schema)
-        fields[name] = {**found[0], **part} if len(found) == 1 else {**part, "anyOf": found}
-        values = [option for option in found if option.get("type") != "null"]
-        if values and all("enum" in option for option in values):
-            fields[name]["enum"] = [choice for option in values for choice in option["enum"]]
-    fields.pop("metadata", None)
-    return fields
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -268,16 +255,11 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
         if not isinstance(action, Mapping) or not isinstance(action.get("properties", {}), Mapping):
             raise TypeError("its action schema is not a mapping")
         return {"action": action, "observation": observation}
-    except urllib.error.HTTPError as error:
-        cause, found = error, f"its {protocol.SCHEMA_PATH} answers HTTP {error.code}"
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise EnvironmentFault(f"no server answers at {url} ({reason}); start it, or correct env.url") from error
-    except http.client.HTTPException as error:
-        cause, found = error, "it does not speak HTTP"
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        cause, found = error, f"its {protocol.SCHEMA_PATH} has no schemas ({error})"
-    raise EnvironmentFault(f"{url} is not an OpenEnv server: {found}; correct env.url") from cause
+    except urllib.error.URLError as error:
+        raise UnreachableError(f"no server answers at {url} ({error}); start it, or correct env.url") from error
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as error:
+        wrong = f"its {protocol.SCHEMA_PATH} has no schemas ({type(error).__name__}: {error})"
+        raise UnreachableError(f"{url} is not an OpenEnv server: {wrong}; correct env.url") from error
 
 
 def count_sessions(settings: OpenEnvSettings, most: int) -> int:

@@ -33,8 +33,8 @@ class OpenEnvSettings(GameSettings):
     without `metadata` and `state`."""
     picture: str | None = None
     """Key of the observation with an image, base64 or a data URI; shown if `vlm` is set."""
-    done_is: str = "terminated"
-    """What `done` means: `terminated`, `truncated`, or the import path of a function of observation and reward."""
+    done_is: Literal["terminated", "truncated"] = "terminated"
+    """What the server's `done` means."""
     max_steps: int | None = Field(100, ge=1)
     """Steps after which an episode is truncated on our side; null for no limit."""
     instruction: str | None = None

@@ -18,6 +18,7 @@ from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
 from envs.images import MAX_PIXELS, open_image
+from envs.json_text import short
 from slime_verlog import Field, Settings
 
 PLACEHOLDER = "<image>"
@@ -167,15 +168,8 @@ def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
             texts.append(None)
             images.append(part.get("image", part))
         else:
-            raise ConfigError(f"a question has a content part of {_kind_of(part)}; {_SUPPORTED}")
+            raise ConfigError(f"a question has the content part {short(part)}; {_SUPPORTED}")
     return texts, images
-
-
-def _kind_of(part: Any) -> str:
-    if not isinstance(part, Mapping):
-        return f"the form {type(part).__name__}"
-    keys = ", ".join(map(str, part))
-    return f"type {part['type']!r:.60} (keys: {keys})" if "type" in part else f"no type (keys: {keys})"
 
 
 def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ...]]:
@@ -212,7 +206,7 @@ def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
         if row.get("type", "image") != "image":
-            raise ConfigError(f"a question's pictures hold one of {_kind_of(row)}; {_SUPPORTED}")
+            raise ConfigError(f"a question's pictures hold {short(row)}; {_SUPPORTED}")
         for address in (row.get(key) for key in ("path", "image", "url") if not row.get("bytes")):
             if isinstance(address, str) and _URL.match(address):
                 raise ConfigError(

@@ -21,7 +21,7 @@ DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "down": (0, 1), "left":
 SYMBOLS = {"ragen": "#_OX√PS", "xsb": "# .$*@+"}
 """Symbols of wall, floor, target, box, box on a target, player and player on a target, in RAGEN and in level files."""
 TILE_PIXELS = 32
-_FLOOR, _WALL, _MORTAR = (226, 214, 190), (112, 84, 66), (84, 62, 50)
+_FLOOR, _WALL = (226, 214, 190), (112, 84, 66)
 _TARGET, _BOX, _PLACED, _PLAYER = (200, 60, 60), (190, 130, 60), (70, 160, 80), (60, 90, 200)
 MAX_NODES = 20_000
 """Nodes that a search expands before it gives up."""
@@ -155,25 +155,20 @@ def draw_room(room: Room, state: State) -> np.ndarray:
 
 @cache
 def _tile(symbol: int) -> np.ndarray:
-    wall, _, target, box, placed, player, player_on_target = range(7)
+    """Draw a cell as squares inside each other: floor, then a target, then what stands there."""
+    ground, target, box, placed, player = _FLOOR, _TARGET, _BOX, _PLACED, _PLAYER
+    squares = [
+        (_WALL,),
+        (ground,),
+        (ground, target),
+        (ground, box),
+        (ground, placed),
+        (ground, player),
+        (ground, target, player),
+    ]
     tile = np.empty((TILE_PIXELS, TILE_PIXELS, 3), np.uint8)
-    y, x = np.mgrid[:TILE_PIXELS, :TILE_PIXELS]
-    middle = (TILE_PIXELS - 1) / 2
-    if symbol == wall:
-        tile[:] = _WALL
-        tile[(y % 8 == 7) | ((x + 8 * (y // 8 % 2)) % 16 == 15)] = _MORTAR
-        return tile
-    tile[:] = _FLOOR
-    if symbol in (target, placed, player_on_target):
-        tile[np.abs(x - middle) + np.abs(y - middle) < 9] = _TARGET
-    if symbol in (box, placed):
-        edge = np.maximum(np.abs(x - middle), np.abs(y - middle))
-        tile[edge < 13] = _PLACED if symbol == placed else _BOX
-        tile[((edge > 10) & (edge < 13)) | ((np.abs(x - y) < 2) & (edge < 13))] = _MORTAR
-    elif symbol in (player, player_on_target):
-        far = (x - middle) ** 2 + (y - middle) ** 2
-        tile[far < 121] = (255, 255, 255)
-        tile[far < 90] = _PLAYER
+    for margin, color in zip((0, 5, 9), squares[symbol], strict=False):
+        tile[margin : TILE_PIXELS - margin, margin : TILE_PIXELS - margin] = color
     return tile
 
 

@@ -1,8 +1,7 @@
 """Provides game files: builds them in a separate process and caches them on disk, or finds them in the user's folder.
 
 A `GameRecipe` determines its game completely, so its key identifies the built game on any machine. All workers of a
-machine share the cache. A game's folder appears complete or not at all, and is used only if its files match their
-checksums; damaged games are built again.
+machine share the cache. A game's folder appears complete or not at all.
 """
 
 import contextlib
@@ -118,7 +117,6 @@ def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> G
 
 GAME_FILE = "game.z8"
 _FILES = (GAME_FILE, "game.json")
-_CHECKSUMS = "checksums.json"
 _BUILDING = ".building-"
 _BUILD_TIMEOUT_S = 240.0
 _IN_USE_S = 600.0
@@ -137,12 +135,12 @@ class GameCache:
             raise ConfigError(why) from error
 
     def fetch(self, key: str, build: Callable[[Path], None]) -> Path:
-        """Return the game file of `key`; if it is missing or damaged, `build` is called with an empty folder."""
+        """Return the game file of `key`; if it is missing, `build` is called with an empty folder."""
         folder = self.root / key
-        if not is_intact(folder):
+        if not is_complete(folder):
             with self._lock(key):
                 # Another worker may have built it in the meantime.
-                if not is_intact(folder):
+                if not is_complete(folder):
                     self._rebuild(folder, build)
         with contextlib.suppress(FileNotFoundError):
             os.utime(folder)
@@ -154,14 +152,10 @@ class GameCache:
             build(fresh)
             for extra in set(os.listdir(fresh)) - set(_FILES):
                 (fresh / extra).unlink()
-            sums = {name: _checksum(fresh / name) for name in _FILES}
-            (fresh / _CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
-            if folder.exists():
-                os.rename(folder, fresh.with_suffix(".damaged"))
+            shutil.rmtree(folder, ignore_errors=True)
             os.rename(fresh, folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-            shutil.rmtree(fresh.with_suffix(".damaged"), ignore_errors=True)
         self._evict(keep=folder.name)
 
     def _evict(self, keep: str) -> None:
@@ -173,7 +167,7 @@ class GameCache:
                 if folder.name.startswith(_BUILDING):
                     if age > 6 * _IN_USE_S:
                         shutil.rmtree(folder, ignore_errors=True)
-                elif (folder / _CHECKSUMS).is_file():
+                elif is_complete(folder):
                     games.append((age, sum(f.stat().st_size for f in folder.iterdir()), folder))
         total = sum(size for _, size, _ in games)
         for age, size, folder in sorted(games, reverse=True):
@@ -191,17 +185,9 @@ class GameCache:
             yield
 
 
-def is_intact(folder: Path) -> bool:
-    """Return whether the folder holds a complete game whose files match their checksums."""
-    try:
-        sums = json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8"))
-        return all(sums[name] == _checksum(folder / name) for name in _FILES)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+def is_complete(folder: Path) -> bool:
+    """Return whether the folder holds a whole game."""
+    return all((folder / name).is_file() for name in _FILES)
 
 
 def default_root() -> Path:

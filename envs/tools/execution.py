@@ -26,11 +26,6 @@ _hung: dict[str, list[Callable[[], bool]]] = {}
 """For each tool, functions that tell whether a call that hung is still running."""
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_threads: dict[asyncio.AbstractEventLoop, threading.Thread] = {}
-_owners: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
-"""The tool that each task runs for; tasks inherit it from the task that starts them."""
-
-
 _GiveUp = Callable[[], object]
 """Leaves a call that did not end in time, and counts it while it runs."""
 
@@ -135,8 +130,8 @@ def _on_loop(name: str, coroutine: Coroutine[Any, Any, Any]) -> tuple[Future[Any
     async def owned() -> Any:
         task = asyncio.current_task()
         assert task is not None
+        task.set_name(name)
         tasks.append(task)
-        _owners[task] = name
         return _read_out(await coroutine)
 
     future = asyncio.run_coroutine_threadsafe(owned(), loop)
@@ -195,36 +190,20 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             loop = _loop = asyncio.new_event_loop()
-            loop.set_task_factory(_make_task)
             run = lambda: (loop.run_forever(), loop.close())
-            _threads[loop] = threading.Thread(target=run, name="tool-loop", daemon=True)
-            _threads[loop].start()
+            threading.Thread(target=run, name="tool-loop", daemon=True).start()
         return _loop
 
 
-def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    task = asyncio.Task(coroutine, loop=loop, **options)
-    parent = asyncio.current_task(loop)
-    if parent is not None and parent in _owners:
-        _owners[task] = _owners[parent]
-    return task
-
-
 def _retire(loop: asyncio.AbstractEventLoop, waiting: str) -> None:
-    """Replace a blocked loop, which ends once it is free; its thread is a hung call of the blocking tool."""
+    """Replace a blocked loop; until it is free, it is a hung call of the tool whose task blocks it."""
     global _loop
     with _lock:
         if _loop is not loop:
             return
         _loop = None
-        thread = _threads.pop(loop)
-    task = asyncio.current_task(loop)
-    _leave(_owners.get(task, waiting) if task is not None else waiting, thread.is_alive)
-
-    async def drain() -> None:
-        others = asyncio.all_tasks(loop) - {asyncio.current_task()}
-        if others:
-            await asyncio.wait(others, timeout=DRAIN_S)
-        loop.stop()
-
-    loop.call_soon_threadsafe(lambda: loop.create_task(drain()))
+    blocking = asyncio.current_task(loop)
+    name = waiting if blocking is None or blocking.get_name().startswith("Task-") else blocking.get_name()
+    free = threading.Event()
+    loop.call_soon_threadsafe(lambda: (free.set(), loop.call_later(DRAIN_S, loop.stop)))
+    _leave(name, lambda: not free.is_set())

@@ -17,7 +17,7 @@ from envs.loading import load_attribute, load_module
 from envs.tools.results import Tool, ToolSpec
 from envs.tools.schema import check_schema, infer_schema
 from envs.tools.settings import McpSettings
-from slime_verlog import Field, Settings, read_settings, read_yaml
+from slime_verlog import Field, Settings, read_settings
 
 _MARK = "__slime_verlog_tool__"
 
@@ -91,11 +91,6 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
         ConfigError: a path does not exist, a file cannot be read, or an entry has an unknown key.
         ToolError: a tool violates its contract, or two have the same name.
     """
-    if isinstance(source, str) and source.endswith((".yaml", ".yml")):
-        data = read_yaml(source, "env.tools")
-        if not isinstance(data, Mapping) or not isinstance(data.get("tools"), list) or set(data) != {"tools"}:
-            raise ConfigError(f"env.tools: {source} must hold one key, tools, with a list of tools")
-        source = data["tools"]
     entries = [source] if isinstance(source, str | Mapping) else source
     specs: dict[str, ToolSpec] = {}
     for number, raw in enumerate(entries):

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -151,7 +151,7 @@ def _response(value: Any) -> ToolResult:
         images = tuple(p for item in given for p in (item if isinstance(item, list | tuple) else [item]))
         return ToolResult(str(value.get("text") or ""), images)
     try:
-        return ToolResult(json.dumps(_listed(value), ensure_ascii=False, default=_listed))
+        return ToolResult(json.dumps(value, ensure_ascii=False, default=_listed))
     except (TypeError, ValueError, RecursionError):
         text = str(value)
     if _ADDRESS.search(text):
@@ -161,11 +161,11 @@ def _response(value: Any) -> ToolResult:
 
 def _listed(value: Any) -> Any:
     """Return a list in place of an iterable that JSON does not know; a set in the order of its texts."""
-    if isinstance(value, Set):
-        return sorted(value, key=str)
     if hasattr(value, "tolist"):  # NumPy's
         return value.tolist()
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) else value
+    if isinstance(value, bytes):
+        raise TypeError
+    return sorted(value, key=str) if isinstance(value, Set) else list(value)
 
 
 def _number(value: Any, what: str) -> float:

@@ -26,9 +26,9 @@ Schema = dict[str, Any]
 CHECK_S = 1.0
 """Seconds that one check of arguments may take."""
 _TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_CLOSED = "unevaluatedProperties of the arguments"
-"""Keyword that closes the outermost object; drafts without `unevaluatedProperties` have it too."""
 _ALTERNATIVES = ("allOf", "anyOf", "oneOf")
+_OPENING = {"additionalProperties", "patternProperties", "unevaluatedProperties", "dependencies"}
+"""Keywords of an outermost object that itself says which other names it takes."""
 _deadline: ContextVar[float] = ContextVar("deadline")
 
 
@@ -82,6 +82,7 @@ class ArgumentCheck:
         self.name: str = schema["function"]["name"]
         self._parameters = schema["function"]["parameters"]
         self._validator = _make_validator(self._parameters, f"the parameters of {self.name}")
+        self._names = _closed_names(self._parameters)
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
         """Returns the most telling error in the arguments, or None."""
@@ -96,11 +97,16 @@ class ArgumentCheck:
             return f"{self.name}: these arguments are nested too deep"
         finally:
             _deadline.reset(token)
-        if error is None:
+        if error is not None:
+            where = ".".join(map(str, error.absolute_path))
+            message = error.message.encode("utf-8", "backslashreplace").decode()
+            message = message if len(message) <= 300 else message[:297] + "..."
+            return f"{self.name}: {where + ': ' if where else ''}{message}"
+        if self._names is None:
             return None
-        where, message = ".".join(map(str, error.absolute_path)), error.message
-        message = message.encode("utf-8", "backslashreplace").decode() if len(message) <= 300 else message[:297] + "..."
-        return f"{self.name}: {where + ': ' if where else ''}{message}"
+        unknown = next((name for name in arguments if name not in self._names), None)
+        known = ", ".join(self._names) or "none"
+        return None if unknown is None else f"{self.name}: there is no argument {short(unknown)}; there are {known}"
 
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Convert arguments from markup, which are text, to the schema's types where possible."""
@@ -123,16 +129,13 @@ def properties_of(parameters: Mapping[str, Any]) -> dict[str, list[Mapping[str, 
     return found
 
 
-def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 5) -> list[Mapping[str, Any]]:
-    """Return the schemas that a value may have, through references of `root`; empty for `true`, which allows any."""
-    return [part.schema for part in _leaves(root_of(root, "the parameters").at(schema), depth)]
-
-
-def _leaves(part: "Part", depth: int) -> "list[Part]":
-    if not isinstance(part.schema, Mapping):
-        return []
-    inner = part.alternatives() if depth else []
-    return [leaf for option in inner for leaf in _leaves(option, depth - 1)] or [part]
+def _closed_names(parameters: Mapping[str, Any]) -> list[str] | None:
+    """Return the only names that arguments may have; None if the schema describes none, or itself takes others."""
+    outermost = [part.schema for part in _reached(root_of(parameters, "the parameters"))]
+    used = {keyword for schema in outermost for keyword in schema}
+    if "properties" not in used or used & _OPENING:
+        return None
+    return list(properties_of(parameters))
 
 
 def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
@@ -196,15 +199,12 @@ class Part:
         return [*self.alternatives(), *conditions, *map(self.at, self.get("dependentSchemas").values())]
 
 
-def root_of(parameters: Mapping[str, Any], where: str, validator: Any = None) -> Part:
-    """Return the whole schema, read by the rules of the validator's draft, by default that of `$schema`."""
-    jsonschema = import_extra("jsonschema", "a tool", "tools")
+def root_of(parameters: Mapping[str, Any], where: str) -> Part:
+    """Return the whole schema, read by the rules of the draft that `$schema` names; 2020-12 without it."""
     from referencing import Registry
     from referencing.jsonschema import specification_with
 
-    newest = jsonschema.Draft202012Validator
-    validator = validator or jsonschema.validators.validator_for(parameters, default=newest)
-    draft = specification_with(validator.META_SCHEMA["$schema"])
+    draft = specification_with(_draft_of(parameters).META_SCHEMA["$schema"])
     return Part(parameters, Registry().resolver_with_root(draft.create_resource(parameters)), draft, where)
 
 
@@ -221,16 +221,13 @@ def _reached(part: Part, above: tuple[int, ...] = (), checked: set[int] | None =
     checked.add(id(part.schema))
 
 
+def _draft_of(schema: Mapping[str, Any]) -> Any:
+    """Return jsonschema's validator of the schema's draft."""
+    jsonschema = import_extra("jsonschema", "a tool", "tools")
+    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+
+
 # --- The validator -------------------------------------------------------------------------------------------------
-
-
-def _draft_of(schema: Mapping[str, Any], jsonschema: Any) -> Any:
-    """Return the validator of the schema's draft; without `$schema` 2020-12, or draft-07 if only that can read it."""
-    newest, older = jsonschema.Draft202012Validator, jsonschema.Draft7Validator
-    if "$schema" in schema:
-        return jsonschema.validators.validator_for(schema, default=newest)
-    fits = lambda kind: kind(kind.META_SCHEMA).is_valid(schema)
-    return older if not fits(newest) and fits(older) else newest
 
 
 def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
@@ -242,38 +239,32 @@ def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
     patterns = jsonschema.FormatChecker(formats=())
     patterns.checks("regex", raises=regex.error)(lambda text: not isinstance(text, str) or bool(regex.compile(text)))
     try:
-        draft = _draft_of(schema, jsonschema)
+        draft = _draft_of(schema)
         draft.check_schema(schema, format_checker=patterns)
-        closed = _check_parts(root_of(schema, where, draft))
+        _check_parts(root_of(schema, where))
     except jsonschema.SchemaError as error:
         raise ToolError(f"{where} are not a JSON schema: {error.message[:300]}") from error
     except RecursionError as error:
         raise ToolError(f"{where} are nested too deep") from error
-    keywords = {_CLOSED: jsonschema.Draft202012Validator.VALIDATORS["unevaluatedProperties"], **draft.VALIDATORS}
-    keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties, "uniqueItems": _unique_items}
+    keywords = {**draft.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
+    keywords["patternProperties"] = _pattern_properties
     keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
     keywords = {name: _limited(check) for name, check in keywords.items()}
     # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
     types = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    own = jsonschema.validators.extend(draft, keywords, type_checker=types)
-    return own({**schema, _CLOSED: False} if closed else schema, registry=Registry())
+    return jsonschema.validators.extend(draft, keywords, type_checker=types)(schema, registry=Registry())
 
 
-def _check_parts(root: Part) -> bool:
-    """Check the references of all parts; return whether other names than those of the outermost object are refused.
-
-    They are not if it names none, or if it uses a keyword that `unevaluatedProperties` cannot look into.
-    """
+def _check_parts(root: Part) -> None:
+    """Refuse references that lead outside or back to themselves, and keywords whose time cannot be bounded."""
     parts, checked = [*root.inside()], set[int]()
-    for keys in (("$dynamicRef",), ("unevaluatedProperties", "patternProperties")):
-        if all(any(key in part.schema for part in parts if isinstance(part.schema, Mapping)) for key in keys):
-            raise ToolError(f"{root.where} use {' with '.join(keys)}, which is not supported")
+    used = {keyword for part in parts if isinstance(part.schema, Mapping) for keyword in part.schema}
+    for keywords in ({"$dynamicRef"}, {"unevaluatedProperties", "patternProperties"}):
+        if keywords <= used:
+            raise ToolError(f"{root.where} use {' with '.join(sorted(keywords))}, which is not supported")
     for part in parts:
         for _ in _reached(part, checked=checked):
             pass
-    outermost = [*_reached(root)]
-    opened = any(part.get("patternProperties") or part.get("dependencies") for part in outermost)
-    return not opened and any("properties" in part.schema for part in outermost)
 
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]

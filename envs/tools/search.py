@@ -4,7 +4,6 @@ The corpus is a JSONL file with one `{"title": ..., "text": ...}` per line; `id`
 `tools: [{path: "envs.tools.search:Search", config: {corpus: wiki.jsonl, top_k: 3}}]`.
 """
 
-import codecs
 import contextlib
 import fcntl
 import json
@@ -12,17 +11,15 @@ import logging
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from envs.errors import ConfigError
 from envs.tools.results import Tool, ToolEpisode
 from slime_verlog import Field, Settings, read_settings
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _WORD = re.compile(r"\w+")
 _MAX_WORDS = 32
@@ -31,7 +28,6 @@ _TABLES = (
     "CREATE TABLE source (name TEXT, size INTEGER, edited_ns INTEGER)",
 )
 _FIND = "SELECT title, text, id FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 2.0, 1.0), rowid LIMIT ?"
-_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class SearchSettings(Settings):
@@ -70,11 +66,15 @@ class Search(Tool):
         found = self.index.find(query, self.settings.top_k)
         if not found:
             return "Nothing was found. Try other words.", 0.0, {"empty": 1.0}
-        shown = (
-            f"[{number}] {passage['title']}\n{passage['text'][: self.settings.passage_chars]}"
-            for number, passage in enumerate(found, 1)
-        )
+        shown = []
+        for number, passage in enumerate(found, 1):
+            text = passage["text"][: self.settings.passage_chars]
+            shown.append(f"[{number}] {passage['title']}\n{text}")
         return "\n\n".join(shown), 0.0, {}
+
+
+class _OutdatedError(sqlite3.DatabaseError):
+    """The index was built from another corpus."""
 
 
 class CorpusIndex:
@@ -86,7 +86,7 @@ class CorpusIndex:
 
     def ensure(self) -> None:
         """Build the index unless it is up to date; raises ConfigError if corpus or index cannot be used."""
-        self._read(lambda connection: None)
+        self.find("any", 1)
 
     def find(self, query: str, count: int) -> list[dict[str, str]]:
         """Find the `count` passages that fit best, best first; the query is words only. Raises as `ensure`."""
@@ -94,39 +94,30 @@ class CorpusIndex:
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
-        rows = self._read(lambda connection: connection.execute(_FIND, (match, count)).fetchall())
-        return [dict(zip(("title", "text", "id"), row, strict=True)) for row in rows]
-
-    def _read(self, use: Callable[[sqlite3.Connection], T]) -> T:
-        """Use the index, after building it if it is missing, damaged or out of date."""
         source = self._source()
-        with contextlib.suppress(LookupError, sqlite3.DatabaseError):
-            return self._use(source, use)
+        with contextlib.suppress(sqlite3.DatabaseError):
+            return self._rows(source, match, count)
         try:
             with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 try:
-                    return self._use(source, use)  # another process has just built it
-                except LookupError:
-                    self._build()
+                    return self._rows(source, match, count)  # another process has just built it
                 except sqlite3.DatabaseError as error:
-                    if self.path.exists():
+                    if self.path.exists() and not isinstance(error, _OutdatedError):
                         logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
-                    self._build()
-                return self._use(source, use)
-        except LookupError:
-            raise ConfigError(f"config.index: {self.corpus} changed while {self.path} was built; try again") from None
-        except (OSError, sqlite3.OperationalError) as error:
+                self._build(source)
+                return self._rows(source, match, count)
+        except (OSError, sqlite3.DatabaseError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"config.index: {self.path} cannot be written: {reason}; name another file") from error
 
-    def _use(self, source: tuple[str, int, int], use: Callable[[sqlite3.Connection], T]) -> T:
-        """Use the index that is there; raises LookupError if it is of another corpus, or of an earlier version."""
+    def _rows(self, source: tuple[str, int, int], match: str, count: int) -> list[dict[str, str]]:
         address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"  # `as_uri` escapes `#`, `?` and `%`
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
             if connection.execute("SELECT name, size, edited_ns FROM source").fetchone() != source:
-                raise LookupError
-            return use(connection)
+                raise _OutdatedError(f"{self.path} is not the index of {self.corpus}")
+            rows = connection.execute(_FIND, (match, count)).fetchall()
+        return [dict(zip(("title", "text", "id"), row, strict=True)) for row in rows]
 
     def _source(self) -> tuple[str, int, int]:
         """Return the corpus's name, size in bytes and modification time in ns."""
@@ -136,11 +127,10 @@ class CorpusIndex:
             raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
         return self.corpus.name, found.st_size, found.st_mtime_ns
 
-    def _build(self) -> None:
+    def _build(self, source: tuple[str, int, int]) -> None:
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         part.unlink(missing_ok=True)
         try:
-            source = self._source()
             with contextlib.closing(sqlite3.connect(part)) as connection, connection:
                 for table in _TABLES:
                     connection.execute(table)
@@ -151,29 +141,17 @@ class CorpusIndex:
             part.unlink(missing_ok=True)
 
     def _passages(self) -> Iterator[tuple[str, str, str]]:
-        try:
-            with open(self.corpus, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield _read_passage(line, number, f"config.corpus: {self.corpus}, line {number}")
-        except OSError as error:
-            raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
-
-
-def _read_passage(line: bytes, number: int, where: str) -> tuple[str, str, str]:
-    """Return title, text and id of a line; the line's number stands in for a missing id."""
-    if number == 1 and line.startswith(_BYTE_ORDER_MARKS):
-        raise ConfigError(f"{where}: the file begins with a byte order mark; save it as UTF-8 without one")
-    try:
-        row = json.loads(line.decode("utf-8"))
-        text = row["text"] if "text" in row else row["contents"]
-        passage = str(row.get("title", "")), str(text), str(row.get("id", number))
-        "".join(passage).encode()
-    except UnicodeDecodeError as error:
-        bad = f"byte {error.start} is 0x{error.object[error.start]:02x}"
-        raise ConfigError(f"{where}: {bad}, which is not UTF-8; convert the file") from error
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: holds half of a surrogate pair; remove it") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f'{where}: expected {{"title", "text"}}') from error
-    return passage
+        """Yield title, text and id of each line; the line's number stands in for a missing id."""
+        with open(self.corpus, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line.decode("utf-8"))
+                    text = row["text"] if "text" in row else row["contents"]
+                    passage = str(row.get("title", "")), str(text), str(row.get("id", number))
+                    "".join(passage).encode()
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                    where, wrong = f"config.corpus: {self.corpus}, line {number}", f"{type(error).__name__}: {error}"
+                    raise ConfigError(f'{where}: {wrong}; write {{"title": ..., "text": ...}} in UTF-8') from error
+                yield passage

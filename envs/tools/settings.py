@@ -17,8 +17,7 @@ class ToolSettings(QuestionSettings):
 
     tools: str | tuple[Any, ...] | Mapping[str, Any] = ()
     """Tools to offer: import paths, `.py` files, or mappings with `path`, `name`, `schema`, `config` and `timeout_s`,
-    or with `mcp` (a server's tools) and `timeout_s`. Also a single one of these, or a `.yaml` file with such a list
-    under `tools:`."""
+    or with `mcp` (a server's tools) and `timeout_s`. Also a single one of these."""
     tools_in: Literal["template", "prompt"] = "template"
     """`template` passes tools and results through the chat template's tools section and tool role. `prompt` writes
     them into the system message and user messages, for chat templates without tools."""

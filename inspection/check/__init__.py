@@ -12,6 +12,7 @@ The exit code is 0 if there are no errors.
 """
 
 import argparse
+from typing import Any
 
 from inspection import target
 
@@ -19,10 +20,10 @@ from inspection import target
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     target.add_arguments(parser, optional=True)
-    parser.add_argument("--model", metavar="FOLDER", help="print what is known of a checkpoint")
+    words = "print what is known of a checkpoint, show the prompt as it renders it, and count its tokens"
+    parser.add_argument("--model", metavar="FOLDER", help=words)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--max-turns", type=int, default=200, metavar="N", help="per episode; default: %(default)s")
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="shows the prompt as rendered and counts its tokens")
     parser.add_argument("--no-prompt", action="store_true", help="do not print the first prompt")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -42,50 +43,58 @@ def _check_model(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Check every task, print what was found, and return the exit code."""
-    import asyncio
-    import contextlib
     import json
-    import sys
 
     from tqdm import tqdm
 
-    from inspection.build_images import build_images_of
-    from inspection.check.findings import Finding, Status
-    from inspection.check.session import ALL_ROWS, TaskReport, as_json, check_task, print_prompt, rows_of, sum_of
+    from inspection.check.findings import Status
+    from inspection.check.session import ALL_ROWS, as_json, print_prompt, rows_of, sum_of
 
     target.check_numbers(options, {"seed": 0, "max_turns": 1})
     if options.target is None:
         return _check_model(options)
     chosen = target.read_target(options.target, options.task, options.set)
+    encoders = None
     if options.model:
         from inspection.check.model import print_model
 
-        print_model(options.model, chosen.settings)
-    seed = chosen.settings.seed_start if options.seed is None else options.seed
-    encoders = None
-    if options.tokenizer:
-        from rollout.play.build import encoders_of
-
-        encoders = encoders_of(options.tokenizer, chosen.settings)
+        encoders = print_model(options.model, chosen.settings)
     reports = []
+    is_brief = len(chosen.tasks) > ALL_ROWS
     bar = tqdm(chosen.tasks, unit="task", disable=None if len(chosen.tasks) > 1 else True, leave=False)
     for task in bar:
-        needs_images = task.env_path == "envs.harbor" and task.options.get("images")
-        with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
-            failed = build_images_of(task) if needs_images else []
-        if failed:
-            report = TaskReport(task.name, seed, [Finding("images", Status.ERROR, f"not built: {', '.join(failed)}")])
-        else:
-            report = asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))
-        if not reports and (unread := chosen.settings.memory.unread()):
-            told = f"{', '.join(unread)} {'do' if unread[1:] else 'does'} nothing with memory.kind: "
-            report.findings.append(Finding("memory", Status.WARNING, told + chosen.settings.memory.kind))
+        report = _report(options, chosen, task, encoders)
+        if not reports and (unread := chosen.settings.memory.unread(chosen.settings.history)):
+            does = "do" if len(unread) > 1 else "does"
+            told = f"{', '.join(unread)} {does} nothing with memory.kind: {chosen.settings.memory.kind}"
+            report.add("memory", Status.WARNING, told)
         reports.append(report)
-        if not options.json:
-            with bar.external_write_mode():
-                if len(reports) == 1 and not options.no_prompt:
-                    print_prompt(report, encoders)
-                print(rows_of(report, brief=len(chosen.tasks) > ALL_ROWS), flush=True)
-    found = as_json(options.target, reports)
-    print(json.dumps(found, indent=1, ensure_ascii=False) if options.json else sum_of(reports))
+        if options.json:
+            continue
+        with bar.external_write_mode():
+            if len(reports) == 1 and not options.no_prompt:
+                print_prompt(report, encoders)
+            print(rows_of(report, is_brief), flush=True)
+    print(json.dumps(as_json(options.target, reports), indent=1) if options.json else sum_of(reports))
     return int(any(report.count(Status.ERROR) for report in reports))
+
+
+def _report(options: argparse.Namespace, chosen: target.Target, task: Any, encoders: Any) -> Any:
+    """Check one task, after building its images if it is one of Harbor's that needs them."""
+    import asyncio
+    import contextlib
+    import sys
+
+    from inspection.build_images import build_images_of
+    from inspection.check.findings import Status
+    from inspection.check.session import TaskReport, check_task
+
+    seed = chosen.settings.seed_start if options.seed is None else options.seed
+    needs_images = task.env_path == "envs.harbor" and task.options.get("images")
+    with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
+        failed = build_images_of(task) if needs_images else []
+    if failed:
+        report = TaskReport(task.name, seed)
+        report.add("images", Status.ERROR, f"not built: {', '.join(failed)}")
+        return report
+    return asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))

@@ -9,7 +9,7 @@ from typing import Any
 from envs.base import StepInfo, text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
-from rollout.play.memory import Conversation, Message, build_memory, write_facts
+from rollout.play.memory import Conversation, Message, memory_of, write_facts
 from rollout.spec import CHARS_PER_TOKEN, EpisodeSpec
 from rollout.turn import EnvReply
 from rollout.workers.trial import Trial
@@ -74,38 +74,43 @@ class Playthrough:
 
 async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, player: str, most: int) -> Playthrough:
     """Play from a reset to the end or for `most` turns; raises SlimeVerlogError if environment or player fail."""
-    conversation = Conversation(build_memory(settings.memory) if settings.history == "window" else None)
-    found, count_chars = Playthrough(player), lambda messages: sum(map(len, map(text_of, messages)))
-
-    def show(reply: EnvReply) -> None:
-        if not reply.done:
-            conversation.show(reply)
-            if conversation.wants_notes():
-                found.notes += 1
-                found.prompt_chars.append(count_chars(conversation.show(reply, notes=True)))
-                conversation.noted(write_facts(reply.facts))
-                conversation.show(reply)
-        found.replies.append(reply)
-        found.prompt_chars.append(count_chars(conversation.messages))
-
-    show(await trial.reset(episode))
+    conversation = Conversation(memory_of(settings))
+    found = Playthrough(player)
+    _show(conversation, await trial.reset(episode), found)
     found.first_prompt = list(conversation.messages)
+    episode_seed = int(episode.env.metadata["seed"])
     while not found.done and len(found.answers) < most:
-        seed = int(episode.env.metadata["seed"]) * 1009 + len(found.answers)
-        answer = await trial.suggest(episode, player, seed)
+        answer = await trial.suggest(episode, player, episode_seed * 1009 + len(found.answers))
         shown = found.replies[-1].observation
         try:
             reply = await trial.step(episode, answer)
         except EnvironmentFault as error:
             if not found.answers:
                 raise
-            where = f"turn {len(found.answers) + 1} of {player} play, seed {episode.env.metadata['seed']}"
+            where = f"turn {len(found.answers) + 1} of {player} play, seed {episode_seed}"
             raise type(error)(f"{error} ({where})") from error
         assert reply.info is not None
         found.answers.append(answer)
         conversation.answered(shown, answer, reply.info["valid_action"], reply.info["executed_action"])
-        show(reply)
+        _show(conversation, reply, found)
     return found
+
+
+def _show(conversation: Conversation, reply: EnvReply, found: Playthrough) -> None:
+    """Add a reply to the conversation, and write notes if the prompt asks for them."""
+    if not reply.done:
+        conversation.show(reply)
+        if conversation.wants_notes():
+            found.notes += 1
+            found.prompt_chars.append(_count_characters(conversation.show(reply, notes=True)))
+            conversation.noted(write_facts(reply.facts))
+            conversation.show(reply)
+    found.replies.append(reply)
+    found.prompt_chars.append(_count_characters(conversation.messages))
+
+
+def _count_characters(messages: Sequence[Message]) -> int:
+    return sum(len(text_of(message)) for message in messages)
 
 
 async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
@@ -169,7 +174,8 @@ def judge(
 
 
 def _outcome(play: Playthrough) -> Finding:
-    turns, total = len(play.infos), sum(float(info["reward"]) for info in play.infos)
+    turns = len(play.infos)
+    total = sum(float(info["reward"]) for info in play.infos)
     share = sum(info["valid_action"] for info in play.infos) / max(turns, 1)
     progression = float(play.infos[-1]["progression"]) if turns else 0.0
     result = f"{turns} turns, return {total:.3g}, progression {progression:.2g}, {share:.0%} of answers valid"
@@ -177,14 +183,18 @@ def _outcome(play: Playthrough) -> Finding:
         return Finding("expert", Status.WARNING, f"the expert does not succeed: {result}")
     if play.player == "expert" and share < 1:
         return Finding("expert", Status.WARNING, f"some of the expert's answers are invalid: {result}")
-    return Finding(play.player, Status.OK, result + ("" if play.done else "; stopped there, the episode goes on"))
+    if not play.done:
+        result += "; stopped there, the episode goes on"
+    return Finding(play.player, Status.OK, result)
 
 
 def _ending(plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings) -> Finding:
-    limits = [f"max_steps {abilities.max_steps}"] * bool(abilities.max_steps)
-    limits += [f"max_turns {settings.max_turns}"] * bool(settings.max_turns)
-    if limits or all(play.done for play in plays):
-        return Finding("ending", Status.OK, "limited by " + " and ".join(limits) if limits else "every episode ended")
+    found = {"max_steps": abilities.max_steps, "max_turns": settings.max_turns}
+    limits = [f"{name} {limit}" for name, limit in found.items() if limit]
+    if limits:
+        return Finding("ending", Status.OK, f"limited by {' and '.join(limits)}")
+    if all(play.done for play in plays):
+        return Finding("ending", Status.OK, "every episode ended")
     return Finding("ending", Status.WARNING, "an episode did not end and nothing limits it; set max_turns in the YAML")
 
 
@@ -248,9 +258,12 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
     chars = max((play.prompt_chars for play in plays), key=len)
     detail = f"{chars[0]:,} characters at first, at most {max(chars):,} in {len(chars)} prompts"
     if settings.history == "full":
-        return Finding("prompt", Status.OK, f"{detail} (history: full shows the whole episode)")
+        times = 1.0 if settings.samples == "chains" else sum(chars) / max(chars)
+        trained = f"history: full shows the whole episode, and samples: {settings.samples} trains it {times:.3g} times"
+        return Finding("prompt", Status.OK, f"{detail} ({trained})")
     quarter = len(chars) // 4
-    early, late = sum(chars[quarter : 2 * quarter]), sum(chars[-quarter:]) if quarter else 0
+    early = sum(chars[quarter : 2 * quarter])
+    late = sum(chars[3 * quarter : 4 * quarter])
     if len(chars) >= GROWTH_TURNS and late > GROWTH * early:
         return Finding("prompt", Status.WARNING, f"grows during the episode: {detail}; a late turn may not fit")
     return Finding("prompt", Status.OK, detail)
@@ -258,12 +271,15 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
 
 def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Iterator[Finding]:
     """Yield an error if the first prompt is above `memory.budget`; a warning if its tokens are only estimated."""
-    if settings.memory.kind != "notes" or play.replies[0].whole_prompts:
+    if settings.memory.kind != "notes" or settings.history == "full" or play.replies[0].whole_prompts:
         return
-    most, shown = settings.memory.budget, [*map(text_of, play.first_prompt), *map(json.dumps, play.replies[0].tools)]
-    tokens = len(encoder.prompt(play.first_prompt).token_ids) if encoder else len("\n".join(shown)) // CHARS_PER_TOKEN
+    most = settings.memory.budget
+    if encoder:
+        tokens, about, status = len(encoder.prompt(play.first_prompt).token_ids), "", Status.ERROR
+    else:
+        shown = [*map(text_of, play.first_prompt), *map(json.dumps, play.replies[0].tools)]
+        tokens, about, status = len("\n".join(shown)) // CHARS_PER_TOKEN, "about ", Status.WARNING
     if tokens > most:
-        about, status = ("", Status.ERROR) if encoder else ("about ", Status.WARNING)
         found = f"memory.budget: {most} is below the first prompt, {about}{tokens} tokens"
         yield Finding("memory", status, f"{found}: raise it")
     elif play.notes > 1 + 2 * len(play.answers) // settings.memory.every:
@@ -273,22 +289,34 @@ def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Itera
 
 
 def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:
-    # The observation's texts, or the messages that show it if they are longer.
-    texts = [(reply.observation["text"], "\n".join(map(text_of, reply.messages))) for reply in replies]
-    observations = [max(f"{t['short_term_context']}\n{t['long_term_context']}", shown, key=len) for t, shown in texts]
+    observations = [_shown_text(reply) for reply in replies]
     longest = max(observations, key=len)
     tokens = len(encoder.text.encode(longest)) if encoder else len(longest) // CHARS_PER_TOKEN
     mean = sum(map(len, observations)) / len(observations)
-    about = f"{tokens:,} tokens" if encoder else f"about {tokens:,} tokens"
-    detail = f"{mean:,.0f} characters on average, at most {len(longest):,} ({about})"
-    images = max(sum(map(len, (reply.observation.get("multi_modal_data") or {}).values())) for reply in replies)
+    about = "" if encoder else "about "
+    detail = f"{mean:,.0f} characters on average, at most {len(longest):,} ({about}{tokens:,} tokens)"
+    images = max(map(_count_images, replies))
     if images:
         detail += f", and {images} picture{'s' * (images > 1)}"
-    if not images and not replies[0].whole_prompts and not observations[0].strip():
+    is_empty = not images and not observations[0].strip()
+    if is_empty and not replies[0].whole_prompts:
         return Finding("observation", Status.WARNING, "the first one is empty: neither text nor picture")
     if tokens > LONG_OBSERVATION:
         return Finding("observation", Status.WARNING, f"long: {detail}; every turn pays for it")
     return Finding("observation", Status.OK, detail)
+
+
+def _count_images(reply: EnvReply) -> int:
+    found = reply.observation.get("multi_modal_data") or {}
+    return sum(map(len, found.values()))
+
+
+def _shown_text(reply: EnvReply) -> str:
+    """The observation's text, or that of the messages that show it if it is longer."""
+    parts = reply.observation["text"]
+    own = f"{parts['short_term_context']}\n{parts['long_term_context']}"
+    sent = "\n".join(map(text_of, reply.messages))
+    return max(own, sent, key=len)
 
 
 def _speed(name: str, seconds: Sequence[float], slow_s: float) -> Finding:

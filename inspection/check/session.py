@@ -3,7 +3,6 @@
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +36,11 @@ class TaskReport:
     findings: list[Finding] = field(default_factory=list)
     first_prompt: list[Message] = field(default_factory=list)
     tools: Sequence[Any] = ()
+    differences: dict[str, int | None] = field(default_factory=dict)
+    """The first step at which each replay differs; None if it does not."""
+
+    def add(self, name: str, status: Status, detail: str) -> None:
+        self.findings.append(Finding(name, status, detail))
 
     def count(self, status: Status) -> int:
         return sum(finding.status == status for finding in self.findings)
@@ -50,45 +54,66 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
     episode = make_episode(target.settings, task, 0, seed)
     report = TaskReport(task.name, seed)
     try:
-        async with _trial(target, episode) as trial:
-            most = min(most, target.settings.max_turns or most)
-            has_expert = (await trial.abilities(episode)).has_expert
-            plays = []
-            for player in ["expert"] * has_expert + ["random"]:
-                plays.append(await findings.play(trial, target.settings, episode, player, most))
-                report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
-            check_pictures(episode, [reply for play in plays for reply in play.replies])
-            abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
-            report.findings += [Finding("warning", Status.WARNING, said) for said in abilities.warnings]
-            report.findings += await _drawing(trial, episode)
-            twice = await findings.replay_difference(trial, episode, plays[0])
-            if abilities.actions and not plays[0].replies[0].whole_prompts:
-                report.findings.append(await findings.answer_freely(trial, episode))
-            await trial.close(episode)
-            _, left = await start_again(trial, episode)
-        report.findings += findings.judge(plays, abilities, target.settings, encoders)
-        status = Status.WARNING if left else Status.OK
-        report.findings.append(Finding("threads", status, threads_left(left) if left else "none outlives an episode"))
-        async with _trial(target, episode) as other:
-            differs = {"after a second reset": twice}
-            differs["in another process"] = await findings.replay_difference(other, episode, plays[-1])
-            if plays[0].replies[-1].deterministic:
-                neighbour = make_episode(target.settings, task, 1, seed + 1)
-                differs[_BESIDE] = await findings.replay_difference(other, episode, plays[-1], neighbour)
-            report.findings.append(_determinism(plays[0], differs))
-            report.findings.append(await _other_seeds(other, target, task, seed, plays[-1]))
-            await other.build(episode)
-            await other.reset(episode)
-            for name, worked, detail in await other.tools(episode):
-                report.findings.append(Finding(name, Status.OK if worked else Status.WARNING, detail))
+        plays = await _play(target, episode, most, encoders, report)
+        await _play_again(target, task, seed, plays, report)
     except (ConfigError, MissingDependencyError):
         raise
     except ServiceError as error:
-        report.findings.append(Finding("service", Status.WARNING, f"{error} (the rest was not checked)"))
+        report.add("service", Status.WARNING, f"{error} (the rest was not checked)")
     except SlimeVerlogError as error:
-        report.findings.append(Finding("contract", Status.ERROR, str(error)))
+        report.add("contract", Status.ERROR, str(error))
     report.findings += [*_references(task), *_capacity(task, target)]
     return report
+
+
+async def _play(
+    target: Target, episode: EpisodeSpec, most: int, encoders: Encoders, report: TaskReport
+) -> list[Playthrough]:
+    """Play in one process: the expert, random answers, a replay, and answers without an action."""
+    async with _trial(target, episode) as trial:
+        most = min(most, target.settings.max_turns or most)
+        has_expert = (await trial.abilities(episode)).has_expert
+        plays: list[Playthrough] = []
+        for player in ["expert", "random"] if has_expert else ["random"]:
+            plays.append(await findings.play(trial, target.settings, episode, player, most))
+            report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
+        check_pictures(episode, [reply for play in plays for reply in play.replies])
+        abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
+        for said in abilities.warnings:
+            report.add("warning", Status.WARNING, said)
+        await _draw(trial, episode, report)
+        step = await findings.replay_difference(trial, episode, plays[0])
+        report.differences["after a second reset"] = step
+        if abilities.actions and not plays[0].replies[0].whole_prompts:
+            report.findings.append(await findings.answer_freely(trial, episode))
+        await trial.close(episode)
+        _, left = await start_again(trial, episode)
+    report.findings += findings.judge(plays, abilities, target.settings, encoders)
+    if left:
+        report.add("threads", Status.WARNING, threads_left(left))
+    else:
+        report.add("threads", Status.OK, "none outlives an episode")
+    return plays
+
+
+async def _play_again(
+    target: Target, task: TaskSpec, seed: int, plays: Sequence[Playthrough], report: TaskReport
+) -> None:
+    """Replay in another process, beside a second episode, and with other seeds; try the environment's tools."""
+    episode = make_episode(target.settings, task, 0, seed)
+    async with _trial(target, episode) as trial:
+        step = await findings.replay_difference(trial, episode, plays[-1])
+        report.differences["in another process"] = step
+        if plays[0].replies[-1].deterministic:
+            neighbour = make_episode(target.settings, task, 1, seed + 1)
+            step = await findings.replay_difference(trial, episode, plays[-1], neighbour)
+            report.differences[_BESIDE] = step
+        report.findings.append(_determinism(plays[0], report.differences))
+        report.findings.append(await _other_seeds(trial, target, task, seed, plays[-1]))
+        await trial.build(episode)
+        await trial.reset(episode)
+        for name, worked, detail in await trial.tools(episode):
+            report.add(name, Status.OK if worked else Status.WARNING, detail)
 
 
 @contextlib.asynccontextmanager
@@ -102,13 +127,15 @@ async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
         trial.end()
 
 
-async def _drawing(trial: Trial, episode: EpisodeSpec) -> list[Finding]:
-    """What the viewer's drawing does; a drawing that fails costs no episode."""
+async def _draw(trial: Trial, episode: EpisodeSpec, report: TaskReport) -> None:
+    """Try the viewer's drawing; a drawing that fails costs no episode."""
     try:
         drawn = await trial.draw(episode)
     except EnvironmentFault as error:
-        return [Finding("render", Status.WARNING, str(error))]
-    return [Finding("render", Status.OK, drawn)] if drawn else []
+        report.add("render", Status.WARNING, str(error))
+    else:
+        if drawn:
+            report.add("render", Status.OK, drawn)
 
 
 async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, played: Playthrough) -> Finding:
@@ -187,10 +214,13 @@ def _references(task: TaskSpec) -> Iterator[Finding]:
 
         results = check_references(task.task, read_settings(HarborSettings, task.options, "env."))
     for found in results:
-        # The note of a SWE task says how long a verdict takes, and what limits it.
-        note = f"the reference patch is rewarded, {found.note}" if task.env_path == "envs.swe" else found.note
-        status = Status.ERROR if found.problem else Status.WARNING if note else Status.OK
-        detail = found.problem or note or "the reference solution is paid 1 and the untouched files 0"
+        status, detail = Status.OK, "the reference solution is paid 1 and the untouched files 0"
+        if found.note:  # of a SWE task: how long a verdict takes, and what limits it
+            is_swe = task.env_path == "envs.swe"
+            detail = f"the reference patch is rewarded, {found.note}" if is_swe else found.note
+            status = Status.WARNING
+        if found.problem:
+            status, detail = Status.ERROR, found.problem
         yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
 
 
@@ -207,7 +237,7 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
         for tool in report.tools:
             print(f"{bold('[tool]')} {json.dumps(tool)}")
     else:
-        own = encoder(tools=report.tools) if report.tools else encoder()
+        own = encoder(tools=report.tools)
         ids = list(own.prompt(report.first_prompt).token_ids)
         print(f"--- {heading} ({len(ids):,} tokens) ---")
         print(printable(own.tokenizer.decode(ids)))
@@ -216,26 +246,38 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
 
 def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return role and text of each message; images appear as their size."""
-    size = lambda image: f"[picture {image.width} x {image.height}]\n"
-    text = lambda part: size(part["image"]) if part["type"] == "image" else part["text"]
-    contents = [(message["role"], message["content"]) for message in messages]
-    return [(role, parts if isinstance(parts, str) else "".join(map(text, parts))) for role, parts in contents]
+    shown = []
+    for message in messages:
+        text = message["content"]
+        if not isinstance(text, str):
+            text = "".join(map(_text_of_part, message["content"]))
+        shown.append((message["role"], text))
+    return shown
+
+
+def _text_of_part(part: Mapping[str, Any]) -> str:
+    if part["type"] == "image":
+        return f"[picture {part['image'].width} x {part['image'].height}]\n"
+    return part["text"]
 
 
 def rows_of(report: TaskReport, brief: bool) -> str:
     """Return the task's name and one row per finding; `brief` counts those that are ok instead."""
-    rows = [row for row in report.findings if not brief or row.status != Status.OK]
-    hidden = len(report.findings) - len(rows)
+    shown = [row for row in report.findings if not brief or row.status != Status.OK]
+    hidden = len(report.findings) - len(shown)
     lines = [bold(f"task {report.name}") + (f": {hidden} checks ok" if hidden else "")]
-    mark = lambda status: paint(f"{status:<8}", _COLORS[status])
-    return "\n".join([*lines, *(f"  {mark(row.status)} {row.name:<12} {printable(row.detail)}" for row in rows)])
+    for row in shown:
+        status = paint(f"{row.status:<8}", _COLORS[row.status])
+        lines.append(f"  {status} {row.name:<12} {printable(row.detail)}")
+    return "\n".join(lines)
 
 
 def sum_of(reports: Sequence[TaskReport]) -> str:
     """Say how many tasks, errors and warnings there are."""
-    counts = {"error": 0, "warning": 0} | Counter(finding.status for report in reports for finding in report.findings)
-    found = (f"{counts[noun] or 'no'} {noun}{'s' * (counts[noun] != 1)}" for noun in ("error", "warning"))
-    return f"{len(reports)} task{'s' * (len(reports) != 1)}: {', '.join(found)}"
+    words = [_counted(len(reports), "task") + ":"]
+    for status in (Status.ERROR, Status.WARNING):
+        words.append(_counted(sum(report.count(status) for report in reports), status))
+    return f"{words[0]} {words[1]}, {words[2]}"
 
 
 def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
@@ -254,3 +296,7 @@ def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
             for report in reports
         ],
     }
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

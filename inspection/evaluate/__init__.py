@@ -24,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="outputs/evaluation", metavar="FOLDER", help="default: %(default)s")
     add = parser.add_argument_group("what is played").add_argument
     add("--episodes", type=int, metavar="N", help="episodes per task; default: the YAML's eval.episodes")
-    add("--baselines", action="store_true", help="also play random and expert, and add them to the table")
     add("--repeats", type=int, default=1, metavar="N", help="per seed; adds pass@k and pass^k; default: %(default)s")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key; may be repeated")
     add("--sweep", action="append", default=[], metavar="KEY=V1,V2", help="play once per value; may be repeated")
@@ -33,14 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="FOLDER", help="tokenizer of the model behind an SGLang address")
     add("--model", metavar="NAME", help="model name, for an OpenAI-compatible address")
     add("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="variable with the key; default: %(default)s")
-    add("--price", nargs=2, type=float, metavar=("IN", "OUT"), help="dollars per million tokens, to show the cost")
     add("--temperature", type=float, default=1.0, help="of the sampling; default: %(default)s")
     longest = "longest answer; default: 512, and for a folder at most half of the context"
     add("--max-response-len", type=int, metavar="TOKENS", help=longest)
     context = "prompt and answer together; default: the model's. A longer prompt ends its episode"
     add("--max-context-len", type=int, metavar="TOKENS", help=context)
     add("--seed", type=int, default=42, help="of the sampling, for a folder; default: %(default)s")
-    add("--concurrency", type=int, metavar="N", help="episodes in progress at once; default: the YAML's n_env")
 
 
 def run(options: argparse.Namespace) -> int:

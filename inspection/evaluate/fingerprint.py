@@ -3,12 +3,15 @@
 import ast
 import hashlib
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 FRAMEWORK = frozenset({"advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog"})
 """Packages of this project; an environment's own files are counted, those of the interface are not."""
+_FILE_NAME = re.compile(r"[\w./-]{1,100}\.\w+")
 
 
 def fingerprints(env_paths: Iterable[str], config: Mapping[str, Any]) -> dict[str, str]:
@@ -36,46 +39,44 @@ def fingerprints(env_paths: Iterable[str], config: Mapping[str, Any]) -> dict[st
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    for one in inner:
-        yield from _texts(one)
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _environment(env_path: str) -> list[Path]:
     """The file, or the module's files; none of a module that cannot be found, which other checks report."""
     if env_path.endswith(".py"):
         return [Path(env_path)]
-    try:
+    with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(env_path)
-    except (ImportError, ValueError):
-        return []
-    return _package(Path(spec.origin)) if spec is not None and spec.origin else []
+        if spec is not None and spec.origin:
+            return _files(Path(spec.origin))
+    return []
 
 
 def _named(text: str) -> list[Path]:
     """The file that a setting names: a path, `file.py:function`, or a function of a module in this folder."""
-    path, _, _ = text.partition(":")
-    try:
+    path = text.partition(":")[0]
+    with suppress(OSError, ValueError, RuntimeError):  # a text that is no path, such as a long prompt
         if (file := Path(path).expanduser()).is_file():
             return [file]
-    except (OSError, ValueError, RuntimeError):  # a text that is no path, such as a long prompt
+    if not path.replace(".", "").isidentifier():
         return []
-    if not all(part.isidentifier() for part in path.split(".")):
-        return []
-    modules = [path, path.rpartition(".")[0]]
-    return [file for name in modules if (file := _own_module(name, Path.cwd())) is not None]
+    return _module(path, Path.cwd()) or _module(path.rpartition(".")[0], Path.cwd())
 
 
-def _package(path: Path) -> list[Path]:
-    """A module's file, and all files of a package."""
+def _files(path: Path) -> list[Path]:
+    """A module's file; of a package, all its files."""
     if path.name != "__init__.py":
         return [path]
-    files = [file for file in path.parent.rglob("*") if file.is_file()]
-    return [file for file in files if file.suffix != ".pyc"]
+    return [file for file in path.parent.rglob("*") if file.is_file() and file.suffix != ".pyc"]
 
 
 def _used_by(path: Path) -> Iterator[Path]:
-    """Files that a Python file imports or names: those in its folder, one folder below, and in its package."""
+    """Files that a Python file imports, or names, from its folder, one folder below, and its package."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -83,33 +84,25 @@ def _used_by(path: Path) -> Iterator[Path]:
     folder = path.parent
     places = [folder, *(place for place in folder.iterdir() if place.is_dir())]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) < 100:
-            named = [place / node.value for place in places] if Path(node.value).suffix else []
-            yield from (file for file in named if "\0" not in node.value and file.is_file())
-        for name in _imports(node):
-            module = _own_module(name, folder)
-            yield from _package(module) if module is not None else []
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FILE_NAME.fullmatch(node.value):
+            named = [place / node.value for place in places]
+            yield from (file for file in named if file.is_file())
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{name}" for name in names)]
+        for name in names:
+            yield from _module(name, folder)
 
 
-def _imports(node: ast.AST) -> list[str]:
-    """The modules that a statement may import; a relative one without its dots."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        base = f"{node.module}." if node.module else ""
-        return [*([node.module] if node.module else []), *(base + alias.name for alias in node.names)]
-    return []
-
-
-def _own_module(name: str, folder: Path) -> Path | None:
-    """The file of a module in or below `folder`, or in the package around it, that is not part of the interface."""
+def _module(name: str, folder: Path) -> list[Path]:
+    """The files of a module in `folder`, or in the package around it, that is not part of the interface."""
     places = [folder]
     while (places[-1] / "__init__.py").exists():
         places.append(places[-1].parent)
     is_framework = name.partition(".")[0] in FRAMEWORK
-    for place in places:
+    for place in places if name else ():
         path = place.joinpath(*name.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if name and file.is_file() and (not is_framework or file.parent == folder):
-                return file
-    return None
+            if file.is_file() and (not is_framework or file.parent == folder):
+                return _files(file)
+    return []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from inspection.records import LARGE_KEYS, read_episodes
+from inspection.records import LARGE_KEYS, Record, read_episodes
 from inspection.report.reading import read_record
 from inspection.text import align
 from slime_verlog import ConfigError
@@ -22,8 +22,8 @@ SHOWN = 20  # seeds that a list names before it is cut
 
 Key = tuple[str, str, int]
 """Setting, task name and seed; the repeats of a seed are one pair."""
-Episodes = Mapping[Key, Mapping[str, Any]]
-Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
+Episodes = Mapping[Key, Record]
+Pair = tuple[Record, Record]
 
 
 def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
@@ -39,9 +39,10 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
         nothing = f"{a} and {b} have no episode in common (setting, task, seed)"
         raise ConfigError(f"{nothing}: {examples}; --settings chooses one point of each sweep")
     for key, name in itertools.product(common, ("env_path", "task")):
-        in_a, in_b = first[key][name], second[key][name]
+        in_a, in_b = str(first[key][name]), str(second[key][name])
         # The same file may be named by its relative or its absolute path.
-        if in_a != in_b and not (str(in_a).endswith(".py") and Path(in_a).name == Path(in_b).name):
+        is_one_file = in_a.endswith(".py") and Path(in_a).name == Path(in_b).name
+        if in_a != in_b and not is_one_file:
             raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
     good = [key for key in common if "failed" not in (first[key]["stop"], second[key]["stop"])]
     if not good:
@@ -58,13 +59,10 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
         caption += f" {alone} episodes that only one of the two played are left out."
     if failed := len(common) - len(good):
         caption += f" {failed} pairs with a failed episode are left out."
-    parts = [
-        f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}",
-        _table(pairs),
-        caption,
-        _winners(won.format("A"), [key for key, (x, y) in pairs.items() if x["success"] > y["success"]]),
-        _winners(won.format("B"), [key for key, (x, y) in pairs.items() if y["success"] > x["success"]]),
-    ]
+    of_a_alone = [key for key, (in_a, in_b) in pairs.items() if in_a["success"] > in_b["success"]]
+    of_b_alone = [key for key, (in_a, in_b) in pairs.items() if in_b["success"] > in_a["success"]]
+    parts = [f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}", _table(pairs), caption]
+    parts += [_winners(won.format("A"), of_a_alone), _winners(won.format("B"), of_b_alone)]
     return "\n\n".join(parts)
 
 
@@ -74,7 +72,8 @@ def interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:
     sums = np.zeros(RESAMPLES)
     for values in differences:
         for start in range(0, RESAMPLES, 1000):  # bounds the memory
-            sums[start : start + 1000] += values[draw.integers(len(values), size=(1000, len(values)))].sum(axis=1)
+            chosen = draw.integers(len(values), size=(1000, len(values)))
+            sums[start : start + 1000] += values[chosen].sum(axis=1)
     low, high = np.percentile(sums / sum(map(len, differences)), [2.5, 97.5])
     return float(low), float(high)
 
@@ -102,7 +101,7 @@ def _read(path: Path, setting: str | None) -> Episodes:
     return {key: _mean_of(episodes) for key, episodes in found.items()}
 
 
-def _mean_of(repeats: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _mean_of(repeats: Sequence[Record]) -> Record:
     """The repeats of a seed as one episode; failed ones are left out if others ended."""
     good = [episode for episode in repeats if episode["stop"] != "failed"] or repeats
     return {**good[0], **{name: float(np.mean([episode[name] for episode in good])) for name in COLUMNS}}
@@ -127,7 +126,12 @@ def _seeds_by_task(pairs: Mapping[Key, Pair]) -> list[list[Pair]]:
     found: dict[str, dict[int, list[Pair]]] = {}
     for (_, task, seed), pair in pairs.items():
         found.setdefault(task, {}).setdefault(seed, []).append(pair)
-    return [[(_mean_of(a), _mean_of(b)) for a, b in (zip(*s, strict=True) for s in t.values())] for t in found.values()]
+    return [[_mean_pair(settings) for settings in seeds.values()] for seeds in found.values()]
+
+
+def _mean_pair(pairs: Sequence[Pair]) -> Pair:
+    of_a, of_b = zip(*pairs, strict=True)
+    return _mean_of(of_a), _mean_of(of_b)
 
 
 def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[list[str]]:

@@ -124,15 +124,11 @@ def _at_address(given: str, options: Namespace) -> PlayerSpec:
     return PlayerSpec(Kind.SGLANG, name, url, str(Path(options.tokenizer).expanduser()))
 
 
-class MissingExpertError(ConfigError):
-    """An environment has no scripted expert."""
-
-
 def check_experts(points: Sequence[SweepPoint]) -> None:
-    """Raise MissingExpertError, with the module's name, if an environment has no expert."""
+    """Raise ConfigError, with the module's name, if an environment has no scripted expert."""
     for path in {spec.env.env_path for point in points for spec in point.episodes.values()}:
         if not hasattr(load_env_module(path), "expert_action"):
-            raise MissingExpertError(f"{path} has no function expert_action(env), so there is no expert to play it")
+            raise ConfigError(f"{path} has no function expert_action(env), so there is no expert to play it")
 
 
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")

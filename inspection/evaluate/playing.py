@@ -24,7 +24,7 @@ from rollout.errors import EngineError, EnvironmentFault
 from rollout.play.build import build_runtime
 from rollout.play.engine import EngineClient
 from rollout.play.held_out import after_refusal, play_episode
-from rollout.play.memory import Conversation, Message, asks_for_notes, build_memory, write_facts
+from rollout.play.memory import Conversation, Message, asks_for_notes, memory_of, write_facts
 from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec
 from rollout.tokens.image_files import data_uri, read_image
@@ -158,7 +158,7 @@ async def play_text_episode(
     long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
     """
     transcript, session, fault, stop = Transcript(), None, None, StopReason.FAILED
-    conversation = Conversation(build_memory(settings.memory) if settings.history == "window" else None)
+    conversation = Conversation(memory_of(settings))
     try:
         session = await pool.open(spec.env)
         stop = await _play(session, conversation, player, transcript)

@@ -8,18 +8,14 @@ and repeat, all of one configuration, one version of the environment and one pla
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
-import io
 import json
-import math
 import re
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +24,10 @@ from tqdm import tqdm
 from embedded.run.ending import PROGRAM
 from embedded.run.folder import differences, write_text
 from inspection.evaluate.fingerprint import fingerprints
-from inspection.evaluate.players import SCRIPTED, Kind, MissingExpertError, PlayerSpec, check_experts, read_player
+from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed
-from inspection.records import FILE, LARGE_KEYS, append_episode, read_episodes, replacing
+from inspection.records import FILE, LARGE_KEYS, Record, append_episode, read_episodes, replacing
 from inspection.target import check_numbers
 from rollout.play.loop import gather
 from rollout.spec import EpisodeSpec
@@ -40,7 +36,7 @@ from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-_COUNTS = ("episodes", "repeats", "max_response_len", "max_context_len", "concurrency")
+_COUNTS = ("episodes", "repeats", "max_response_len", "max_context_len")
 MINIMUM: dict[str, float] = {**dict.fromkeys(_COUNTS, 1), **dict.fromkeys(("allow_failures", "temperature", "seed"), 0)}
 """Least values of the options."""
 
@@ -50,7 +46,7 @@ RUN = "run.json"
 class RunFolder(AbstractContextManager["RunFolder"]):
     """A run's folder; a context manager that keeps other processes from writing into it."""
 
-    def __init__(self, path: Path, player: str, identity: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, player: str, identity: Record, sources: Mapping[str, str]) -> None:
         """Open the folder, or make it; raises ConfigError if it is in use, unusable, or another run's.
 
         `sources` are the fingerprints of the environments' files.
@@ -73,16 +69,16 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def __exit__(self, *_: object) -> None:
         self._lock.close()
 
-    def append(self, episode: Mapping[str, Any], setting: str) -> None:
+    def append(self, episode: Record, setting: str) -> None:
         """Keep an episode."""
         append_episode(self.path / FILE, episode, self.player, setting)
         self._add({"setting": setting, "player": self.player, **episode})
 
-    def _add(self, episode: Mapping[str, Any]) -> None:
+    def _add(self, episode: Record) -> None:
         key = (episode["setting"], episode["task_name"], episode["seed"], episode.get("repeat", 0))
         self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE_KEYS}
 
-    def _check(self, identity: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    def _check(self, identity: Record, sources: Mapping[str, str]) -> None:
         """Compare with the run whose episodes are here; write `run.json` into a folder without any."""
         file, episodes = self.path / RUN, self.path / FILE
         if not episodes.exists() or not episodes.stat().st_size:
@@ -125,17 +121,12 @@ def evaluate(options: Namespace) -> int:
     Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if it ends early.
     """
     check_numbers(options, MINIMUM)
-    if options.price and not all(0 <= dollars < math.inf for dollars in options.price):
-        raise ConfigError(f"--price takes two numbers that are at least 0, got {options.price}")
     player = read_player(options)
-    if player.kind is Kind.SCRIPTED and options.baselines:
-        raise ConfigError(f"--baselines adds to a model's table what {player.name} reaches: give a model as --player")
     if player.kind is Kind.SCRIPTED and options.repeats > 1:
         raise ConfigError(f"--repeats {options.repeats}: the player {player.name} plays a seed the same way each time")
     config, points = read_sweep(options)
     if player.source == "expert":
         check_experts(points)
-    baselines = _play_baselines(options) if options.baselines else []
     wanted = [key for point in points for key in point.episodes]
     identity = {"player": player.identity(options), "config": without_speed(config)}
     paths = {spec.env.env_path for point in points for spec in point.episodes.values()}
@@ -151,38 +142,17 @@ def evaluate(options: Namespace) -> int:
             stopped = error
         played = [folder.rows[key] for key in wanted if key in folder.rows]
         if played:
-            table = build_table(folder.player, points, folder.rows, options.price)
-            table = replace(table, rows=[*table.rows, *baselines])
-            formats = {"json": table.as_json(), "csv": table.as_csv(), "md": table.as_markdown()}
-            for suffix, text in formats.items():
-                write_text(folder.path / f"table.{suffix}", text)
-            print(f"{table.as_text()}\n\nwritten to {folder.path}: episodes.jsonl, table.{{{','.join(formats)}}}")
-            name, me = shlex.quote(str(folder.path)), PROGRAM
-            print(f"read the episodes:  {me} view {name}\nsee what to change: {me} report {name}")
+            _write_table(points, folder)
         return _exit_code(options, len(wanted), played, stopped)
 
 
-def _play_baselines(options: Namespace) -> list[dict[str, Any]]:
-    """Play what is missing of `random` and `expert` in folders below `--out`; return the rows of their tables.
-
-    An environment without an expert has random play alone.
-    """
-    rows: list[dict[str, Any]] = []
-    for name in SCRIPTED:
-        folder = Path(options.out) / name
-        given = {**vars(options), "player": name, "out": str(folder), "baselines": False, "repeats": 1, "price": None}
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                code = evaluate(Namespace(**given))
-        except MissingExpertError as error:
-            print(f"note: {error}", file=sys.stderr)
-            continue
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
-        if code:
-            raise StoppedError(f"the baseline {name} was not played to its end (see above)")
-        rows += json.loads((folder / "table.json").read_text(encoding="utf-8"))["rows"]
-    return rows
+def _write_table(points: Sequence[SweepPoint], folder: RunFolder) -> None:
+    table = build_table(folder.player, points, folder.rows)
+    write_text(folder.path / "table.json", table.as_json())
+    write_text(folder.path / "table.md", table.as_markdown())
+    name = shlex.quote(str(folder.path))
+    print(f"{table.as_text()}\n\nwritten to {folder.path}: episodes.jsonl, table.json, table.md")
+    print(f"read the episodes:  {PROGRAM} view {name}\nsee what to change: {PROGRAM} report {name}")
 
 
 def _play(player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, folder: RunFolder) -> None:
@@ -209,7 +179,10 @@ async def _play_point(
 
     async def one(repeat: int, spec: EpisodeSpec) -> None:
         async with places:
-            progress.add(await play_one(spec) | ({"repeat": repeat} if repeat else {}), point.label)
+            episode = await play_one(spec)
+            if repeat:
+                episode["repeat"] = repeat
+            progress.add(episode, point.label)
 
     await gather(one(key[-1], spec) for key, spec in missing.items())
 
@@ -223,7 +196,7 @@ class _Progress:
         self.played, self.won, self.failed = len(known), sum(row["success"] for row in known), 0
         self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=BAR_S)
 
-    def add(self, episode: Mapping[str, Any], setting: str) -> None:
+    def add(self, episode: Record, setting: str) -> None:
         """Keep an episode; raises StoppedError if the first ones all failed."""
         self._folder.append(episode, setting)
         if episode["stop"] == "failed":
@@ -240,18 +213,19 @@ class _Progress:
             raise StoppedError(f"the first {self.failed} episodes all failed; the last: {_fault_of(episode)}")
 
 
-def _fault_of(episode: Mapping[str, Any]) -> str:
+def _fault_of(episode: Record) -> str:
     """The episode's fault in one sentence: task, seed, error, and the line that raised it."""
     text = (episode["fault"] or "unknown").partition("\nto reproduce:")[0]
     first = text.strip().splitlines()[0]
     lines = re.findall(r'File "([^"]+)", line (\d+)', text)
-    where = f" ({lines[-1][0]}:{lines[-1][1]})" if lines and not re.search(r"\.py:\d", first) else ""
+    where = ""
+    if lines and not re.search(r"\.py:\d", first):
+        file, line = lines[-1]
+        where = f" ({file}:{line})"
     return f"task {episode['task_name']}, seed {episode['seed']}: {first}{where}"
 
 
-def _exit_code(
-    options: Namespace, wanted: int, played: Sequence[Mapping[str, Any]], stopped: BaseException | None
-) -> int:
+def _exit_code(options: Namespace, wanted: int, played: Sequence[Record], stopped: BaseException | None) -> int:
     failed = [row for row in played if row["stop"] == "failed"]
     kept = f"{len(played) - len(failed)} of {wanted} episodes are in {Path(options.out)}"
     kept += ", and the same command plays the others"

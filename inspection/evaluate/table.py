@@ -5,8 +5,6 @@ The YAML with `--set` and `--sweep` gives the points: checked settings, and the 
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -20,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from inspection.evaluate import pairs
+from inspection.records import Record
 from inspection.text import align
 from rollout.bridge.settings import RolloutSettings, check_keys, read_value, set_key, split_assignment, with_assignments
 from rollout.play.memory import build_memory
@@ -42,9 +41,9 @@ DASH = "–"
 class SweepPoint:
     """One point of a sweep, or the only one."""
 
-    values: Mapping[str, Any]
+    values: Record
     """The swept keys."""
-    config: Mapping[str, Any]
+    config: Record
     """The YAML's mapping at this point."""
     settings: RolloutSettings
     repeats: int = 1
@@ -75,8 +74,8 @@ class SweepPoint:
 def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
     """Return the mapping with `--set` and the sweep's points; tries every task, or raises SlimeVerlogError."""
     config = with_assignments(read_yaml_mapping(options.config, "YAML"), options.set, "--set")
-    for key, given in {"eval.episodes": options.episodes, "n_env": options.concurrency}.items():
-        config = config if given is None else set_key(config, key, given)
+    if options.episodes is not None:
+        config = set_key(config, "eval.episodes", options.episodes)
     points = []
     for values in sweep_points(options.sweep):
         swept = config
@@ -103,7 +102,7 @@ def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
     return [dict(point) for point in itertools.product(*axes)]
 
 
-def without_speed(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_speed(config: Record) -> dict[str, Any]:
     """Return the mapping without keys that only change how fast episodes are played, and how many."""
     held_out = {key: value for key, value in (config.get("eval") or {}).items() if key != "episodes"}
     kept = {key: value for key, value in config.items() if key not in (*SPEED_KEYS, "eval")}
@@ -127,7 +126,8 @@ class Cell:
     def text(self, digits: int = 3) -> str:
         if self.mean is None:
             return DASH
-        return f"{self.mean:.{digits}f} ± " + (f"{self.se:.{digits}f}" if self.se is not None else DASH)
+        error = DASH if self.se is None else f"{self.se:.{digits}f}"
+        return f"{self.mean:.{digits}f} ± {error}"
 
 
 @dataclass(frozen=True)
@@ -140,24 +140,12 @@ class Table:
     `metrics` for each of the environment's own numbers.
     """
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Record]
     caption: str
 
     def as_json(self) -> str:
         """All rows with all metrics."""
         return json.dumps({"caption": self.caption, "rows": self.rows}, indent=1, default=str) + "\n"
-
-    def as_csv(self) -> str:
-        """One line per row; each column has a second one with its standard error."""
-        metrics = sorted({name for row in self.rows for name in row["metrics"]})
-        head = ("setting", "task", "player", *COUNTS)
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*head, *(f"{name}{end}" for name in (*COLUMNS, *metrics) for end in ("", "_se"))])
-        for row in self.rows:
-            cells = [row[name] for name in COLUMNS] + [row["metrics"].get(name, {}) for name in metrics]
-            writer.writerow([*(row[key] for key in head), *(cell.get(key) for cell in cells for key in ("mean", "se"))])
-        return out.getvalue()
 
     def as_text(self) -> str:
         """For the terminal: aligned columns."""
@@ -168,7 +156,8 @@ class Table:
         """For documents: a table with the caption below it."""
         names, (titles, *lines) = self._grid()
         marks = ["---"] * names + ["---:"] * (len(titles) - names)
-        return "\n".join(f"| {' | '.join(line)} |" for line in (titles, marks, *lines)) + f"\n\n{self.caption}\n"
+        rows = [f"| {' | '.join(line)} |" for line in (titles, marks, *lines)]
+        return "\n".join([*rows, "", self.caption, ""])
 
     def _grid(self) -> tuple[int, list[list[str]]]:
         """How many columns name a row, and the titles and rows as texts.
@@ -176,80 +165,62 @@ class Table:
         Left out are the environment's numbers of a group, such as `achievement/place_stone`.
         """
         names = ["setting", "task"] if any(row["point"] for row in self.rows) else ["task"]
-        names += ["player"] if len({row["player"] for row in self.rows}) > 1 else []
         counts = [name for name in COUNTS if name != "context" or any(row["context"] for row in self.rows)]
         metrics = sorted({name for row in self.rows for name in row["metrics"] if "/" not in name})
-        lines = [[*names, *counts, *COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]]
+        titles = [*COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]
+        lines = [[*names, *counts, *titles]]
         for row in self.rows:
             cells = [Cell(**row[name]).text(1 if name == "turns" else 3) for name in COLUMNS]
-            cells += [Cell(**row["metrics"][name]).text() if name in row["metrics"] else DASH for name in metrics]
-            lines.append([*(str(row[name]) for name in (*names, *counts)), *cells])
+            for name in metrics:
+                cells.append(Cell(**row["metrics"][name]).text() if name in row["metrics"] else DASH)
+            head = [str(row[name]) for name in (*names, *counts)]
+            lines.append([*head, *cells])
         return len(names), lines
 
 
-def build_table(
-    player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]], price: Sequence[float] | None
-) -> Table:
-    """Return the table of the episodes that the points name, as far as they were played.
-
-    `price`: dollars per million tokens that an endpoint reads and writes; the caption then has the cost.
-    """
-    table: list[Mapping[str, Any]] = []
+def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Record]) -> Table:
+    """Return the table of the episodes that the points name, as far as they were played."""
+    table: list[Record] = []
     for point in points:
         about = {"setting": point.label, "point": dict(point.values), "player": player}
         tasks = list(dict.fromkeys(task for _, task, _, _ in point.episodes))
         played = [rows[key] for key in point.episodes if key in rows]
         for task in tasks:
-            table.append({**about, "task": task, **_means([row for row in played if row["task_name"] == task], point)})
+            of_task = [row for row in played if row["task_name"] == task]
+            table.append({**about, "task": task, **_means(of_task, point)})
         if len(tasks) > 1:
             table.append({**about, "task": "all", **_means(played, point)})
-    return Table(table, _caption(player, points, rows, price))
+    return Table(table, _caption(player, points, rows))
 
 
-def _means(episodes: Sequence[Mapping[str, Any]], point: SweepPoint) -> dict[str, Any]:
+def _means(episodes: Sequence[Record], point: SweepPoint) -> dict[str, Any]:
     good = [episode for episode in episodes if episode["stop"] != "failed"]
-    by_seed: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+    by_seed: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for episode in good:
         by_seed[episode["task_name"], episode["seed"]].append(episode)
+    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     metrics: dict[str, list[float]] = defaultdict(list)
     for repeats in by_seed.values():
+        for name, values in columns.items():
+            values.append(statistics.fmean(episode[name] for episode in repeats))
         for name in dict.fromkeys(name for episode in repeats for name in episode["metrics"]):
-            metrics[name].append(statistics.fmean(e["metrics"][name] for e in repeats if name in e["metrics"]))
-        won, n = sum(bool(episode["success"]) for episode in repeats), len(repeats)
+            known = [episode["metrics"][name] for episode in repeats if name in episode["metrics"]]
+            metrics[name].append(statistics.fmean(known))
+        n, won = len(repeats), sum(bool(episode["success"]) for episode in repeats)
         for k in range(2, min(n, point.repeats) + 1):
-            metrics[f"pass@{k}"].append(1 - math.comb(n - won, k) / math.comb(n, k))
-            metrics[f"pass^{k}"].append(math.comb(won, k) / math.comb(n, k))
-    seeds = {name: [statistics.fmean(e[name] for e in repeats) for repeats in by_seed.values()] for name in COLUMNS}
+            choices = math.comb(n, k)
+            metrics[f"pass@{k}"].append(1 - math.comb(n - won, k) / choices)
+            metrics[f"pass^{k}"].append(math.comb(won, k) / choices)
     return {
         "n": len(good),
         "failed": len(episodes) - len(good),
         "context": sum(episode["stop"] == "context" for episode in good),
-        **{name: vars(Cell.of(values)) for name, values in seeds.items()},
+        **{name: vars(Cell.of(values)) for name, values in columns.items()},
         "metrics": {name: vars(Cell.of(values)) for name, values in metrics.items()},
     }
 
 
-def _spread(played: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say how much wins differ between the seeds of a setting and task, and between the repeats of a seed."""
-    by_seed: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in played:
-        if row["stop"] != "failed":
-            by_seed[row["setting"], row["task_name"]][row["seed"]].append(float(row["success"]))
-    groups = [[wins for wins in seeds.values() if len(wins) > 1] for seeds in by_seed.values()]
-    groups = [group for group in groups if len(group) > 1]
-    if not groups:
-        return []
-    repeated = list(itertools.chain(*groups))
-    within = statistics.fmean(map(statistics.variance, repeated))
-    noise = within * statistics.fmean(1 / len(wins) for wins in repeated)  # of a seed's mean
-    between = max(0.0, statistics.fmean(statistics.variance(map(statistics.fmean, group)) for group in groups) - noise)
-    spread = f"{between**0.5:.2f}, between repeats of a seed {within**0.5:.2f}"
-    return [f"Standard deviation of wins between seeds {spread}."]
-
-
-def _caption(
-    player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Mapping[str, Any]], price: Sequence[float] | None
-) -> str:
+def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Record]) -> str:
     wanted = [key for point in points for key in point.episodes]
     played = [rows[key] for key in wanted if key in rows]
     seeds = sorted({seed for _, _, seed, _ in wanted})
@@ -259,7 +230,6 @@ def _caption(
     ]
     if (repeats := max(point.repeats for point in points)) > 1:
         sentences.append(f"Each seed was played {repeats} times; pass@k: one of k repeats wins, pass^k: all k win.")
-        sentences += _spread(played)
     if failed := sum(row["stop"] == "failed" for row in played):
         sentences.append(f"{failed} failed episodes (environment lost, or prompt refused) are not part of the means.")
     if cut := sum(row["stop"] == "context" for row in played):
@@ -271,9 +241,7 @@ def _caption(
     for row in played:
         used.update(row.get("usage", {}))
     if used:
-        read, wrote = used["prompt_tokens"], used["completion_tokens"]
-        cost = f", which cost ${(read * price[0] + wrote * price[1]) / 1e6:,.2f}" if price else ""
-        tokens = f"read {read:,} and wrote {wrote:,} tokens{cost}" if read + wrote else "did not count its tokens"
+        tokens = f"read {used['prompt_tokens']:,} and wrote {used['completion_tokens']:,} tokens"
         empty = f" ({used['empty']:,} answers were empty)" if used["empty"] else ""
         sentences.append(f"The endpoint answered {used['answers']:,} times{empty}, {tokens}.")
     if len(played) < len(wanted):

@@ -1,25 +1,22 @@
-"""Writes recorded episodes for other tools: rows for training, ATIF trajectories, or a submission to BALROG.
+"""Writes recorded episodes for other tools: rows for training, or ATIF trajectories.
 
     slime-verlog export outputs/evaluation --format jsonl --out sft.jsonl --successful
-    slime-verlog export outputs/evaluation --format parquet --out sft.parquet --min-return 0.5 --valid-only
+    slime-verlog export outputs/evaluation --format jsonl --out sft.jsonl --min-return 0.5 --valid-only
     slime-verlog export outputs/evaluation --format atif --out trajectories
-    slime-verlog export outputs/babyai outputs/crafter --format balrog --out 20261125_my_agent
 
 RUN is a folder with episodes.jsonl, the file, or what slime writes for --dump-details, --save-debug-rollout-data and
 --save-debug-train-data. Episodes whose environment was lost are left out.
 
-jsonl and parquet: one conversation per row (`messages`), as slime's supervised training and Hugging Face's read it.
+jsonl: one conversation per row (`messages`), as slime's supervised training and Hugging Face's read it.
 `step_loss_mask` is 0 on answers that are only shown as memory.
 
-atif: Harbor's trajectory format, one file per episode in the folder OUT, or one line per episode if OUT ends in .jsonl,
-with token ids and log-probs where they were recorded.
-
-balrog: the folder that BALROG's leaderboard takes, from evaluations with env.preset=balrog.
+atif: Harbor's trajectory format, one file per episode in the folder OUT, with token ids and log-probs where they were
+recorded.
 """
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,52 +26,47 @@ T = TypeVar("T")
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog export`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder or file with recorded episodes")
-    parser.add_argument("--format", choices=("jsonl", "parquet", "atif", "balrog"), required=True, help="what to write")
-    where = "file to write; a folder for atif and balrog"
+    parser.add_argument("--format", choices=("jsonl", "atif"), required=True, help="what to write")
+    where = "file to write; a folder for atif"
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=where)
-    parser.add_argument("--overwrite", action="store_true", help="replace the file in --out if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="jsonl: replace the file in --out if it exists")
     add = parser.add_argument_group("which episodes").add_argument
     add("--successful", action="store_true", help="only episodes that were won")
     add("--min-return", type=float, metavar="X", help="only episodes with at least this sum of rewards")
     add("--task", action="append", default=[], metavar="NAME", help="only this task; may be repeated")
     add("--setting", action="append", default=[], metavar="NAME", help="only this point of a sweep; may be repeated")
-    parser.add_argument("--valid-only", action="store_true", help="jsonl, parquet: do not train on invalid answers")
+    parser.add_argument("--valid-only", action="store_true", help="jsonl: do not train on invalid answers")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for slime's dumps; default: DUMP/tokenizer")
     parser.add_argument("--trust", action="store_true", help="load dumps with any Python object, which may run code")
 
 
 def run(options: Namespace) -> int:
     """Write the file or folder; return 0."""
-    from inspection.export.writing import rows_of, write_atif, write_jsonl, write_parquet
+    from inspection.export.writing import rows_of, write_atif
+    from inspection.records import write_jsonl
     from inspection.target import check_free
-    from slime_verlog import ConfigError
 
-    if options.format == "balrog" and (options.successful or options.min_return is not None or options.overwrite):
-        refused = "--successful, --min-return, --overwrite"
-        raise ConfigError(f"balrog takes every episode and a new folder; leave out {refused}")
+    _check(options)
     check_free(options.out, options.overwrite)
-    missing: list[str] = []
     counts: Counter[str] = Counter()
     episodes = _chosen(options, counts)
-    if options.format in ("atif", "balrog") and options.valid_only:
-        raise ConfigError(f"--valid-only is for jsonl and parquet; {options.format} holds every answer")
-    if options.format == "atif":
-        written, what = write_atif(_at_least_one(episodes, counts), options.out), "trajectories"
-    elif options.format == "balrog":
-        from inspection.export.balrog import write_balrog
-
-        written, missing = write_balrog(_at_least_one(episodes, counts), options.out)
-        what = "episodes"
-    else:
-        if options.out.suffix != f".{options.format}":
-            raise ConfigError(f"--out must end in .{options.format}, which tells slime the format; got {options.out}")
+    if options.format == "jsonl":
         rows = (row for episode in episodes for row in rows_of(episode, options.valid_only))
-        write = write_jsonl if options.format == "jsonl" else write_parquet
-        written, what = write(_at_least_one(rows, counts), options.out), "rows"
+        written, what = write_jsonl(_at_least_one(rows, counts), options.out), "rows"
+    else:
+        written, what = write_atif(_at_least_one(episodes, counts), options.out), "trajectories"
     print(f"{written} {what} from {counts['kept']} of {counts['read']} episodes written to {options.out}")
-    for sentence in missing:
-        print(f"- {sentence}")
     return 0
+
+
+def _check(options: Namespace) -> None:
+    """Raise ConfigError for options that the format does not know."""
+    from slime_verlog import ConfigError
+
+    if options.format == "jsonl" and options.out.suffix != ".jsonl":
+        raise ConfigError(f"--out must end in .jsonl, which tells slime the format; got {options.out}")
+    if options.format == "atif" and (options.valid_only or options.overwrite):
+        raise ConfigError("--valid-only and --overwrite are for jsonl; atif holds every answer and takes a new folder")
 
 
 def _chosen(options: Namespace, counts: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -87,17 +79,23 @@ def _chosen(options: Namespace, counts: Counter[str]) -> Iterator[dict[str, Any]
             counts["read"] += 1
             if episode["messages"]:  # of slime's dumps, some have none
                 read_record(episode, f"{run}, episode {number},")
-            total = episode.get("return")
-            if (
-                episode.get("stop") != "failed"
-                and episode["story"]
-                and (not options.successful or episode.get("success") is True)
-                and (options.min_return is None or (total is not None and total >= options.min_return))
-                and (not options.task or episode.get("task_name") in options.task)
-                and (not options.setting or episode.get("setting") in options.setting)
-            ):
+            if _is_chosen(options, episode):
                 counts["kept"] += 1
                 yield episode
+
+
+def _is_chosen(options: Namespace, episode: Mapping[str, Any]) -> bool:
+    """Whether the episode was played and fulfils every filter."""
+    if episode.get("stop") == "failed" or not episode["story"]:
+        return False
+    if options.successful and episode.get("success") is not True:
+        return False
+    total = episode.get("return")
+    if options.min_return is not None and (total is None or total < options.min_return):
+        return False
+    if options.task and episode.get("task_name") not in options.task:
+        return False
+    return not options.setting or episode.get("setting") in options.setting
 
 
 def _at_least_one(items: Iterator[T], counts: Counter[str]) -> Iterator[T]:

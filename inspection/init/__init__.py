@@ -3,9 +3,8 @@
     slime-verlog init lights
     slime-verlog init lights --goal "switch on all lights" --actions "press red" "press blue" --max-steps 12
 
-Writes NAME.py, NAME.yaml and test_NAME.py in the current folder, and replaces no file. In a terminal, it asks for what
-is not given: goal, actions, steps, reward, picture. The module has an expert, its explanations and, on request, a
-drawing.
+Writes NAME.py, NAME.yaml and test_NAME.py in the current folder, and replaces no file. The module has an expert, its
+explanations and a drawing.
 """
 
 import argparse
@@ -18,24 +17,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-QUESTIONS = {
-    "goal": ("What is the goal, in a few words?", "reach the goal"),
-    "actions": ("Which actions are there? Separate them by commas.", "left, right, forward"),
-    "max_steps": ("After how many steps does an episode end?", "20"),
-    "reward": ("When is the reward paid: with each step towards the goal (step), or at the end (end)?", "step"),
-    "picture": ("Draw the state as a picture, for the viewer (yes or no)?", "yes"),
-}
 FILES = {"env.py": "{}.py", "env.yaml": "{}.yaml", "test.py": "test_{}.py"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("name", metavar="NAME", help="name of the environment, such as lights")
-    parser.add_argument("--goal", help="goal in a few words")
-    parser.add_argument("--actions", nargs="+", metavar="ACTION", help="at least two named actions")
-    parser.add_argument("--max-steps", type=int, metavar="N", help="steps of an episode")
-    parser.add_argument("--reward", choices=("step", "end"), help="pay each step towards the goal, or only the goal")
-    parser.add_argument("--picture", action=argparse.BooleanOptionalAction, default=None, help="draw the state")
+    parser.add_argument("--goal", default="reach the goal", help="in a few words; default: %(default)s")
+    actions = ["left", "right", "forward"]
+    parser.add_argument("--actions", nargs="+", metavar="ACTION", default=actions, help="at least two named actions")
+    parser.add_argument("--max-steps", type=int, metavar="N", default=20, help="of an episode; default: %(default)s")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,16 +37,19 @@ def run(options: argparse.Namespace) -> int:
     from slime_verlog import ConfigError
 
     _check_name(options.name)
-    _ask(options)
-    goal, actions = options.goal.strip().rstrip("."), [" ".join(action.split()) for action in options.actions]
-    if len({action.lower() for action in actions}) < len(actions) or len(actions) < 2 or not all(actions):
+    goal = options.goal.strip().rstrip(".")
+    actions = [" ".join(action.split()) for action in options.actions]
+    different = {action.lower() for action in actions if action}
+    if len(actions) < 2 or len(different) < len(actions):
         raise ConfigError(f"an environment needs at least two actions that differ in more than case, got {actions}")
     if marked := [action for action in actions if re.search(r"action:|</?[a-z]", action, re.IGNORECASE)]:
         raise ConfigError(f"responses are read by `ACTION:` and by tags, so {marked[0]!r} cannot name an action")
-    if not goal or not goal.isprintable() or not all(action.isprintable() for action in actions):
+    if not goal or not all(text.isprintable() for text in (goal, *actions)):
         raise ConfigError("goal and actions must be printable text on one line")
     if options.max_steps < 2:
         raise ConfigError(f"--max-steps must be at least 2, got {options.max_steps}")
+    # Random play needs `length` x `actions` steps on average, more than there are.
+    length = max(2, min(options.max_steps, math.ceil(1.4 * options.max_steps / len(actions))))
     folder, files = Path(__file__).parent, {}
     for template, form in FILES.items():
         path = Path(form.format(options.name))
@@ -63,16 +57,14 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"{path} exists; give another name, or run the command in another folder")
         jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
         jinja.filters["quoted"] = functools.partial(json.dumps, ensure_ascii=False)  # also a Python literal
-        files[path] = jinja.from_string((folder / f"{template}.j2").read_text(encoding="utf-8")).render(
+        text = (folder / f"{template}.j2").read_text(encoding="utf-8")
+        files[path] = jinja.from_string(text).render(
             name=options.name,
             title=options.name.title().replace("_", ""),
             goal=goal,
             actions=actions,
             max_steps=options.max_steps,
-            # Random play needs `length` x `actions` steps on average, more than there are.
-            length=max(2, min(options.max_steps, math.ceil(1.4 * options.max_steps / len(actions)))),
-            reward=options.reward,
-            picture=options.picture,
+            length=length,
         )
     write_files(files)
     yaml, me = f"{options.name}.yaml", PROGRAM
@@ -93,24 +85,6 @@ def write_files(files: Mapping[Path, str]) -> None:
             path.unlink(missing_ok=True)
         raise
     print(*files, sep="\n")
-
-
-def _ask(options: argparse.Namespace) -> None:
-    """Ask for the options that are not given, or take their defaults; answers are read as the options would be."""
-    parser = argparse.ArgumentParser(prog="slime-verlog init")
-    add_arguments(parser)
-    words = [options.name]
-    for key, (question, default) in QUESTIONS.items():
-        if getattr(options, key) is None:
-            said = (input(f"{question} [{default}] ").strip() if sys.stdin.isatty() else "") or default
-            match key:
-                case "actions":
-                    words += ["--actions", *(action.strip() for action in said.split(","))]
-                case "picture":
-                    words.append("--picture" if said.lower().startswith("y") else "--no-picture")
-                case _:
-                    words.append(f"--{key.replace('_', '-')}={said}")
-    parser.parse_args(words, options)
 
 
 def _check_name(name: str) -> None:

@@ -5,7 +5,7 @@
 
 Type an action, or a whole answer such as: THINK: the key is left. ACTION: turn left. Each turn shows what is new in the
 prompt, then the reward, whether the answer was valid, and the executed action. Commands: /prompt (or p) shows the whole
-prompt, /actions, /expert asks the environment's expert, /undo [N], /restart, /next (seed), /quit, /help.
+prompt, /actions, /expert asks the environment's expert, /restart, /next (seed), /quit, /help.
 """
 
 import argparse
@@ -18,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     target.add_arguments(parser)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
-    parser.add_argument("--full", action="store_true", help="show the whole prompt on every turn")
     parser.add_argument("--out", type=Path, default=Path("outputs/play"), help="of pictures; default: %(default)s")
 
 
@@ -33,4 +32,4 @@ def run(options: argparse.Namespace) -> int:
     if others:
         print(f"task {task.name}; choose another with --task: {', '.join(others)}\n")
     with Game(chosen, task, seed) as game:
-        return Session(game, options.out, options.full).run()
+        return Session(game, options.out).run()

@@ -4,7 +4,7 @@ Answers four questions with numbers, verdicts and advice: are reasoning paths di
 the action, what share of actions is valid, and how do episodes fail.
 
     slime-verlog report outputs/evaluation
-    slime-verlog report outputs/update_0 outputs/update_20     # side by side, with alarms over updates
+    slime-verlog report outputs/update_0 outputs/update_20     # side by side
 
 RUN is a folder with episodes.jsonl, or the file. Settings and players of one file become columns. The report is written
 beside the first run: report.md and report.json. docs/report.md explains every number.
@@ -25,18 +25,17 @@ def run(options: argparse.Namespace) -> int:
     """Read, judge, write and print."""
     from embedded.run.ending import PROGRAM
     from embedded.run.folder import write_text
-    from inspection.report.columns import find_alarms, read_columns
+    from inspection.report.columns import read_columns
     from inspection.report.output import render_json, render_page
     from slime_verlog import ConfigError
 
     columns = read_columns(options.runs)
-    alarms = find_alarms(columns)
-    page = render_page(columns, alarms)
+    page = render_page(columns)
     first = options.runs[0]
     folder = options.out or (first if first.is_dir() else first.parent)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "report.json", render_json(columns, alarms))
+        write_text(folder / "report.json", render_json(columns))
         write_text(folder / "report.md", page)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
 from inspection.report.reading import Episode, Place, Turn, place_of
 
 _DATA = yaml.safe_load(Path(__file__).with_name("invalid.yaml").read_text(encoding="utf-8"))
-CHANGES: dict[str, str] = _DATA["near_matches"] | _DATA["others"]
+CHANGES: dict[str, str] = _DATA["causes"]
 """Causes of invalid responses, with the change that each suggests."""
 _FILLER = frozenset(_DATA["filler_words"].split())
 _SEPARATOR = re.compile(r"[,;\n]|->|→|\band\b|\bthen\b")
@@ -24,37 +23,31 @@ _MAX_WORDS = 12
 _MIN_SIMILARITY = 0.85
 
 
-class Match(NamedTuple):
-    """A legal action and the kind of near match."""
-
-    action: str
-    kind: str
-
-
 @lru_cache(maxsize=20_000)
-def find_match(candidate: str, actions: tuple[str, ...]) -> Match | None:
-    """Return the legal action that the candidate probably means; None if there is none, or more than one."""
+def find_match(candidate: str, actions: tuple[str, ...]) -> str | None:
+    """Return the legal action that the candidate probably means; None if there is none, or more than one.
+
+    Of several actions in one answer, it is the first. Otherwise the first line is compared: without filler words, with
+    other words before or after the action, and misspelt.
+    """
     text = candidate.strip()[:_MAX_CHARACTERS]
     names = {_plain(action): action for action in actions}
     names.pop("", None)
-    first_line, _, rest = text.partition("\n")
-    line = _plain(first_line)
-    has_broken_character = "\ufffd" in text
-    if not line or not names or has_broken_character:
+    if "\ufffd" in text:  # a broken character
         return None
-    parts = [_plain(part) for part in _SEPARATOR.split(text.lower())]
-    named = [names[part] for part in parts if part in names]
-    if len(named) > 1:
-        return Match(named[0], "several actions in one answer")
-    if line in names:
-        return Match(names[line], "words around the action" if rest else "case, punctuation or markup")
+    for part in _SEPARATOR.split(text.lower()):
+        if _plain(part) in names:
+            return names[_plain(part)]
+    line = _plain(text.partition("\n")[0])
+    if not line or not names:
+        return None
     same = [name for name in names if _drop_filler(name) == _drop_filler(line)]
     if len(same) == 1:
-        return Match(names[same[0]], "filler words")
+        return names[same[0]]
     if inside := _find_inside(line, names):
-        return Match(names[inside], "words around the action")
+        return names[inside]
     near = difflib.get_close_matches(line, list(names), n=2, cutoff=_MIN_SIMILARITY)
-    return Match(names[near[0]], "misspelt") if len(near) == 1 else None
+    return names[near[0]] if len(near) == 1 else None
 
 
 def _find_inside(line: str, names: Iterable[str]) -> str | None:
@@ -100,12 +93,12 @@ def sort_rejections(episodes: Iterable[Episode], actions: Sequence[str]) -> Reje
             if turn.valid:
                 continue
             match = None if turn.cut else find_match(turn.action, turn.commands or tuple(actions))
-            cause = match.kind if match else _find_cause(turn)
+            cause = "near a legal action" if match else _find_cause(turn)
             text = " ".join(turn.action.lower().split())
             found.causes[cause] += 1
             found.examples.setdefault(cause, place_of(episode, turn))
             if match:
-                found.aliases[text, match.action] += 1
+                found.aliases[text, match] += 1
             elif cause == "unknown action":
                 found.unknown[text] += 1
     return found

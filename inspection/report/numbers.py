@@ -81,7 +81,8 @@ class Measure(Settings):
         sign = 1 if self.higher else -1
         if sign * value.number >= sign * self.good:
             return Verdict.GOOD
-        return Verdict.ACT if self.act is not None and sign * value.number <= sign * self.act else Verdict.LOOK
+        must_act = self.act is not None and sign * value.number <= sign * self.act
+        return Verdict.ACT if must_act else Verdict.LOOK
 
     def show(self, number: float | None) -> str:
         """Return the number as text."""
@@ -95,7 +96,9 @@ class Measure(Settings):
         """Return the healthy range as text."""
         if self.good is None:
             return ""
-        return f"{'at least' if self.higher else 'at most'} {self.show(self.good)}" if self.good else "none"
+        if not self.good:
+            return "none"
+        return f"{'at least' if self.higher else 'at most'} {self.show(self.good)}"
 
 
 _DATA = yaml.safe_load(Path(__file__).with_name("measures.yaml").read_text(encoding="utf-8"))
@@ -113,12 +116,16 @@ def _reasoning(turns: Sequence[Turn]) -> dict[str, Value]:
     reasoned = [turn for turn in turns if turn.words]
     words = [turn.words for turn in reasoned]
     tokens = [turn.tokens for turn in turns if turn.tokens is not None]
-    compared = [turn.reasoning for turn in reasoned[:: max(len(reasoned) // _DISTINCT_OF, 1)]][:_DISTINCT_OF]
+    every = max(len(reasoned) // _DISTINCT_OF, 1)
+    compared = [turn.reasoning for turn in reasoned[::every]][:_DISTINCT_OF]
+    distinct = len(set(compared)) / len(compared) if len(compared) > 1 else None
     accuracy = retrieve_observations([(turn.observation, turn.reasoning) for turn in reasoned])
-    chance = 1 / CANDIDATES
+    if accuracy is not None:
+        chance = 1 / CANDIDATES
+        accuracy = max((accuracy - chance) / (1 - chance), 0.0)
     return {
-        "distinct_reasoning": Value(len(set(compared)) / len(compared) if len(compared) > 1 else None),
-        "observation_retrieval": Value(None if accuracy is None else max((accuracy - chance) / (1 - chance), 0.0)),
+        "distinct_reasoning": Value(distinct),
+        "observation_retrieval": Value(accuracy),
         "answers_with_reasoning": _share(len(words), len(turns)),
         "reasoning_words": Value(statistics.median(words) if words else None),
         "response_tokens": Value(statistics.median(tokens) if tokens else None),
@@ -213,8 +220,8 @@ def _mean(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> Value:
 
 def entropy(counts: Counter[Any]) -> float:
     """Plug-in entropy of a distribution, in bits."""
-    total = counts.total()
-    return -sum(n / total * math.log2(n / total) for n in counts.values() if n)
+    shares = [count / counts.total() for count in counts.values() if count]
+    return -sum(share * math.log2(share) for share in shares)
 
 
 def retrieve_observations(turns: Sequence[tuple[str, str]]) -> float | None:
@@ -231,13 +238,20 @@ def retrieve_observations(turns: Sequence[tuple[str, str]]) -> float | None:
     terms = {text: _terms(text) for text in observations}
     frequency = Counter(term for bag in terms.values() for term in bag)
     weight = {term: math.log(len(observations) / count) for term, count in frequency.items()}
-    norm = {text: math.sqrt(sum(weight[term] ** 2 for term in bag)) or 1.0 for text, bag in terms.items()}
+    norm = {}
+    for text, bag in terms.items():
+        squares = sum(weight[term] ** 2 for term in bag)
+        norm[text] = math.sqrt(squares) or 1.0
     hits = 0
     for observation in observations:
         said = _terms(reasoning_of[observation])
-        similarity = lambda text, said=said: sum(weight[term] for term in said & terms[text]) / norm[text]
-        others = [text for text in rng.sample(observations, CANDIDATES) if text != observation][: CANDIDATES - 1]
-        hits += similarity(observation) > max(map(similarity, others))
+        drawn = rng.sample(observations, CANDIDATES)
+        others = [text for text in drawn if text != observation][: CANDIDATES - 1]
+        similarity = {}
+        for text in (observation, *others):
+            shared = sum(weight[term] for term in said & terms[text])
+            similarity[text] = shared / norm[text]
+        hits += similarity.pop(observation) > max(similarity.values())
     return hits / len(observations)
 
 

@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from envs.text_game import find_action
-from inspection.records import FILE, read_episodes
+from inspection.records import FILE, Record, read_episodes
 from slime_verlog import ConfigError
 
 _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECASE)
@@ -109,7 +109,7 @@ def read_run(path: Path) -> Iterator[Episode]:
         raise ConfigError(f"{where} holds no episodes")
 
 
-def read_record(record: Mapping[str, Any], where: str) -> Episode:
+def read_record(record: Record, where: str) -> Episode:
     """Read one record; raises ConfigError, which begins with `where`, if it is damaged."""
     try:
         return _episode(record)
@@ -118,7 +118,7 @@ def read_record(record: Mapping[str, Any], where: str) -> Episode:
         raise ConfigError(f"{where} is not a record of an episode: {kind}") from error
 
 
-def _episode(record: Mapping[str, Any]) -> Episode:
+def _episode(record: Record) -> Episode:
     messages = [_read_message(message) for message in record["messages"]]
     return Episode(
         group=(str(record.get("setting", "-")), str(record.get("player", "-"))),
@@ -133,12 +133,15 @@ def _episode(record: Mapping[str, Any]) -> Episode:
     )
 
 
-def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]], number: int) -> Turn:
+def _turn(turn: Record, messages: Sequence[tuple[str, str | None]], number: int) -> Turn:
     text, images = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
-    response, executed, valid = _text(turn, "response"), _text(turn, "executed_action"), bool(turn["valid"])
+    response, executed = _text(turn, "response"), _text(turn, "executed_action")
+    valid = bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
-    finish, tokens = turn.get("finish_reason"), (turn.get("tokens") or {}).get("text")
-    _, found, tail = observation.partition(_COMMANDS)  # the line that `envs.text_game.list_commands` writes
+    finish = turn.get("finish_reason")
+    tokens = (turn.get("tokens") or {}).get("text")
+    _, has_commands, tail = observation.partition(_COMMANDS)  # the line that `envs.text_game.list_commands` writes
+    commands = tail.partition("\n")[0].rstrip(".").split(", ") if has_commands else ()
     answer = split_answer(response, executed if valid else None)
     return Turn(
         number=number,
@@ -154,11 +157,11 @@ def _turn(turn: Mapping[str, Any], messages: Sequence[tuple[str, str | None]], n
         cut=None if finish is None else finish == "length",
         tokens=len(tokens) if tokens is not None else None,
         asked_for_marker="ACTION:" in text,
-        commands=tuple(tail.partition("\n")[0].rstrip(".").split(", ")) if found else (),
+        commands=tuple(commands),
     )
 
 
-def _read_message(message: Mapping[str, Any]) -> tuple[str, str | None]:
+def _read_message(message: Record) -> tuple[str, str | None]:
     """The text and the keys of the images; None if the record left images out."""
     content = message["content"]
     if isinstance(content, str):
@@ -169,13 +172,13 @@ def _read_message(message: Mapping[str, Any]) -> tuple[str, str | None]:
     return text, None if None in keys else " ".join(map(str, keys))
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
+def _text(record: Record, key: str) -> str:
     if not isinstance(value := record[key], str):
         raise ValueError(f"{key} must be text, got {str(value)[:60]!r}")
     return value
 
 
-def _number(record: Mapping[str, Any], key: str) -> float:
+def _number(record: Record, key: str) -> float:
     value = float(record.get(key) or 0.0)
     if not math.isfinite(value):
         raise ValueError(f"{key} must be a finite number, got {value}")

@@ -18,10 +18,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog view`."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="one run, two to compare, or more")
     parser.add_argument("--out", type=Path, help="the page; default: episodes.html (two runs: compare.html) in RUN")
-    parser.add_argument("--most", type=int, metavar="N", help="show only the first N episodes of each run")
     parser.add_argument("--worlds", type=int, default=200, metavar="N", help="episodes to draw (default: 200)")
     parser.add_argument("--follow", action="store_true", help="rewrite the page when the run grows, until Ctrl-C")
-    parser.add_argument("--every", type=float, default=5.0, metavar="S", help="seconds between looks (default: 5)")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for slime's dumps; default: DUMP/tokenizer")
     trust = "load dumps with any Python object and replay any environment, which may run code"
     parser.add_argument("--trust", action="store_true", help=trust)

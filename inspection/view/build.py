@@ -1,6 +1,5 @@
 """What `slime-verlog view` does: builds the page once, or keeps rewriting it."""
 
-import itertools
 import os
 import time
 import webbrowser
@@ -18,13 +17,14 @@ from embedded.run.folder import check_out, write_text
 from inspection.records import FILE, names_of
 from inspection.target import check_numbers
 from inspection.view.page import Packer, build_page
-from inspection.view.replay import Worlds, with_pictures
-from inspection.view.sources import cut_record, episode_sources, files_of, find_files, left_out, read_run
+from inspection.view.replay import Worlds
+from inspection.view.sources import episode_sources, files_of, read_run
 from inspection.view.training import expand_runs, read_training
 from slime_verlog import ConfigError
 
 PAIR = 2  # two runs are compared episode by episode; of more, a page compares the training
 
+_LOOK_S = 5.0  # between two looks at a followed run
 _IDLE_PER_BUSY = 3  # a followed page costs at most a quarter of a CPU, however large it is
 _State = dict[Path, tuple[int, int]]
 
@@ -35,7 +35,6 @@ class Book:
     def __init__(self, options: Namespace) -> None:
         self._options, self._runs = options, expand_runs(options.runs)
         self._counts: Counter[tuple[int, Path]] = Counter()
-        self._problems: list[str] = []
         if options.worlds and not find_spec("PIL"):
             options.worlds = 0
             print("note: worlds are not drawn, because Pillow is missing: pip install pillow")
@@ -43,31 +42,20 @@ class Book:
 
     def update(self) -> int:
         """Read the runs and add their new episodes; return how many there are."""
-        before, self._runs = self._counts.total(), expand_runs(self._options.runs)
+        before = self._counts.total()
+        self._runs = expand_runs(self._options.runs)
         for number, run in enumerate(self._runs):
             self._worlds.most = self._options.worlds * (number + 1) // len(self._runs)  # each run has its share
             for source in episode_sources(run, with_training=len(self._runs) == 1):
                 self._add(source, number)
-        # What the page does not show: records that were cut, and evaluations beside or below training runs.
-        files = sorted({file for _, source in self._counts for file in find_files(source)})
-        self._problems = [sentence for sentence in map(cut_record, files) if sentence]
-        shown = {*self._runs, *(file.parent for file in files)}
-        for folder in self._options.runs:
-            if others := [str(path.relative_to(folder)) for path in left_out(folder, shown)]:
-                words = "1 evaluation, view it" if len(others) == 1 else f"{len(others)} evaluations, view each"
-                self._problems.append(f"{folder} also holds {words} alone: {', '.join(others)}.")
         return self._counts.total() - before
 
     def _add(self, source: Path, number: int) -> None:
-        known, most = self._counts.setdefault((number, source), 0), self._options.most
+        known = self._counts[number, source]
         name = names_of(self._runs)[number] if len(self._runs) > PAIR else None
-        left = None if most is None else max(0, most - known)
-        episodes = itertools.islice(read_run(source, self._options.tokenizer, self._options.trust, skip=known), left)
+        episodes = read_run(source, self._options.tokenizer, self._options.trust, skip=known or None)
         for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, disable=None):
-            world = self._worlds.draw(episode) or {}
-            if pictures := world.pop("shown", None):
-                episode = with_pictures(episode, pictures)
-            self._packer.add(episode, 0 if name else number, world or None, name)
+            self._packer.add(episode, 0 if name else number, self._worlds.draw(episode), name)
             self._counts[number, source] += 1
 
     def write(self, path: Path, follow: float = 0.0) -> None:
@@ -77,14 +65,13 @@ class Book:
         head = {
             "runs": [", ".join(map(str, self._options.runs))] if several else [str(run) for run in self._runs],
             "studies": [{**study, "run": number} for number, study in enumerate(studies) if study],
-            "problems": self._problems,
             "written": datetime.now().astimezone().isoformat(timespec="seconds"),
             "follow": follow,
             "episodes": self._packer.rows,
         }
         resolved = [run.resolve() for run in self._options.runs]
-        names = [run.parent.name if run.name == FILE else run.name if run.is_dir() else run.stem for run in resolved]
-        text = build_page(" and ".join(names), head, self._packer.blocks(), self._worlds.images())
+        names = [run.parent.name if run.name == FILE else run.name for run in resolved]
+        text = build_page(" and ".join(names), head, self._packer.blocks())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text)
@@ -93,14 +80,16 @@ class Book:
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""
-        episodes, worlds = self._counts.total(), self._worlds
-        drawn = f", {worlds.drawn} with their world" if worlds.drawn else ""
-        wrong = f"; {worlds.differing} could not be drawn, the page says why" if worlds.differing else ""
+        worlds = self._worlds
+        said = f"{path} ({path.stat().st_size / 1e6:.1f} MB): {self._counts.total()} episodes"
+        if worlds.drawn:
+            said += f", {worlds.drawn} with their world"
+        if worlds.differing:
+            said += f"; {worlds.differing} could not be drawn, the page says why"
         if worlds.untrusted:
             names = ", ".join(sorted(worlds.untrusted))
-            wrong += f"; worlds of {names} are drawn with --trust, which runs the code that the records name"
-        said = "".join(f"\nnote: {sentence}" for sentence in self._problems)
-        return f"{path} ({path.stat().st_size / 1e6:.1f} MB): {episodes} episodes{drawn}{wrong}{said}"
+            said += f"; worlds of {names} are drawn with --trust, which runs the code that the records name"
+        return said
 
 
 def write_once(options: Namespace) -> int:
@@ -138,10 +127,10 @@ def follow(options: Namespace) -> int:
                     half_written = state
                 else:
                     book, before = fresh, state
-                    book.write(path, options.every)
+                    book.write(path, _LOOK_S)
                     print(book.summary(path), flush=True)
                     opened = opened or _open(options, path)
-            time.sleep(max(options.every, _IDLE_PER_BUSY * (time.monotonic() - began)))
+            time.sleep(max(_LOOK_S, _IDLE_PER_BUSY * (time.monotonic() - began)))
     except KeyboardInterrupt:
         pass
     if before:
@@ -164,10 +153,15 @@ def _state(runs: Sequence[Path]) -> _State:
 def _only_grew(before: _State, state: _State, options: Namespace) -> bool:
     """Whether each run still has one file of episodes, which only grew, so that its episodes keep their numbers."""
     runs = expand_runs(options.runs)
-    if any(len(files_of(run, metrics=False)) != 1 for run in runs) or len(runs) != len(options.runs):
+    if len(runs) != len(options.runs) or any(file.suffix == ".pt" for file in before):
         return False
-    grown = (state.get(file, (0, 0))[0] >= size for file, (size, _) in before.items() if file.suffix != ".json")
-    return bool(before) and all(grown) and not any(file.suffix == ".pt" for file in before)
+    if any(len(files_of(run, metrics=False)) != 1 for run in runs):
+        return False
+    for file, (size, _) in before.items():
+        now, _ = state.get(file, (0, 0))
+        if now < size and file.suffix != ".json":
+            return False
+    return bool(before)
 
 
 def page_path(options: Namespace) -> Path:
@@ -175,18 +169,19 @@ def page_path(options: Namespace) -> Path:
     if options.out is not None:
         return options.out
     run = options.runs[0]
-    is_folder = run.is_dir() or not (run.is_file() or run.suffix in (".jsonl", ".pt"))  # it may not exist yet
-    folder = run if is_folder else run.parent
-    if len(options.runs) > PAIR:
-        return run.parent / "runs.html"
-    if len(options.runs) == PAIR:
-        return folder / "compare.html"
-    return folder / "episodes.html" if is_folder or "{" in run.name else run.with_suffix(".html")
+    is_file = run.is_file() or run.suffix in (".jsonl", ".pt")  # it may not exist yet
+    folder = run.parent if is_file and not run.is_dir() else run
+    match len(options.runs):
+        case 1:
+            return folder / "episodes.html"
+        case 2:
+            return folder / "compare.html"
+    return run.parent / "runs.html"
 
 
 def _checked(options: Namespace) -> Namespace:
     """The options; raises ConfigError for a number out of range, or an output that would replace something else."""
-    check_numbers(options, {"most": 1, "worlds": 0, "every": 0.5})
+    check_numbers(options, {"worlds": 0})
     path: Path | None = options.out
     if path is not None and path.suffix != ".html" and path.exists():
         raise ConfigError(f"--out {path} exists, and does not end in .html; give another file")

@@ -18,6 +18,8 @@ import torch
 from advantage.errors import TurnTableError
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row
 from inspection.records import CLOSINGS, rollout_of
+from rollout.bridge.chains import places_of
+from rollout.bridge.sample import FACTS_OF_TURNS, LATER_GROUPS
 from rollout.turn import FinishReason, SampleKind, StopReason
 from slime_verlog import ConfigError
 
@@ -103,11 +105,17 @@ def read_dumps(files: Sequence[Path], tokenizer: str | None, trusted: bool, with
             key, goes_on = _episode_of(sample, len(whole))
             episode = (ongoing if goes_on else whole).setdefault(key, {"turns": []})
             episode["turns"] += _turns(sample, row, decoder, with_ids)
-            episode |= {"rollout": rollout, "metadata": metadata, "sample": sample}
-            if goes_on and (metadata.get("terminated") or metadata.get("truncated")):
-                yield _finish(ongoing.pop(key))
+            last_turn = row.indices[-1] if row else 0
+            if last_turn >= episode.get("last_turn", 0):
+                episode |= {"rollout": rollout, "metadata": metadata, "sample": sample, "last_turn": last_turn}
+        ended = [key for key, episode in ongoing.items() if _has_ended(episode["metadata"])]
+        yield from (_finish(ongoing.pop(key)) for key in ended)
         yield from map(_finish, whole.values())
     yield from map(_finish, ongoing.values())
+
+
+def _has_ended(metadata: Mapping[str, Any]) -> bool:
+    return bool(metadata.get("terminated") or metadata.get("truncated"))
 
 
 def _episode_of(sample: Mapping[str, Any], number: int) -> tuple[Any, bool]:
@@ -144,12 +152,18 @@ def _samples(payloads: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, 
         yield from (_from_training(sample, number) for number, sample in enumerate(trained))
         return
     by_place = {sample.get("rollout_position"): sample for sample in trained}
-    for place, sample in enumerate(rolled):
+    later = [(sample.get("train_metadata") or {}).get(LATER_GROUPS, ()) for sample in rolled]
+    for place, sample in zip(places_of([_group_of(sample) for sample in rolled], later), rolled, strict=True):
         values = by_place.get(place)
         if values is not None and len(values["tokens"]) == len(sample.get("tokens") or ()):
             sample = {**sample, "trained": values}
         row = (sample.get("train_metadata") or {}).get("turn_row")
         yield sample, row if isinstance(row, TurnRow) else None
+
+
+def _group_of(sample: Mapping[str, Any]) -> int:
+    group = sample.get("rollout_id")
+    return (sample.get("index") if group is None else group) or 0
 
 
 def _from_training(values: Mapping[str, Any], number: int) -> tuple[dict[str, Any], TurnRow | None]:
@@ -202,11 +216,11 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
     columns = _columns(sample, length)
     metadata, first = sample.get("metadata") or {}, len(tokens) - length
     spans = [(span.start, span.end, span.reward) for span in row.turns] if row else _spans(sample, columns, length)
+    facts_of_turns = metadata.get(FACTS_OF_TURNS) or [*({} for _ in spans[1:]), metadata]
+    rounds = row.indices if row else [metadata.get("round_number") or 0] * len(spans)
     turns = []
-    for number, (start, end, reward) in enumerate(spans):
-        is_last = number == len(spans) - 1
+    for (start, end, reward), facts, index in zip(spans, facts_of_turns, rounds, strict=True):
         ids = tokens[first + start : first + end]
-        facts = metadata if is_last else {}
         text = sample.get("response") if len(spans) == 1 else None
         turns.append(
             {
@@ -218,10 +232,10 @@ def _turns(sample: Mapping[str, Any], row: TurnRow | None, decoder: Decoder, wit
                 "notes": facts.get("notes"),
                 **({"summary": facts["summary"]} if "summary" in facts else {}),
                 "reward": reward,
-                "terminated": bool(is_last and metadata.get("terminated")),
-                "truncated": bool(is_last and metadata.get("truncated")),
+                "terminated": bool(facts.get("terminated")),
+                "truncated": bool(facts.get("truncated")),
                 "tokens": {"text": decoder.tokens(ids), **{key: values[start:end] for key, values in columns.items()}},
-                "round": metadata.get("round_number") or 0,
+                "round": index,
             }
         )
         if with_ids:

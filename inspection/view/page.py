@@ -11,12 +11,12 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from inspection.records import find_changes, split_prompts
+from inspection.records import Record, find_changes, split_prompts
 
 CHUNK_CHARACTERS = 1_000_000
 """Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""
@@ -39,9 +39,7 @@ class Packer:
         self._images: dict[str, str] = {}
         self._characters = 0
 
-    def add(
-        self, episode: Mapping[str, Any], run: int = 0, world: Mapping[str, Any] | None = None, study: str | None = None
-    ) -> None:
+    def add(self, episode: Record, run: int = 0, world: Record | None = None, study: str | None = None) -> None:
         """Add an episode of the run with this number, with its world if it was drawn.
 
         On a page about many runs, all have the number 0, and `study` is the run's name.
@@ -49,14 +47,18 @@ class Packer:
         if self._characters > CHUNK_CHARACTERS:
             self._closed.append(self._compressed())
             self._start_chunk()
-        row = _row(episode, run, len(self._closed), len(self._episodes))
-        row |= {"study": study} if study else {}
-        self.rows.append(row | ({"world": 1 if "note" not in world else 2} if world else {}))
+        row = _row(episode, run)
+        row |= {"chunk": len(self._closed), "place": len(self._episodes)}
+        if study:
+            row["study"] = study
+        if world:
+            row["world"] = 2 if "note" in world else 1
+        self.rows.append(row)
         drawn = dict(world or {})
-        for name, images in (("", episode.get("pictures") or {}), ("world ", drawn.pop("pictures", {}))):
-            new = {name + key: image for key, image in images.items() if name + key not in self._images}
-            self._images |= new
-            self._characters += sum(map(len, new.values()))
+        for key, image in [*(episode.get("pictures") or {}).items(), *drawn.pop("pictures", {}).items()]:
+            if key not in self._images:
+                self._images[key] = image
+                self._characters += len(image)
         keys = ("env_path", "task", "options", "max_turns", "metrics", "fault", "credit")
         kept = {key: episode[key] for key in keys if episode.get(key)}
         self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
@@ -66,7 +68,7 @@ class Packer:
         """Return the chunks, compressed."""
         return [*self._closed, *([self._compressed()] if self._episodes else [])]
 
-    def _pack(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _pack(self, episode: Record) -> list[dict[str, Any]]:
         """The episode's turns, with numbers in place of the chunk's messages.
 
         A prompt is the number of messages that it shares with the start of the previous one, then the rest.
@@ -93,7 +95,7 @@ class Packer:
         return compress("\n".join([shared, *self._episodes]))
 
 
-def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[str, Any]:
+def _turn(turn: Record, prompt: list[int], fresh: list[int]) -> dict[str, Any]:
     packed: dict[str, Any] = {
         "prompt": prompt,
         "fresh": fresh,
@@ -102,39 +104,42 @@ def _turn(turn: Mapping[str, Any], prompt: list[int], fresh: list[int]) -> dict[
         "valid": turn.get("valid"),
         "reward": number(turn.get("reward")),
     }
-    packed |= {
-        key: turn[key] for key in ("notes", "lambda_token", "metrics", "moves") if turn.get(key) not in (None, "", {})
-    }
+    for key in ("notes", "lambda_token", "metrics", "moves"):
+        if turn.get(key) not in (None, "", {}):
+            packed[key] = turn[key]
     if (reached := number(turn.get("progression"))) is not None:
         packed["progression"] = reached
     if "summary" in turn:
         packed["summary"] = 1
-    if end := next((name for name in ("terminated", "truncated", "done") if turn.get(name)), None):
-        packed["end"] = end
+    for end in ("terminated", "truncated", "done"):
+        if turn.get(end):
+            packed.setdefault("end", end)
     if tokens := turn.get("tokens"):
-        texts = list(tokens.get("text") or ())
-        columns: dict[str, list[Any]] = {"text": texts}
-        for key, values in tokens.items():
-            if key != "text" and values is not None and len(values) == len(texts):
-                columns[key] = [number(value) for value in values]
-        packed["tokens"] = columns
+        packed["tokens"] = _columns(tokens)
     return packed
 
 
-def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[str, Any]:
+def _columns(tokens: Record) -> dict[str, list[Any]]:
+    """The texts of a turn's tokens, and each value that every token has."""
+    texts = list(tokens.get("text") or ())
+    columns: dict[str, list[Any]] = {"text": texts}
+    for key, values in tokens.items():
+        if key != "text" and values is not None and len(values) == len(texts):
+            columns[key] = [number(value) for value in values]
+    return columns
+
+
+def _row(episode: Record, run: int) -> dict[str, Any]:
     """What list, filters and summary need to know about an episode."""
-    played = [turn for turn in episode["story"] if "summary" not in turn]
-    turns = len(played) if episode.get("turns") is None else episode["turns"]
+    story = episode["story"]
+    played = [turn for turn in story if "summary" not in turn]
     valid = episode.get("valid_action_ratio")
     if valid is None and played and played[0].get("valid") is not None:
         valid = sum(bool(turn["valid"]) for turn in played) / len(played)
-    notes = len(episode["story"]) - len(played)
-    success, setting = episode.get("success"), _text(episode.get("setting"), "-")
-    update = _UPDATE.search(setting)
-    return {
-        **({"run": run} if run else {}),
+    success = episode.get("success")
+    setting = _text(episode.get("setting"), "-")
+    row = {
         "setting": setting,
-        **({"update": int(update[2]) + (update[1] == "rollout")} if update else {}),
         "player": _text(episode.get("player"), ""),
         "task": _text(episode.get("task_name") or episode.get("task"), "-"),
         "seed": episode.get("seed"),
@@ -142,14 +147,20 @@ def _row(episode: Mapping[str, Any], run: int, chunk: int, place: int) -> dict[s
         "success": None if success is None else bool(success),
         "return": number(episode.get("return")),
         "progression": number(episode.get("progression")),
-        "turns": turns,
+        "turns": len(played) if episode.get("turns") is None else episode["turns"],
         "valid": number(valid),
-        "chunk": chunk,
-        "place": place,
-        **({"fault": str(episode["fault"])[:300]} if episode.get("fault") else {}),
-        **({"answers": len(episode["story"]), "notes": notes} if notes else {}),
-        **({"tokens": 1} if any(turn.get("tokens") for turn in episode["story"]) else {}),
     }
+    if run:
+        row["run"] = run
+    if update := _UPDATE.search(setting):
+        row["update"] = int(update[2]) + (update[1] == "rollout")
+    if episode.get("fault"):
+        row["fault"] = str(episode["fault"])[:300]
+    if len(story) > len(played):
+        row |= {"answers": len(story), "notes": len(story) - len(played)}
+    if any(turn.get("tokens") for turn in story):
+        row["tokens"] = 1
+    return row
 
 
 def _text(value: Any, default: str) -> str:
@@ -182,21 +193,20 @@ def compress(text: str) -> str:
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = (
     *("dom", "data", "state", "charts", "run", "summary", "list", "search"),
-    *("answer", "credit", "transcript", "world", "episode", "keys"),
+    *("answer", "credit", "transcript", "world", "episode", "keys", "main"),
 )
 
 
-def build_page(title: str, head: Mapping[str, Any], chunks: Sequence[str], atlases: Mapping[int, bytes]) -> str:
+def build_page(title: str, head: Record, chunks: Sequence[str]) -> str:
     """Return the page as text, with the episodes as `Packer.blocks` returns them.
 
-    `head` is what the page needs at once: the runs' names, and one row per episode. `atlases` has a PNG image with all
-    tiles for each tile size in pixels.
+    `head` is what the page needs at once: the runs' names, and one row per episode.
     """
     style = _read("style.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in (*_SCRIPTS, "main")) + "\n})();\n"
+    parts = "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
     blocks = [_block("head", compress(to_json(head)))]
     blocks += [_block(f"chunk-{number}", chunk) for number, chunk in enumerate(chunks)]
-    blocks += [_block(f"atlas-{size}", base64.b64encode(png).decode("ascii")) for size, png in atlases.items()]
     # This style, this script, embedded images, and no HTML made from strings.
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data: blob:; "

@@ -1,8 +1,6 @@
 """Finds and reads the episodes of a run: `episodes.jsonl`, a folder with such files, or slime's dumps."""
 
-import json
-import os
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,20 @@ def find_files(run: Path) -> list[Path]:
     if run.is_file():
         return [run]
     if "{rollout_id}" in run.name:
-        return _require(sorted(sorted(run.parent.glob(run.name.replace("{rollout_id}", "*"))), key=rollout_of), run)
+        return _require(_dumps(run.parent, run.name.replace("{rollout_id}", "*")), run)
     if not run.exists():
         raise ConfigError(f"{run} does not exist")
     if (run / FILE).is_file():
         return [run / FILE]
     found = sorted([*run.glob("episodes*.jsonl"), *run.glob("*/episodes*.jsonl")])
-    if not found:
-        folders = [run / name for name in ("rollout_data", "train_data") if (run / name).is_dir()] or [run]
-        found = [path for folder in folders for path in sorted(sorted(folder.glob("*.pt")), key=rollout_of)]
-    return _require(found, run)
+    if found:
+        return found
+    folders = [run / name for name in ("rollout_data", "train_data") if (run / name).is_dir()]
+    return _require([dump for folder in folders or [run] for dump in _dumps(folder, "*.pt")], run)
+
+
+def _dumps(folder: Path, pattern: str) -> list[Path]:
+    return sorted(sorted(folder.glob(pattern)), key=rollout_of)
 
 
 def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
@@ -50,28 +52,6 @@ def files_of(run: Path, *, metrics: bool = True) -> list[Path]:
         return found
     others = [run / TRAINING, run / SUMMARY, run / ABOUT, *metric_files(run)]
     return [*found, *(path for path in others if path.is_file())]
-
-
-def left_out(folder: Path, shown: Container[Path]) -> list[Path]:
-    """Return the folders with episodes in and below `folder`, without those that are shown."""
-    found = {path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}episodes*.jsonl")}
-    return sorted(path for path in found if path not in shown)
-
-
-def cut_record(path: Path) -> str | None:
-    """Say that the file's last record is incomplete; None if all records are whole."""
-    last = b""
-    with open(path, "rb") as file:
-        if path.suffix == ".jsonl" and file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.seek(0)
-                *_, last = file
-    try:
-        json.loads(last or b"{}")
-    except (ValueError, RecursionError):
-        return f"{path}: the last record is cut or still being written, and is left out."
-    return None
 
 
 def _require(found: list[Path], run: Path) -> list[Path]:

@@ -26,18 +26,26 @@ _FROM_SLIME = {
     **{f"train/{name}": f"actor/{name}" for name in ("ppo_kl", "pg_loss", "pg_clipfrac", "grad_norm")},
 }
 """slime's names of metrics that runs on one machine also have."""
+_COUNTS = ("rollout/faults/", "rollout/stop/")
+"""Metrics that are left out where they are always 0."""
 Rows = dict[int, dict[str, float]]  # metrics by number of updates
 
 
 def metric_files(run: Path) -> list[Path]:
     """Return the files with the run's metrics: JSON lines, or TensorBoard's events; none for episodes alone."""
     rows = [run / name for name in _ROWS if (run / name).is_file()]
-    return rows or (sorted(run.glob(f"tensorboard/**/{_EVENTS}")) or sorted(run.glob(_EVENTS)) if run.is_dir() else [])
+    if rows or not run.is_dir():
+        return rows
+    return sorted(run.glob(f"tensorboard/**/{_EVENTS}")) or sorted(run.glob(_EVENTS))
 
 
 def expand_runs(runs: Iterable[Path]) -> list[Path]:
     """Replace each folder of training runs, such as one with several seeds, by the runs in it."""
-    return [found for run in runs for found in (_inside(run) if not metric_files(run) else []) or [run]]
+    found: list[Path] = []
+    for run in runs:
+        inside = [] if metric_files(run) else _inside(run)
+        found += inside or [run]
+    return found
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -55,33 +63,41 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     if not files:
         return None
     problems: list[str] = []
-    rows = _json_rows(files[0], problems) if files[0].suffix == ".jsonl" else _tensorboard_rows(files, problems)
+    is_ours = files[0].suffix == ".jsonl"
+    rows = _json_rows(files[0], problems) if is_ours else _tensorboard_rows(files, problems)
     settings = _mapping(run / SETTINGS, problems, "settings")
-    keys, flags = (settings[key] if isinstance(settings.get(key), dict) else None for key in ("keys", "flags"))
-    summary = _mapping(run / SUMMARY, problems, "results and the verdict")
-    about = _mapping(run / ABOUT, problems, "command and the versions") | summary
-    started = about.get("started", min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()))
-    changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings) | _changed(flags or {}, EmbeddedFlags)
-    alarms, state = _alarms(rows, summary, problems), _state(run, about)
+    keys, flags = _section(settings, "keys"), _section(settings, "flags")
+    about = _mapping(run / ABOUT, problems, "command and the versions")
+    about |= _mapping(run / SUMMARY, problems, "results and the verdict")
+    files_written = [path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()]
+    times = {"started": min(files_written), "written": files[-1].stat().st_mtime}
+    changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings) | _changed(flags, EmbeddedFlags)
     warned = about.get("warnings")
-    words = [word for word in warned if isinstance(word, str)] if isinstance(warned, list) else []
-    problems += [f"Before training: {word}." for word in words]
+    for word in warned if isinstance(warned, list) else ():
+        problems.append(f"Before training: {word}.")
+    columns = _columns(rows, problems)
+    alarms, state = _alarms(rows), _state(run, about)
     trained = any(row.get("train/actor_trains") for row in rows.values())
+    is_stopped = str(state).startswith("stopped")
     return {
         "name": name,
         "variant": _SEED.sub("", name).rstrip(string.punctuation + " ") or run.resolve().parent.name,
         "folder": str(run),
-        "columns": _columns(rows, problems),
+        "columns": columns,
         "limits": {limit.metric: [number(limit.lowest), number(limit.highest)] for limit in LIMITS},
         "alarms": alarms,
         "state": state,
-        "healthy": trained and not alarms and not problems and not str(state).startswith("stopped"),
-        "waiting": _waiting(run, rows, settings) if state == "running" and not trained else None,
+        "healthy": trained and not alarms and not problems and not is_stopped,
         "settings": changed,
-        "planned": (flags or {}).get("num_rollout"),
-        "about": {"started": started, "written": files[-1].stat().st_mtime, **about},
+        "planned": flags.get("num_rollout"),
+        "about": {**times, **about},
         "problems": problems,
     }
+
+
+def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = settings.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _state(run: Path, about: Mapping[str, Any]) -> str | None:
@@ -96,16 +112,6 @@ def _state(run: Path, about: Mapping[str, Any]) -> str | None:
         return "finished"
     is_ours = (run / ABOUT).exists() or (run / SETTINGS).exists()
     return "stopped: its process ended and left no reason" if is_ours else None
-
-
-def _waiting(run: Path, rows: Rows, settings: Mapping[str, Any]) -> str:
-    """Say what a run does before an update has trained the policy."""
-    if any(row.get("rollout/turns") for row in rows.values()):
-        return "only the critic trains so far; no update of the policy yet"
-    imitates = isinstance(settings.get("warm"), dict)  # otherwise a path: PPO starts from that model
-    if imitates and not rows and not (run / "policy_before" / "imitation.json").exists():
-        return "imitating demonstrations; no update yet"
-    return "evaluating the policy or pretraining the critic; no update yet" if not rows else "no update yet"
 
 
 def _json_rows(path: Path, problems: list[str]) -> Rows:
@@ -151,7 +157,9 @@ def _trained(step: int, rollout: int) -> int:
 
     slime numbers the n steps of rollout r from r * n on, and n differs between rollouts, as in the critic's warm-up.
     """
-    return next(r for r in range(rollout, -1, -1) if not r or (step >= r and step // (step // r) == r))
+    while rollout and (step < rollout or step // (step // rollout) != rollout):
+        rollout -= 1
+    return rollout
 
 
 def _events(file: Path) -> Iterator[tuple[float, str, int, float]]:
@@ -165,31 +173,34 @@ def _events(file: Path) -> Iterator[tuple[float, str, int, float]]:
 
 def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:
     """One list per metric over the updates; of long runs, at most `_MOST_POINTS` and every evaluation."""
+    updates = sorted(rows)
     step = math.ceil(len(rows) / _MOST_POINTS)
-    kept = [u for n, u in enumerate(sorted(rows)) if n % step == 0 or any(k.startswith("eval/") for k in rows[u])]
-    names = dict.fromkeys(name for update in sorted(rows) for name in rows[update])
-    for name in names:
-        broken = [update for update in sorted(rows) if not math.isfinite(rows[update].get(name, 0.0))]
+    kept = []
+    for place, update in enumerate(updates):
+        is_evaluation = any(name.startswith("eval/") for name in rows[update])
+        if place % step == 0 or is_evaluation:
+            kept.append(update)
+    columns: dict[str, list[Any]] = {"update": kept}
+    for name in dict.fromkeys(name for update in updates for name in rows[update]):
+        broken = [update for update in updates if not math.isfinite(rows[update].get(name, 0.0))]
         if broken:
             more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
             problems.append(f"{name} is not a finite number in update {broken[0]}{more}; the curve leaves it out.")
-    columns = {name: [number(rows[update].get(name)) for update in kept] for name in names}
-    counts = ("rollout/faults/", "rollout/stop/")
-    return {"update": kept, **{k: v for k, v in columns.items() if any(v) or not k.startswith(counts)}}
+        column = [number(rows[update].get(name)) for update in kept]
+        if any(column) or not name.startswith(_COUNTS):
+            columns[name] = column
+    return columns
 
 
-def _alarms(rows: Rows, summary: Mapping[str, Any], problems: list[str]) -> list[dict[str, Any]]:
-    """The alarms that the rows raise, and those that the run recorded although their rows are missing."""
+def _alarms(rows: Rows) -> list[dict[str, Any]]:
+    """The alarms that the rows raise."""
     watch, found = Alarms(), []
     for update in sorted(rows):
         known = set(watch.raised)
         watch.watch(update, rows[update])
-        found += [{"metric": m, "update": update, "sentence": watch.raised[m]} for m in watch.raised if m not in known]
-    last, updates = max(rows, default=0), summary.get("updates", 0)
-    if last < updates:
-        problems.append(f"The metrics end at update {last} of {updates}; later ones are missing.")
-        recorded = dict(summary.get("alarms") or {}).items()
-        found += [{"metric": m, "update": last, "sentence": text} for m, text in recorded if m not in watch.raised]
+        for metric in watch.raised:
+            if metric not in known:
+                found.append({"metric": metric, "update": update, "sentence": watch.raised[metric]})
     return found
 
 
@@ -216,8 +227,12 @@ def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:
 
 def _changed(given: Mapping[str, Any], model: type[Settings]) -> dict[str, list[Any]]:
     """Dotted names of settings whose value differs from the default, with both; None: there is no default."""
-    fields = {k: f.get_default(call_default_factory=True) for k, f in model.model_fields.items() if not f.is_required()}
-    dumped = {key: value.model_dump() if isinstance(value, Settings) else value for key, value in fields.items()}
-    defaults: Mapping[str, Any] = json.loads(json.dumps(dict(leaves(dumped)), default=str))
-    found = dict(leaves(given)) if given else {}
-    return {key: [value, defaults.get(key)] for key, value in found.items() if value != defaults.get(key)}
+    if not given:
+        return {}
+    defaults = {}
+    for key, field in model.model_fields.items():
+        if not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            defaults[key] = value.model_dump() if isinstance(value, Settings) else value
+    usual: Mapping[str, Any] = json.loads(json.dumps(dict(leaves(defaults)), default=str))
+    return {key: [value, usual.get(key)] for key, value in leaves(given) if value != usual.get(key)}

@@ -9,8 +9,7 @@ from typing import Any
 from advantage.errors import FlagError
 from advantage.flags import GROUP, HOOK, INSTALL, advantage_flags, check_estimator, check_kl
 from advantage.flags import check_flags as check_patch
-from advantage.settings import GAE_FORMS, AdvantageSettings, advantage_settings
-from advantage.turn_table import CONVERTER
+from advantage.settings import CONVERTER, GAE_FORMS, AdvantageSettings, advantage_settings
 from rollout.bridge.flags import RolloutFlags, check_lengths, sentences
 from rollout.bridge.roles import check_pushed_weights, check_roles, is_megatron_checkpoint, role_args, roles_of
 from rollout.bridge.settings import RolloutSettings
@@ -51,11 +50,16 @@ def hooks_in_use(args: Any) -> set[str]:
 
 
 def check_flags(args: Any, config: RolloutSettings) -> None:
-    """Check the hooks that `args` names; raises ConfigError, which names the flag to change."""
+    """Check the hooks that `args` names, and a `gae_form` of the user's; raises ConfigError, which names the flag."""
     if config.gae_form not in GAE_FORMS:
         from advantage.gae import check_form
 
         check_form(config.gae_form)
+    check_hooks(args, config)
+
+
+def check_hooks(args: Any, config: RolloutSettings) -> None:
+    """Check the hooks that `args` names, without importing torch; raises ConfigError, which names the flag."""
     plays, generate = (getattr(args, f"{name}_function_path", None) for name in ("rollout", "custom_generate"))
     names = ("data_source_path", "custom_convert_samples_to_train_data_path", "custom_megatron_init_path")
     ours = [name for name in names if getattr(args, name, None) in (SOURCE, CONVERTER, INSTALL)]
@@ -92,6 +96,8 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
             f"fixed-turn batches hold bootstrap samples beside the turns, so the number of samples varies: add "
             f"--use-dynamic-batch-size --max-tokens-per-gpu N, for actor and critic (missing for the {static[0]})"
         )
+    if config.samples == "chains":
+        _check_whole_samples(args)
     if getattr(args, "use_dynamic_global_batch_size", False):
         raise ConfigError("--use-dynamic-global-batch-size asks for slime's own converter; leave it out")
     _check_advantage(args)
@@ -99,7 +105,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
 
 def check_generate(args: Any, config: RolloutSettings) -> None:
     """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the flag to change."""
-    several = config.history == "window" or config.bootstrap_on_time_limit
+    several = not config.joins_episodes
     _check_playing(args, RolloutFlags.read(args), config, hooks_in_use(args) | ({"turns"} if several else set()))
     if config.critic_warmup.w_epoch:
         raise ConfigError(f"critic_warmup needs --rollout-function-path {FIXED_TURN}; give it, or leave the key out")
@@ -112,8 +118,8 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
         _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
     if several and _static_roles(args):
         raise ConfigError(
-            "history: window and bootstrap_on_time_limit make several samples per episode, so their number varies: add "
-            "--use-dynamic-batch-size --max-tokens-per-gpu N, or use history: full without the other"
+            "history: window and samples: turns make several samples per episode, so their number varies: add "
+            "--use-dynamic-batch-size --max-tokens-per-gpu N, or use history: full with samples: chains"
         )
     if installs_advantages(args):
         _check_patch(args)
@@ -193,6 +199,21 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
     check_roles(args)
     if not installs_advantages(args):
         check_pushed_weights(args)
+
+
+def _check_whole_samples(args: Any) -> None:
+    """Refuse losses that depend on which turns share a sample."""
+    given = {
+        "--advantage-estimator gspo": getattr(args, "advantage_estimator", None) == "gspo",
+        "--use-opsm": getattr(args, "use_opsm", False),
+        "--custom-pg-loss-reducer-function-path": getattr(args, "custom_pg_loss_reducer_function_path", None),
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{flag} treats each sample as one answer, but a sample may hold several turns: set samples: turns in "
+                "the YAML, or leave the flag out"
+            )
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:

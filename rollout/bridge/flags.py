@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from rollout.bridge.settings import MemorySettings, RolloutSettings
+from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
 from rollout.spec import CHARS_PER_TOKEN
 
@@ -105,10 +105,18 @@ class RolloutFlags:
         context = self.rollout_max_context_len
         return context is None or prompt_tokens + (most or self.rollout_max_response_len) <= context
 
+    def left(self, prompt_tokens: int) -> int | None:
+        """How many tokens of the context are left beside a prompt of this length; None without a limit."""
+        context = self.rollout_max_context_len
+        return None if context is None else context - prompt_tokens
+
     def check_first_prompt(
-        self, task: str, tokens: int, memory: MemorySettings | None, most: int | None = None
+        self, task: str, tokens: int, config: RolloutSettings | None, most: int | None = None
     ) -> None:
-        """Raise ConfigError if a task's first prompt does not fit into the context, or not into `memory.budget`."""
+        """Raise ConfigError if a task's first prompt does not fit into the context, or notes would always be due.
+
+        `config` is None where the memory does not apply.
+        """
         first = f"the first prompt of task {task!r} has {tokens} tokens"
         if not self.fits(tokens, most):
             given = f"{'eval' if most else 'rollout'}-max-response-len {most or self.rollout_max_response_len}"
@@ -116,9 +124,17 @@ class RolloutFlags:
                 f"{first}; with --{given} it does not fit: raise "
                 "--rollout-max-context-len (and --rollout-max-prompt-len)"
             )
-        if memory is not None and memory.kind == "notes" and tokens > memory.budget:
+        if config is None or config.memory.kind != "notes":
+            return
+        memory, left = config.memory, self.left(tokens)
+        if config.history == "window" and tokens > memory.budget:
             raise ConfigError(
                 f"{first}, above memory.budget: {memory.budget}, so notes would be asked for after every turn; raise it"
+            )
+        if config.history == "full" and left is not None and left < memory.free:
+            raise ConfigError(
+                f"{first}, which leaves {left} of --rollout-max-context-len {self.rollout_max_context_len}, fewer than "
+                f"memory.free: {memory.free}, so notes would be asked for at once; lower memory.free or raise the flag"
             )
 
     def sampling_params(self, *, evaluation: bool = False) -> dict[str, Any]:
@@ -184,6 +200,11 @@ def _check_context(args: Any, flags: RolloutFlags) -> None:
 def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
     """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
     memory, response = config.memory, flags.rollout_max_response_len
+    if memory.kind == "notes" and config.history == "full" and flags.rollout_max_context_len is None:
+        raise ConfigError(
+            "memory.kind: notes with history: full writes notes when the context is nearly full: give "
+            "--rollout-max-context-len"
+        )
     if memory.kind == "notes" and memory.max_tokens > response:
         raise ConfigError(
             f"memory.max_tokens: {memory.max_tokens} is longer than any response may be (--rollout-max-response-len "

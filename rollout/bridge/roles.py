@@ -157,6 +157,19 @@ def check_start_weights(args: Any) -> None:
         )
 
 
+def critic_warning(args: Any) -> str | None:
+    """Return a sentence if the actor would learn at once from a critic whose value head begins at random."""
+    if "critic" not in roles_of(args) or getattr(args, "num_critic_only_steps", 0):
+        return None
+    if getattr(role_args(args, "critic"), "load", None) != getattr(args, "ref_load", None):
+        return None  # it resumes, or it was pretrained
+    return (
+        "no warm-up: the critic's value head begins at random, and the actor learns from its first values; add "
+        "critic_warmup to the YAML, or train the critic alone first, with --num-critic-only-steps 20 (our scripts: "
+        "CRITIC_ONLY=20)"
+    )
+
+
 def is_megatron_checkpoint(folder: str) -> bool:
     """Whether the folder holds a complete checkpoint; Megatron writes this file last."""
     return (Path(folder) / "latest_checkpointed_iteration.txt").is_file()

@@ -1,34 +1,41 @@
 """Reads and writes the fields of slime's `Sample`, and makes a batch's samples from its turns.
 
-Each turn is one sample in its own training group. A bootstrap sample shares the group of its segment's last turn.
+Each turn has a training group of its own. A sample holds one turn, or the turns of a chain (`rollout/bridge/chains.py`)
+as far as they are in the same optimizer step. It is in the group of its first turn; the converter gives each of the
+others a sample of padding, so that slime counts as many groups, and takes the same steps, as with a sample per turn. A
+bootstrap sample shares the group of its segment's last turn.
 Of the other files, only `rollout/samples.py` names fields of a `Sample`.
 """
 
-import importlib
-import uuid
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, cast
 
 import torch
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, anchor_of
-from rollout.bridge.framework import HAS_SLIME, Sample
+from rollout.bridge.chains import continues, cut_chain, find_chains, places_of
+from rollout.bridge.framework import Sample
+from rollout.bridge.trace import attach_trace
 from rollout.spec import EnvSpec, EpisodeSpec, session_of
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import ENGINE, Generation, Prompt, SampleKind, Segment, Span, Turn
+from rollout.turn import Generation, Prompt, SampleKind, Segment, Turn
 
 ROW_KEY = "turn_row"
 """Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
+LATER_GROUPS = "later_groups"
+"""Key of `sample.train_metadata`: the training groups of the sample's later turns, if they have their own."""
 
 
 class SampleWriter:
     """Makes and fills samples for one run; `dummy_token` is the untrained response of bootstrap and inert ones."""
 
-    def __init__(self, args: Any, dummy_token: int) -> None:
+    def __init__(self, args: Any, dummy_token: int, *, chains: bool = False) -> None:
+        """With `chains`, a sample may hold several turns."""
         self._args = args
         self.dummy_token = dummy_token
+        self.chains = chains
+        self.turns_per_step: int | None = getattr(args, "global_batch_size", None)
 
     def new(self, training_group: int, segment: int, prompt: Prompt) -> Sample:
         """A sample that ends with the prompt's tokens and has no response yet."""
@@ -41,6 +48,14 @@ class SampleWriter:
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
         """Append the model's tokens; slime updates its own records (routing, top-p, speculation, caching)."""
+        routed = sample.rollout_routed_experts
+        self._append_generation(sample, generation)
+        # The engine returns the experts of prompt and response; earlier responses keep those that wrote them.
+        if routed is not None and sample.rollout_routed_experts is not routed:
+            earlier, now = torch.as_tensor(routed), torch.as_tensor(sample.rollout_routed_experts)
+            sample.rollout_routed_experts = torch.cat([earlier, now[len(earlier) :]])
+
+    def _append_generation(self, sample: Sample, generation: Generation) -> None:
         trained = generation.trained
         meta_info = dict(generation.meta_info)
         if self._keeps_top_p:
@@ -70,13 +85,27 @@ class SampleWriter:
         """Append one masked token, at which the critic computes the value of the prompt."""
         self._append(sample, [self.dummy_token], None)
         sample.reward, sample.status = 0.0, Sample.Status.COMPLETED
-        self.fill_replay(sample)
+        self._fill_top_p(sample)
+        self.fill_routed(sample)
+
+    def append_state(self, sample: Sample, prompt: Prompt) -> int:
+        """Append what the prompt adds to the sample's turns, and a masked token for its value; returns its offset."""
+        self.append_observation(sample, prompt.token_ids[len(sample.tokens) :])
+        self.append_observation(sample, [self.dummy_token])
+        if sample.rollout_routed_experts is not None:
+            self.fill_routed(sample)
+        return sample.response_length - 1
 
     def make_inert(self, sample: Sample, segment: int) -> None:
         """Replace the sample's content by one masked token, as a separate episode without loss."""
         restart(sample, Prompt([self.dummy_token]))
         self.append_dummy(sample)
         set_row(sample, TurnRow(segment, 0, TurnKind.TURN, True, False, (TurnSpan(0, 1, 0.0),)))
+
+    def chains_of(self, turns: Sequence[Turn], steps: Sequence[int]) -> list[list[int]]:
+        """Return the turns, as positions, that share a sample; `steps` has the optimizer step of each."""
+        chains = find_chains(turns) if self.chains else [[position] for position in range(len(turns))]
+        return sorted(part for chain in chains for part in cut_chain(chain, steps))
 
     def padding(self, training_group: int, segment: int) -> Sample:
         """A sample of two tokens that only fills an optimizer step: it has no loss, and its value is not used."""
@@ -101,13 +130,16 @@ class SampleWriter:
         new = array("f", bytes(4 * len(ids)) if log_probs is None else log_probs)
         compact.rollout_log_probs = array("f", sample.rollout_log_probs or ()) + new
 
-    def fill_replay(self, sample: Sample) -> None:
-        """Add placeholders for what training replays (top-p's kept tokens, routed experts) to a masked sample."""
-        self._fill_top_p(sample)
-        if getattr(self._args, "use_rollout_routing_replay", False):
-            experts = torch.arange(self._args.moe_router_topk, dtype=torch.int32)
-            shape = (len(sample.tokens) - 1, self._args.num_layers, -1)
-            sample.rollout_routed_experts = experts.expand(*shape).numpy().copy()
+    def fill_routed(self, sample: Sample) -> None:
+        """Give the last tokens, which no engine saw, any experts to replay; they are masked."""
+        if not getattr(self._args, "use_rollout_routing_replay", False):
+            return
+        experts = torch.arange(self._args.moe_router_topk, dtype=torch.int32)
+        rows = experts.expand(len(sample.tokens) - 1, self._args.num_layers, -1).clone()
+        known = sample.rollout_routed_experts
+        if known is not None:
+            rows[: len(known)] = torch.as_tensor(known)
+        sample.rollout_routed_experts = rows
 
     def _fill_top_p(self, sample: Sample) -> None:
         if self._keeps_top_p:
@@ -118,45 +150,117 @@ class SampleWriter:
 def build_samples(
     segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter, staleness: Sequence[int] | None = None
 ) -> list[list[Sample]]:
-    """Return the samples of each segment: its turns in order, then its bootstrap sample, if any.
+    """Return the samples of each segment: its chains in the order of their first turns, then its bootstrap sample.
 
-    `group_ids` and `staleness` have one entry per turn, in the order of the segments.
-    """
-    ids = iter(group_ids)
-    stale = iter(staleness if staleness is not None else [-1] * len(group_ids))
-    groups: list[list[Sample]] = []
-    for number, segment in enumerate(segments):
-        samples = [
-            turn_sample(writer, turn, number, next(ids), segment.task_name, next(stale)) for turn in segment.turns
-        ]
-        if segment.bootstrap is not None:
-            samples.append(bootstrap_sample(writer, segment, number, samples[-1]))
-        groups.append(samples)
-    return groups
-
-
-def turn_sample(
-    writer: SampleWriter, turn: Turn, segment: int, group: int, task_name: str, staleness: int = -1
-) -> Sample:
-    """Make a turn's sample: the prompt's tokens, then the model's, which are trained on unless they were altered.
+    Without `writer.chains`, each turn is a chain. A bootstrap state that continues the last turn's chain is its end.
 
     Args:
-        segment: id that the samples of one segment share in the batch, and no others.
-        group: id of the sample's training group.
-        staleness: actor updates between playing and training the turn; -1 if they are not known.
+        group_ids: one per turn, in the order of the segments; together they are consecutive numbers, and their order
+            is that of the optimizer steps.
+        staleness: of each turn, actor updates between playing and training it; -1 if unknown.
     """
-    sample = writer.new(group, segment, turn.prompt)
-    writer.append_generation(sample, turn.generation)
-    sample.reward, sample.session_id = turn.reward, session_of(turn.episode_id)
-    sample.metadata = {"task_name": task_name, "episode_id": turn.episode_id, **turn_facts(turn)}
-    action = turn.action_span[0] if turn.action_span else -1
-    anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy()) if turn.stepped else -1
-    span = TurnSpan(0, len(turn.generation.token_ids), turn.reward, action, anchor, staleness, turn.moves)
-    set_row(sample, TurnRow(segment, turn.index, TurnKind.TURN, turn.terminated, turn.truncated, (span,)))
-    attach_trace(sample, [turn])
+    stale = staleness if staleness is not None else [-1] * len(group_ids)
+    samples: list[list[Sample]] = []
+    first = min(group_ids, default=0)
+    per_step = writer.turns_per_step or len(group_ids)
+    begin = 0
+    for number, segment in enumerate(segments):
+        end = begin + len(segment.turns)
+        groups = group_ids[begin:end]
+        steps = [(group - first) // per_step for group in groups]
+        samples.append(segment_samples(writer, segment, number, groups, stale[begin:end], steps))
+        begin = end
+    return samples
+
+
+def segment_samples(
+    writer: SampleWriter,
+    segment: Segment,
+    number: int,
+    groups: Sequence[int],
+    staleness: Sequence[int],
+    steps: Sequence[int] | None = None,
+) -> list[Sample]:
+    """Return one segment's samples; `groups`, `staleness` and `steps`, the optimizer steps, have one entry per turn."""
+    chains = writer.chains_of(segment.turns, steps or [0] * len(segment.turns))
+    state = segment.bootstrap
+    samples: list[Sample] = []
+    for chain in chains:
+        turns = [segment.turns[k] for k in chain]
+        inside = None
+        if state is not None and writer.chains and turns[-1] is segment.turns[-1] and continues(state, turns[-1]):
+            inside, state = state, None
+        stale = [staleness[k] for k in chain]
+        sample = chain_sample(writer, turns, number, groups[chain[0]], segment.task_name, stale, inside)
+        later = [groups[k] for k in chain if groups[k] != groups[chain[0]]]
+        if later:
+            _add_train_metadata(sample, {LATER_GROUPS: later})
+        samples.append(sample)
+    if state is not None:
+        samples.append(bootstrap_sample(writer, segment, number, groups[-1]))
+    return samples
+
+
+def chain_sample(
+    writer: SampleWriter,
+    turns: Sequence[Turn],
+    segment: int,
+    group: int,
+    task_name: str,
+    staleness: Sequence[int],
+    state: Prompt | None = None,
+) -> Sample:
+    """Make the sample of a chain in the training group `group`; the rest as `write_chain`."""
+    sample = writer.new(group, segment, turns[0].prompt)
+    write_chain(writer, sample, turns, segment, staleness, state)
+    sample.reward, sample.session_id = sum(turn.reward for turn in turns), session_of(turns[0].episode_id)
+    sample.metadata = {"task_name": task_name, "episode_id": turns[0].episode_id, **sample.metadata}
     return sample
 
 
+def write_chain(
+    writer: SampleWriter,
+    sample: Sample,
+    turns: Sequence[Turn],
+    segment: int,
+    staleness: Sequence[int],
+    state: Prompt | None = None,
+) -> None:
+    """Write a chain of turns into the sample: the model's tokens, trained unless they were altered, and gaps, masked.
+
+    Args:
+        turns: at least one; each but the first continues the one before it.
+        segment: id that the samples of one segment share in the batch, and no others.
+        staleness: of each turn, actor updates between playing and training it; -1 if unknown.
+        state: the bootstrap state's prompt, if it continues the last turn.
+    """
+    restart(sample, turns[0].prompt)
+    spans: list[TurnSpan] = []
+    index = turns[0].index
+    for turn, updates in zip(turns, staleness, strict=True):
+        if spans:
+            writer.append_observation(sample, turn.prompt.token_ids[len(sample.tokens) :])
+        start = sample.response_length
+        writer.append_generation(sample, turn.generation)
+        action = start + turn.action_span[0] if turn.action_span else -1
+        anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy()) if turn.stepped else -1
+        skips = turn.index - index
+        span = TurnSpan(start, sample.response_length, turn.reward, action, anchor, updates, turn.moves, skips)
+        spans.append(span)
+        index = turn.index + 1
+    place = writer.append_state(sample, state) if state is not None else -1
+    last = turns[-1]
+    set_images(sample, state or last.prompt)
+    ends = last.terminated, last.truncated
+    set_row(sample, TurnRow(segment, turns[0].index, TurnKind.TURN, *ends, tuple(spans), bootstrap=place))
+    sample.metadata = {**(sample.metadata or {}), **turn_facts(last)}
+    if len(turns) > 1:
+        sample.metadata[FACTS_OF_TURNS] = [turn_facts(turn) for turn in turns]
+    attach_trace(sample, turns)
+
+
+FACTS_OF_TURNS = "turn_facts"
+"""Key of a sample's metadata: what `turn_facts` says of each of its turns, if there are several."""
 _FACTS = ("action", "executed_action", "reward", "terminated", "truncated", "progression", "engine_s", "env_s")
 
 
@@ -173,11 +277,11 @@ def turn_facts(turn: Turn) -> dict[str, Any]:
     }
 
 
-def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, last: Sample) -> Sample:
+def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, group: int) -> Sample:
     """Make the sample of the state after the last turn: its prompt and one dummy token, without loss."""
     assert segment.bootstrap is not None
     turn = segment.turns[-1]
-    sample = writer.new(group_of(last), number, segment.bootstrap)
+    sample = writer.new(group, number, segment.bootstrap)
     writer.append_dummy(sample)
     sample.metadata = {
         "task_name": segment.task_name,
@@ -215,7 +319,11 @@ def group_of(sample: Sample) -> int:
 
 def set_row(sample: Sample, row: TurnRow) -> None:
     """Attach the sample's row of the turn table."""
-    sample.train_metadata = {**(sample.train_metadata or {}), ROW_KEY: row}
+    _add_train_metadata(sample, {ROW_KEY: row})
+
+
+def _add_train_metadata(sample: Sample, entries: Mapping[str, Any]) -> None:
+    sample.train_metadata = {**(sample.train_metadata or {}), **entries}
 
 
 def row_of(sample: Sample) -> TurnRow | None:
@@ -223,10 +331,14 @@ def row_of(sample: Sample) -> TurnRow | None:
     return (sample.train_metadata or {}).get(ROW_KEY)
 
 
-def mask_response(sample: Sample, start: int = 0) -> None:
-    """Mask the response from offset `start` on."""
-    kept = (sample.loss_mask or [])[:start]
-    sample.loss_mask = kept + [0] * (sample.response_length - start)
+def places_in_train_data(samples: Sequence[Sample]) -> list[int]:
+    """Return the position of each sample in the train data that the converter makes of them."""
+    return places_of([group_of(sample) for sample in samples], [later_groups(sample) for sample in samples])
+
+
+def later_groups(sample: Sample) -> Sequence[int]:
+    """The training groups of the sample's later turns; empty if they have none of their own."""
+    return (sample.train_metadata or {}).get(LATER_GROUPS, ())
 
 
 def handout(spec: EpisodeSpec, index: int) -> Sample:
@@ -252,6 +364,12 @@ def flatten(samples: Iterable[Sample | Sequence[Sample]]) -> list[Sample]:
 def facts_of(sample: Sample) -> Mapping[str, Any]:
     """What the rollout recorded of the sample's turn or episode: its kind, task, outcome and stop reason."""
     return sample.metadata or {}
+
+
+def facts_of_turns(sample: Sample) -> list[Mapping[str, Any]]:
+    """What the rollout recorded of each turn of the sample."""
+    facts = facts_of(sample)
+    return facts.get(FACTS_OF_TURNS) or [facts]
 
 
 def episode_id_of(sample: Sample) -> int:
@@ -280,47 +398,3 @@ def mark_aborted(sample: Sample) -> Sample:
     """Mark the sample as stopped by slime's outer loop, which may hand it out again."""
     sample.status = Sample.Status.ABORTED
     return sample
-
-
-def is_traced(args: Any) -> bool:
-    """Whether turns record where their time goes, as spans that slime saves with `--save-debug-rollout-data`."""
-    return HAS_SLIME and getattr(args, "save_debug_rollout_data", None) is not None
-
-
-@cache
-def _tracing() -> Any:
-    """slime's module for traces, where main or v0.3.1 has it."""
-    try:
-        return importlib.import_module("slime.observability.trace_utils")
-    except ModuleNotFoundError:
-        return importlib.import_module("slime.utils.trace_utils")
-
-
-def attach_trace(sample: Sample, turns: Iterable[Turn]) -> None:
-    """Add the turns' spans to the sample's trace; does nothing for turns without spans."""
-    traced = [turn for turn in turns if turn.spans]
-    if not traced:
-        return
-    tracing = _tracing()
-    handle = tracing.bind_trace(sample)
-    for turn in traced:
-        facts = {"episode_id": turn.episode_id, "turn": turn.index, "reward": turn.reward, "valid": turn.valid}
-        whole = Span("turn", turn.spans[0].start_s, turn.spans[-1].end_s, facts, turn.spans)
-        _add(tracing, handle, whole, None)
-
-
-def _add(tracing: Any, handle: Any, span: Span, parent: str | None) -> None:
-    """Append the events of a span and of those inside it, as `trace_span` does while time passes."""
-    number = uuid.uuid4().hex
-    event = {"name": span.name, "span_id": number, "attempt": handle.attempt}
-    event |= {name: getattr(handle, name) for name in ("trace_id", "sample_id", "group_id")}
-    start = {**event, "type": "span_start", "ts": span.start_s}
-    handle.carrier["events"].append(start if parent is None else {**start, "parent_span_id": parent})
-    for inner in span.inside:
-        _add(tracing, handle, inner, number)
-    facts: Mapping[str, Any] | None = span.facts
-    if span.name == ENGINE:
-        context = tracing.TraceSpanContext(handle, [handle], [(handle, number)], span.start_s)
-        facts = context.update(tracing.build_sglang_meta_trace_attrs(dict(span.facts))).build_end_attrs()
-    end = {**event, "type": "span_end", "ts": span.end_s}
-    handle.carrier["events"].append({**end, "attrs": dict(facts)} if facts else end)

@@ -32,11 +32,17 @@ _READ = {
     "inline_notes": {"n", "notes_chars"},
     "notes": {"every", "budget", "keep", "max_tokens"},
 }
-"""The keys that each kind of memory reads."""
+"""The keys that each kind of memory reads with `history: window`."""
+_READ_BY_COMPACTION = {"free", "keep", "times", "max_tokens"}
+"""The keys that `notes` reads with `history: full`."""
 
 
 class MemorySettings(Settings):
-    """The past turns that a prompt shows in `history: window`; see `rollout/play/memory.py`."""
+    """The past turns that a prompt shows in `history: window`; see `rollout/play/memory.py`.
+
+    With `history: full`, only `notes` applies: when the context is nearly full, the model writes its notes, and the
+    conversation goes on from the task, these notes and the last turns.
+    """
 
     kind: str = "window"
     """`window`: the last `n` turns. `actions_only`: the same, with the executed action in place of each response.
@@ -57,10 +63,15 @@ class MemorySettings(Settings):
     """`notes`: past turns that stay in the prompt when the model has written its notes."""
     max_tokens: int = Field(default=128, ge=1)
     """`notes`: the longest notes, in tokens; longer ones are cut."""
+    free: int = Field(default=10_240, ge=1)
+    """`notes` with `history: full`: the model writes its notes when fewer tokens of the context than this are left."""
+    times: int = Field(default=3, ge=1)
+    """`notes` with `history: full`: how often in an episode; after that, a full context ends it."""
 
-    def unread(self) -> list[str]:
+    def unread(self, history: str) -> list[str]:
         """Return the given keys that `kind` does not read; none for a factory, which may read them all."""
-        unread = self.model_fields_set - {"kind", *_READ[self.kind]} if self.kind in _READ else set[str]()
+        read = _READ_BY_COMPACTION if (self.kind, history) == ("notes", "full") else _READ.get(self.kind)
+        unread = self.model_fields_set - {"kind", *read} if read is not None else set[str]()
         return [f"memory.{key}" for key in sorted(unread)]
 
     @model_validator(mode="after")
@@ -113,6 +124,9 @@ class RolloutSettings(AdvantageSettings):
     history: Literal["window", "full"] = "window"
     """`window`: the memory builds every prompt. `full`: each prompt appends to the whole conversation."""
     memory: MemorySettings = MemorySettings()
+    samples: Literal["chains", "turns"] = "chains"
+    """`chains`: turns whose prompts repeat the turn before them share a training sample, which trains the same at a
+    fraction of the cost. `turns`: each turn is a sample."""
     max_turns: int | None = Field(default=None, ge=1)
     """Turns after which an episode counts as truncated; leave it out for the environment's own limit."""
     tokenization_sanity_check: Literal["strict", "ignore_strippable", "disable"] = "strict"
@@ -172,6 +186,11 @@ class RolloutSettings(AdvantageSettings):
     """Number of latest steps whose checkpoints (actor, critic and rollout state) stay on disk; leave it out to keep
     all."""
 
+    @property
+    def joins_episodes(self) -> bool:
+        """Whether a whole episode is one sample: its prompts only grow, and its turns share samples."""
+        return self.history == "full" and self.samples == "chains"
+
     @model_validator(mode="after")
     def _possible_together(self) -> Self:
         if self.history == "full" and self.use_inference_chat_template:
@@ -179,10 +198,15 @@ class RolloutSettings(AdvantageSettings):
                 "use_inference_chat_template drops earlier reasoning, so tokens cannot be appended; "
                 "use history: window with it, or leave it false"
             )
-        if self.history == "full" and self.memory.kind in ("inline_notes", "notes"):
+        if self.history == "full" and self.memory.kind == "inline_notes":
             raise ConfigError(
                 "history: full shows every response, and the notes in them, in one conversation that only grows; "
-                f"memory.kind: {self.memory.kind} replaces past turns or old notes, so use history: window with it"
+                "memory.kind: inline_notes replaces old notes, so use history: window with it"
+            )
+        if self.history == "full" and self.memory.kind == "notes" and self.memory.keep == 0:
+            raise ConfigError(
+                "memory.keep: 0 would leave the current observation without the response that it replies to; with "
+                "history: full, give memory.keep at least 1"
             )
         return self
 

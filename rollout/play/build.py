@@ -11,11 +11,12 @@ from envs.plain_text import PlainText
 from rollout.bridge.checks import installs_advantages
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import HAS_SLIME
-from rollout.bridge.sample import SampleWriter, is_traced
+from rollout.bridge.sample import SampleWriter
 from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
+from rollout.bridge.trace import is_traced
 from rollout.errors import ConfigError
 from rollout.play.engine import EngineClient, EngineLoads
-from rollout.play.memory import build_memory
+from rollout.play.memory import memory_of
 from rollout.play.parts import Runtime
 from rollout.tokens.chat_template import ChatTemplate
 from rollout.tokens.encoding import DeltaEncoder, choose_template
@@ -51,13 +52,13 @@ def build_runtime(args: Any) -> Runtime:
     return Runtime(
         settings=settings,
         flags=flags,
-        samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids)),
+        samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids), chains=settings.samples == "chains"),
         encoder=encoder,
         make_encoder=make_encoder,
         engine=engine,
         engine_loads=EngineLoads(url, engine.get),
         pool=EnvPool(settings, encoder.profile.call_form),
-        memory=build_memory(settings.memory),
+        memory=memory_of(settings),
         traced=is_traced(args),
     )
 

@@ -18,7 +18,7 @@ from envs.base import Observation
 from envs.plain_text import LONG_CHARS, MAX_CACHED_CHARS
 from rollout.errors import ConfigError, EncodingError, EnvironmentFault, TurnAbortedError
 from rollout.play.loop import LiveEpisode
-from rollout.play.memory import SUMMARY_REQUEST, Conversation, after_reasoning
+from rollout.play.memory import SUMMARY_REQUEST, Conversation, Message, after_reasoning
 from rollout.play.metrics import measure_notes
 from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
@@ -66,11 +66,13 @@ class Episode:
         """Whether the environment got each of them."""
         self._stop_ids: set[int] = set()
         """The tokens that ended responses."""
+        self._whole_turns: list[tuple[Prompt, Generation]] = []
+        """The turns so far, if each prompt is whole."""
         check_history(self.reply, runtime.settings.history)
-        self.conversation = Conversation(runtime.memory if runtime.settings.history == "window" else None)
+        self.conversation = Conversation(runtime.memory)
         self.prompt: Prompt = self._build_prompt(None)
-        memory = None if self.reply.whole_prompts else runtime.settings.memory
-        runtime.flags.check_first_prompt(spec.name, len(self.prompt.token_ids), memory, response_len)
+        settings = None if self.reply.whole_prompts else runtime.settings
+        runtime.flags.check_first_prompt(spec.name, len(self.prompt.token_ids), settings, response_len)
         if self._is_comparable:
             self.encoder.check(self.conversation.messages, self.prompt.token_ids)
 
@@ -89,13 +91,35 @@ class Episode:
         """The digests of everything that the environment has shown."""
         return self.session.digests
 
-    def _build_prompt(self, generation: Generation | None, notes: bool = False) -> Prompt:
+    def _build_prompt(self, turn: Turn | None, notes: bool = False) -> Prompt:
+        """The prompt after a turn, None for the first one; with `notes`, it asks for notes."""
         new = self.conversation.show(self.reply, notes=notes)
         if self.reply.whole_prompts:
             self.encoder = self.runtime.encoder_for(self.reply.tools)
-        if generation is None or self.runtime.settings.history == "window":
+            if self.reply.continues is not None:
+                return self._continued_prompt(new, *self.reply.continues)
+        if turn is None or not self.conversation.appends:
             return self.encoder.prompt(new)
-        return self.encoder.append(self.prompt, generation.token_ids, new, generation.stop_id)
+        return self.encoder.append(turn.prompt, turn.generation.token_ids, new, turn.generation.stop_id)
+
+    def _continued_prompt(self, messages: Sequence[Message], turn: int, first: int) -> Prompt:
+        """Encode a whole prompt that continues a turn, with that turn's own tokens unless the template disagrees.
+
+        `first` is the number of the first message after the turn's response.
+        """
+        prompt, generation = self._whole_turns[turn]
+        try:
+            found = self.encoder.append(prompt, generation.token_ids, messages[first:], generation.stop_id)
+            self.encoder.check(messages, found.token_ids, self._stop_ids)
+            return found
+        except EncodingError as error:
+            found = self.encoder.prompt(messages)
+            kept = [*prompt.token_ids, *generation.token_ids]
+            if found.token_ids[: len(kept)] != kept:
+                words = "the chat template does not write a response as the model did, so its prompts cannot share "
+                words += f"training samples (see rollout/turns_per_sample): {error}"
+                self._count("responses_rewritten", words)
+            return found
 
     async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
         """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.
@@ -181,6 +205,8 @@ class Episode:
             turn = await self._write_notes(generation, notes, engine_s)
         else:
             turn = await self._step_environment(generation, text, engine_s)
+        if self.reply.whole_prompts:
+            self._whole_turns.append((self.prompt, generation))
         self.answers.append(tuple(generation.token_ids))
         self.stepped.append(turn.stepped)
         self.index += 1
@@ -269,12 +295,13 @@ class Episode:
             self.has_next_prompt = False
             return turn
         try:
-            before, self.prompt = len(self.prompt.token_ids), await self._next_prompt(turn.generation)
+            before, self.prompt = len(self.prompt.token_ids), await self._next_prompt(turn)
             tokens = len(self.prompt.token_ids)
             fits = self.runtime.flags.fits(tokens, self.response_len)
             can_wait = fits and self._can_ask(tokens + max(tokens - before, 0))  # after another turn as long
-            if self.conversation.wants_notes(tokens, can_wait) and not at_limit and self.stop is None:
-                fits = await self._ask_for_notes() or fits
+            left = self.runtime.flags.left(tokens)
+            if self.conversation.wants_notes(tokens, can_wait, left) and not at_limit and self.stop is None:
+                fits = await self._ask_for_notes(turn) or fits
         except EncodingError as error:
             # For example an image that cannot be read. The episode ends, the batch goes on.
             logger.warning("episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error)
@@ -293,20 +320,20 @@ class Episode:
         request = self.encoder.text.encode(SUMMARY_REQUEST.format(most)) if most else ()
         return most is None or self.runtime.flags.fits(tokens + len(request), most)
 
-    async def _ask_for_notes(self) -> bool:
-        """Replace the next prompt by one that asks for notes, if that fits; returns whether it does."""
-        asking = await self._next_prompt(None, notes=True)
+    async def _ask_for_notes(self, turn: Turn) -> bool:
+        """Replace the prompt after the turn by one that asks for notes, if that fits; returns whether it does."""
+        asking = await self._next_prompt(turn, notes=True)
         self.writes_notes = self.runtime.flags.fits(len(asking.token_ids), self.conversation.notes_tokens)
         if self.writes_notes:
             self.prompt = asking
             return True
-        self.prompt = await self._next_prompt(None)
+        self.prompt = await self._next_prompt(turn)
         if not self.session.replayed:
             self._count(
                 "notes_not_asked",
                 f"the prompt that asks for notes has {len(asking.token_ids)} tokens and does not fit, so turns are "
-                "forgotten without notes: lower memory.budget, memory.every or memory.max_tokens, or raise "
-                "--rollout-max-context-len (and --rollout-max-prompt-len)",
+                "forgotten without notes: ask earlier (memory.budget, memory.every, memory.free), lower "
+                "memory.max_tokens, or raise --rollout-max-context-len (and --rollout-max-prompt-len)",
             )
         return False
 
@@ -340,12 +367,12 @@ class Episode:
         except EncodingError as error:
             self._count("sanity_check_failed", error)
 
-    async def _next_prompt(self, generation: Generation | None, notes: bool = False) -> Prompt:
+    async def _next_prompt(self, turn: Turn, notes: bool = False) -> Prompt:
         shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
         long_text = len(self.reply.instruction_prompt) > MAX_CACHED_CHARS or self.reply.whole_prompts
         if long_text or any(map(_takes_long, shown)):  # milliseconds, which would stall the event loop
-            return await asyncio.to_thread(self._build_prompt, generation, notes)
-        return self._build_prompt(generation, notes)
+            return await asyncio.to_thread(self._build_prompt, turn, notes)
+        return self._build_prompt(turn, notes)
 
     async def close(self) -> None:
         await self.session.close()

@@ -8,14 +8,14 @@ import math
 import re
 import reprlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from envs.base import Observation, content_of, text_of
 from envs.errors import describe
 from envs.loading import load_attribute
-from rollout.bridge.settings import MemorySettings
+from rollout.bridge.settings import MemorySettings, RolloutSettings
 from rollout.errors import ConfigError
 from rollout.spec import CHARS_PER_TOKEN
 from rollout.turn import EnvReply, NotesEvent
@@ -100,6 +100,16 @@ class SummaryMemory:
 
 
 @dataclass(frozen=True)
+class Compaction:
+    """The whole conversation; where it would outgrow the context, it goes on from notes and the `keep` last turns."""
+
+    free: int
+    keep: int
+    times: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
 class PeriodicClearMemory:
     """Grows turn by turn and is emptied every `horizon` turns; in between, prompts share prefixes."""
 
@@ -107,6 +117,16 @@ class PeriodicClearMemory:
 
     def messages(self, past: Sequence[Exchange], index: int) -> list[Message]:
         return _show(_last(past, index % self.horizon))
+
+
+def memory_of(settings: RolloutSettings) -> Memory | Compaction | None:
+    """Make the memory of prompts as the YAML describes them; None: each shows the whole conversation."""
+    config = settings.memory
+    if settings.history == "window":
+        return build_memory(config)
+    if config.kind == "notes":
+        return Compaction(config.free, config.keep, config.times, config.max_tokens)
+    return None
 
 
 def build_memory(config: MemorySettings) -> Memory:
@@ -187,12 +207,22 @@ class Conversation:
     If `wants_notes`, call `show` with `notes=True` and `noted` with the response; the environment gets nothing.
     """
 
-    def __init__(self, memory: Memory | None) -> None:
+    def __init__(self, memory: Memory | Compaction | None) -> None:
         """With `memory` None, prompts show the whole episode."""
-        self._memory = memory
-        self.past: deque[Exchange] = deque(maxlen=memory.horizon if memory else 0)
+        self._window = None if isinstance(memory, Compaction) else memory
+        self._compaction = memory if isinstance(memory, Compaction) else None
+        self.past: deque[Exchange] = deque(maxlen=self._window.horizon if self._window else 0)
         self.messages: list[Message] = []
-        self.notes: str | None = "" if isinstance(memory, NotesMemory | SummaryMemory) else None
+        self._told: list[Message] = []
+        """Without a window: what the next prompt continues, up to the last response; empty if it begins anew."""
+        self._asked: list[Message] = []
+        """Without a window: the messages of the current turn."""
+        self._task: list[Message] = []
+        """Without a window: the first observation."""
+        self._exchanges: deque[tuple[list[Message], Message]] = deque(maxlen=getattr(self._compaction, "keep", 0))
+        """With compaction: messages and response of the last turns."""
+        writes = isinstance(memory, NotesMemory | SummaryMemory | Compaction)
+        self.notes: str | None = "" if writes else None
         """The model's notes; None unless the memory asks for them."""
         self.notes_events: tuple[NotesEvent, ...] = ()
         """What the last response did to the notes."""
@@ -201,63 +231,89 @@ class Conversation:
         self._index = 0
         self._since_notes = 0
         """Turns since the last notes."""
+        self._written = 0
+        """How often the model has written notes in a turn of its own."""
         self._rewrites: dict[str, int] = {}
         """By fact: how often the notes were rewritten since the environment first named it."""
 
     @property
     def notes_tokens(self) -> int | None:
         """Maximum tokens of notes that are written in a separate turn; None without such turns."""
-        return self._memory.max_tokens if isinstance(self._memory, SummaryMemory) else None
+        memory = self._compaction or self._window
+        return memory.max_tokens if isinstance(memory, SummaryMemory | Compaction) else None
 
     @property
     def inline_notes(self) -> str | None:
         """The model's notes, if every response may change them."""
-        return self.notes if isinstance(self._memory, NotesMemory) else None
+        return self.notes if isinstance(self._window, NotesMemory) else None
 
-    def wants_notes(self, tokens: int | None = None, fits: bool = True) -> bool:
+    def wants_notes(self, tokens: int | None = None, fits: bool = True, left: int | None = None) -> bool:
         """Whether the model must write its notes before it answers the prompt `messages`.
 
-        `tokens` are the prompt's; None estimates them.
+        Args:
+            tokens: the prompt's; None estimates them.
+            fits: whether a later prompt could still ask for notes.
+            left: tokens that the context has left; None if it is unknown or unlimited.
         """
-        if not isinstance(self._memory, SummaryMemory) or self.notes is None or not self._since_notes:
+        if self.notes_tokens is None or self.notes is None or not self._since_notes:
             return False
+        if self._compaction is not None:
+            is_short = left is not None and left < self._compaction.free
+            can_shorten = self._written < self._compaction.times and self._since_notes > self._compaction.keep
+            return can_shorten and (is_short or not fits)
+        assert isinstance(self._window, SummaryMemory)
         if tokens is None:
             tokens = sum(len(text_of(message)) for message in self.messages) // CHARS_PER_TOKEN
-        return self._since_notes >= self._memory.every or tokens > self._memory.budget or not fits
+        return self._since_notes >= self._window.every or tokens > self._window.budget or not fits
 
     def show(self, reply: EnvReply, *, notes: bool = False) -> list[Message]:
-        """Add the environment's reply, or ask for notes instead of an answer to it.
+        """Show the environment's reply, or ask for notes instead of an answer to it.
 
-        Returns the new messages: the whole prompt, unless `history` is full.
+        Returns the messages that the prompt adds to the turn before it: all of them, unless `appends`.
         """
         self.request = SUMMARY_REQUEST.format(self.notes_tokens) if notes else reply.answer_format
         self._rewrites = {fact: self._rewrites.get(fact, 0) for fact in reply.facts}
         if reply.whole_prompts:
             self.messages, self.notes = list(map(dict, reply.messages)), None
             return self.messages
-        if self._memory is not None:
+        if self._window is not None:
             system, ask, past = reply.instruction_prompt, self._ask_for_notes(), list(self.past)
-            self.messages = build_messages(self._memory, system, past, reply.observation, self._index, ask)
+            self.messages = build_messages(self._window, system, past, reply.observation, self._index, ask)
             return self.messages
-        *earlier, last = reply.messages
-        asked = with_text(last, f"\n\n{reply.answer_format}") if reply.answer_format else dict(last)
-        new = [*map(dict, earlier), asked]
-        if not self.messages and reply.instruction_prompt:
-            new = [{"role": "system", "content": reply.instruction_prompt}, *new]
-        self.messages += new
+        new = self._asked = _with_text(reply.messages, self.request)
+        if not self._told:
+            self._task = self._task or list(map(dict, reply.messages))
+            system = [{"role": "system", "content": reply.instruction_prompt}] if reply.instruction_prompt else []
+            new = [*system, *self._after_notes(), *self._asked]
+        self.messages = [*self._told, *new]
         return new
+
+    def _after_notes(self) -> list[Message]:
+        """What a compacted conversation shows of the past: task, notes, and the last responses with their replies."""
+        if not self._exchanges:
+            return []
+        responses = [[*asked, response] for asked, response in self._exchanges]
+        kept = [message for exchange in responses for message in exchange][len(self._exchanges[0][0]) :]
+        return [*_with_text(self._task, self._told_notes()), *kept]
+
+    @property
+    def appends(self) -> bool:
+        """Whether the next prompt appends to the turn before it."""
+        return bool(self._told)
 
     def answered(self, shown: Observation, answer: str, valid: bool, executed_action: str) -> None:
         """Add a response to the observation `shown`; a valid one may replace the notes."""
         self._index += 1
         self._since_notes += 1
         self.notes_events = ()
-        if isinstance(self._memory, NotesMemory) and self.notes is not None and valid:
-            self.notes, self.notes_events = read_notes(answer, self.notes, self._memory.notes_chars)
-        if self._memory is None:
-            self.messages.append({"role": "assistant", "content": answer})
-        else:
+        if isinstance(self._window, NotesMemory) and self.notes is not None and valid:
+            self.notes, self.notes_events = read_notes(answer, self.notes, self._window.notes_chars)
+        if self._window is not None:
             self.past.append(Exchange(shown, answer, valid, executed_action))
+            return
+        response = {"role": "assistant", "content": answer}
+        self._exchanges.append((self._asked, response))
+        self.messages = self._told = [*self.messages, response]
 
     def with_notes(self, response: str, facts: Sequence[str]) -> str:
         """Return a scripted player's response, with a line of notes if inline notes lack a fact of the environment."""
@@ -271,10 +327,11 @@ class Conversation:
 
     def noted(self, response: str) -> None:
         """Replace the notes by a response that was asked for them, unless it is empty, and forget older turns."""
-        assert isinstance(self._memory, SummaryMemory)
         self.notes, self.notes_events = after_reasoning(response).strip() or self.notes, ()
         self._since_notes = 0
-        while len(self.past) > self._memory.keep:
+        self._written += 1
+        self._told = []
+        while isinstance(self._window, SummaryMemory) and len(self.past) > self._window.keep:
             self.past.popleft()
         self._rewrites = {fact: count + 1 for fact, count in self._rewrites.items()}
 
@@ -290,11 +347,19 @@ class Conversation:
 
     def _ask_for_notes(self) -> str:
         """Add the request for inline notes to the environment's request; return it with the notes before it."""
-        if isinstance(self._memory, NotesMemory):
-            request = NOTES_REQUEST.format(self._memory.notes_chars)
+        if isinstance(self._window, NotesMemory):
+            request = NOTES_REQUEST.format(self._window.notes_chars)
             self.request = f"{self.request}\n\n{request}" if self.request else request
-        notes = f"Your notes:\n{self.notes}" if self.notes else ""
-        return "\n\n".join(part for part in (notes, self.request) if part)
+        return "\n\n".join(part for part in (self._told_notes(), self.request) if part)
+
+    def _told_notes(self) -> str:
+        return f"Your notes:\n{self.notes}" if self.notes else ""
+
+
+def _with_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[Message]:
+    """Copy the messages, with a paragraph at the end of the last one."""
+    *earlier, last = messages
+    return [*map(dict, earlier), with_text(last, f"\n\n{text}") if text else dict(last)]
 
 
 def after_reasoning(response: str) -> str:

@@ -23,7 +23,7 @@ FAULTS = (
     *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
     *("episodes_failed", "episodes_too_slow", "episodes_lost_at_resume", "player_died"),
     *("turns_by_other_weights", "sanity_check_failed", "answers_with_placeholder", "notes_not_asked"),
-    *("prompt_tokens_differ", "image_prompt_tokens_differ"),
+    *("prompt_tokens_differ", "image_prompt_tokens_differ", "responses_rewritten"),
 )
 
 

@@ -18,7 +18,7 @@ from rollout.errors import EnvironmentFault, FailureBudgetError
 from rollout.play.clock import Demands
 from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.loop import LiveEpisode
-from rollout.play.memory import Memory
+from rollout.play.memory import Compaction, Memory
 from rollout.play.metrics import count_retries
 from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.encoding import DeltaEncoder
@@ -67,7 +67,7 @@ class Runtime:
     engine: EngineClient
     engine_loads: EngineLoads
     pool: EnvPool
-    memory: Memory
+    memory: Memory | Compaction | None
     samples: SampleWriter
     make_encoder: Callable[..., DeltaEncoder]
     """Makes an encoder like `encoder` whose prompts show the given `tools`."""

@@ -151,6 +151,7 @@ def make_reply(
         tools=env.tools,
         max_steps=getattr(env, "max_steps", 0) or 0,
         whole_prompts=getattr(env, "whole_prompts", False),
+        continues=getattr(env, "continues", None),
         done=done,
         info=info,
         seconds=seconds,

@@ -20,12 +20,18 @@ def preflight(job: Job, train_script: str, stdout: Any = None) -> int:
     return _python(job, "-m", "rollout.preflight", train_script, *job.words, stdout=stdout)
 
 
-def preflight_if_possible(job: Job, train_script: str, hf_checkpoint: str) -> int:
-    """End a dry run with preflight's verdict where slime and the model are there; returns the exit status."""
+def end_dry_run(job: Job, train_script: str, hf_checkpoint: str, notes: list[str]) -> int:
+    """End a dry run with preflight's verdict, or with the notes where it cannot run; returns the exit status."""
     has_model = Path(hf_checkpoint, "config.json").is_file()
-    if has_model and _python(job, "-c", "import slime, megatron", stderr=subprocess.DEVNULL) == 0:
+    has_slime = _python(job, "-c", "import slime, megatron", stderr=subprocess.DEVNULL) == 0
+    if has_model and has_slime:
         return preflight(job, train_script, sys.stderr)
-    print(f"note: the flags were not checked, which needs slime, Megatron and {hf_checkpoint}", file=sys.stderr)
+    if not has_slime:
+        notes = [*notes, "python3 cannot import slime and Megatron; run this in slime's image (docs/slime.md)"]
+    if not has_model:
+        notes = [*notes, f"there is no model in {hf_checkpoint}"]
+    print("NOT READY. Most flags, model and environments were not checked:", file=sys.stderr)
+    print(*(f"- {note}" for note in notes), sep="\n", file=sys.stderr)
     return 0
 
 
@@ -44,8 +50,11 @@ def ray_answers(address: str) -> bool:
         return False
 
 
-def find_ray(given: Variables) -> None:
-    """Find the cluster at RAY_ADDRESS; on one node, start a head there if none runs; raises ConfigError without one."""
+def find_ray(given: Variables, wait_s: int = 60) -> None:
+    """Find the cluster at RAY_ADDRESS; on one node, start a head there if none runs; raises ConfigError without one.
+
+    A head that was started here has `wait_s` seconds to answer.
+    """
     parts = re.fullmatch(r"https?://([^/:]+):(\d+)/?", given.ray_address)
     if not parts:
         raise ConfigError(f"RAY_ADDRESS={given.ray_address} is not a job server's address; give it as http://HOST:8265")
@@ -63,7 +72,7 @@ def find_ray(given: Variables) -> None:
     head = ["ray", "start", "--head", f"--num-gpus={given.num_gpus}", f"--dashboard-port={port}"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     started = subprocess.run([*head, "--disable-usage-stats"], env=environment)
-    for _ in range(given.ray_wait if started.returncode == 0 else 0):
+    for _ in range(wait_s if started.returncode == 0 else 0):
         if ray_answers(address):
             return
         time.sleep(1)

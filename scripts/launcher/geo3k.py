@@ -20,6 +20,8 @@ ROLLOUT = """
 --num-rollout {updates} --rollout-batch-size {problems} --n-samples-per-prompt {episodes} --global-batch-size {batch}
 --rollout-max-response-len {response} --rollout-max-context-len {context} --rollout-temperature 1
 """
+DATA_SET = "VeraIsHere/geo3k_imgurl_processed"
+"""slime's data set on the Hugging Face hub."""
 EVAL = "--eval-interval {interval} --eval-prompt-data geo3k {data}/test.parquet --n-samples-per-eval-prompt 1"
 GRPO = "--advantage-estimator grpo --kl-coef 0.0 --entropy-coef 0.0 --eps-clip 0.2 --eps-clip-high 0.28"
 OPTIMIZER = """
@@ -42,8 +44,6 @@ class Geo3kVariables(Variables):
     """batches"""
     data: str
     """folder of train.parquet and, to evaluate, test.parquet; downloaded if it is missing"""
-    data_set: str
-    """where it is downloaded from"""
     eval_interval: int = Field(default=20, ge=1)
     """batches between evaluations"""
     experts: int | None = Field(default=None, ge=1)
@@ -76,7 +76,7 @@ class Geo3k(Run[Geo3kVariables]):
         folder = Path(self.given.data)
         download_model(self.model, Path(self.hf_checkpoint))
         if not (folder / "train.parquet").is_file() or was_interrupted(folder):
-            download(self.given.data_set, folder, "--repo-type", "dataset")
+            download(DATA_SET, folder, "--repo-type", "dataset")
 
     def groups(self) -> dict[str, list[str]]:
         """Return the flags of GRPO."""

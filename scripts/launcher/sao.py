@@ -13,7 +13,6 @@ SAO = """
 class Sao(Ppo):
     """PPO with turns that older weights played."""
 
-    prefix = "sao-"
     rollout_function = "rollout.continuous.generate_rollout"
     losses = SAO
 

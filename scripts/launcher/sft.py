@@ -47,7 +47,6 @@ class Sft(Run[SftVariables]):
         "supervised training makes EPOCHS passes in steps of BATCH turns",
         ("TURNS", "STEP_TURNS", "UPDATES", "PRETRAINED_CRITIC"),
     )
-    prefix = "sft-"
 
     @property
     def data(self) -> str:

@@ -30,9 +30,9 @@ class Variables(Paths):
     """What all kinds of runs have."""
 
     config: str
-    """the YAML: environment, memory, warm-up; it also names the run's folder"""
+    """the YAML: environment, memory, warm-up"""
     experiment: str = ""
-    """names the run's folder; unset: the YAML's name"""
+    """names the run's folder, with MODEL; unset: the script, and a CONFIG other than the script's"""
     model: str
     """a folder in MODELS; the option --model comes first"""
     prompt_len: int = Field(ge=1)
@@ -65,8 +65,6 @@ class Variables(Paths):
     """log to this Weights & Biases project instead of to TensorBoard"""
     ray_address: str = "http://127.0.0.1:8265"
     """the job server of the Ray cluster, as an HTTP address"""
-    ray_wait: int = Field(default=60, ge=1)
-    """seconds to wait for a Ray head that the script started"""
     job_variables: str = ""
     """names of variables, with commas, that the job gets where they are set"""
 
@@ -81,7 +79,7 @@ class PpoVariables(Variables):
     updates: int = Field(ge=1)
     """batches that train the actor, after the critic's warm-up"""
     critic_only: int = Field(default=0, ge=0)
-    """batches that train the critic alone, besides those of the YAML's warm-up"""
+    """batches before them that train the critic alone, with a YAML without critic_warmup"""
     critic_lr: str = "1.0e-5"
     """learning rate of the critic"""
     pretrained_critic: str = ""
@@ -117,8 +115,6 @@ def read_variables(model: type[V], defaults: Mapping[str, str], environment: Map
     Raises ConfigError, which names the variable, for a value that is missing, mistyped or out of range.
     """
     given = dict(defaults)
-    if environment.get("CONFIG") and not environment.get("EXPERIMENT"):
-        given.pop("EXPERIMENT", None)  # another YAML gets its own folder
     values: dict[str, str | int] = {}
     for field in model.model_fields.values():
         name = str(field.alias)

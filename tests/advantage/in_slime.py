@@ -183,6 +183,68 @@ def a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric
     assert torch.equal(usual + logged["values"], usual)
 
 
+def chains_have_the_losses_and_gradients_of_a_sample_per_turn() -> None:
+    from tests.fixtures.conversations import conversations, train_data
+
+    flags = {"rollout_temperature": 1.0, "rollout_top_p": 1.0, "recompute_loss_function": False, "use_tis": False}
+    flags |= {"log_probs_chunk_size": -1, "use_rollout_entropy": False, "use_unbiased_kl": False, "use_opsm": False}
+    flags |= {"get_mismatch_metrics": False, "custom_tis_function_path": None, "tis_clip": 2.0, "tis_clip_low": 0.0}
+    flags |= {"custom_pg_loss_reducer_function_path": None, "entropy_coef": 0.01, "value_first_token_weight": 3.0}
+    flags |= {"eps_clip": 0.2, "eps_clip_high": 0.2, "eps_clip_c": 3.0, "use_kl_loss": False, "kl_loss_coef": 0.1}
+    dis = {
+        "policy_loss": "dis",
+        "use_rollout_logprobs": True,
+        "eps_clip": 0.3,
+        "eps_clip_high": 5.0,
+        "eps_clip_c": None,
+    }
+    losses = [{"loss_type": "value_loss"}, {"loss_type": "policy_loss"}, {"loss_type": "policy_loss", "use_tis": True}]
+    losses += [{"loss_type": "policy_loss", "use_kl_loss": True, "kl_loss_type": "low_var_kl"}]
+    losses += [{"loss_type": "policy_loss", **dis}]
+    for number, loss in enumerate(losses):
+        for per_token in (True, False):
+            args = slime_args(calculate_per_token_loss=per_token, global_batch_size=12, **{**flags, **loss})
+            args.kl_coef = 0.0 if args.use_kl_loss else args.kl_coef
+            segments, groups = conversations(random.Random(number), 3, 12)
+            stale = [k % 3 for k in range(12)]
+            with installed(args):
+                alone, joined = (
+                    conversation_loss(args, train_data(args, segments, groups, stale, chains=chains))
+                    for chains in (False, True)
+                )
+            for one, other in zip(alone, joined, strict=True):
+                torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-5, msg=str((loss, per_token)))
+            assert alone[0].abs().max() > 1e-4, loss
+
+
+def conversation_loss(args: Namespace, data: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The gradient of a causal model's weights under slime's loss of one step, its count, and its metrics."""
+    from tests.fixtures.conversations import VOCABULARY
+
+    weights = torch.Generator().manual_seed(3)
+    table = torch.randn(VOCABULARY, 8, generator=weights)
+    outputs = 1 if args.loss_type == "value_loss" else VOCABULARY
+    head = torch.randn(8, outputs, generator=weights).requires_grad_()
+    tokens = [torch.as_tensor(row).long() for row in data["tokens"]]
+    hidden = [torch.tanh(table[row].cumsum(0) / 3) for row in tokens]
+    lengths = data["response_lengths"]
+    state = [rows[-n - 1 : -1] for rows, n in zip(hidden, lengths, strict=True)]
+    batch: dict[str, Any] = {
+        "unconcat_tokens": tokens,
+        "total_lengths": [len(row) for row in tokens],
+        "response_lengths": lengths,
+        "loss_masks": [torch.as_tensor(mask).int() for mask in data["loss_masks"]],
+        "rollout_mask_sums": torch.tensor(data["rollout_mask_sums"], dtype=torch.float32),
+        "rollout_log_probs": [torch.as_tensor(row) for row in data["rollout_log_probs"]],
+    }
+    columns = ("values", "returns", "advantages", "log_probs", "ref_log_probs")
+    batch |= {name: [rows[:, k] - 0.5 * (k > 2) for rows in state] for k, name in enumerate(columns)}
+    logits = torch.cat(hidden)[None] @ head
+    loss, count, logged = megatron("model").loss_function(args, batch, 1, 12, logits)
+    loss.backward()
+    return head.grad, torch.as_tensor(count), logged["values"].float()
+
+
 def padding_is_in_no_mean_of_slimes_logger() -> None:
     from tests.advantage.batches import make_samples, rollout_data
 
@@ -344,6 +406,7 @@ CHECKS = [
     the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone,
     samples_without_trained_tokens_change_neither_gradients_nor_metrics,
     a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric_by_zero,
+    chains_have_the_losses_and_gradients_of_a_sample_per_turn,
     padding_is_in_no_mean_of_slimes_logger,
     the_model_gets_the_actors_weights_back_after_another_checkpoint,
     without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_without_the_patch,

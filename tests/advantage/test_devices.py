@@ -2,7 +2,6 @@
 
 import random
 from argparse import Namespace
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from advantage.exchange import Group
 from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split
-from advantage.patch import _compute_and_whiten
 from advantage.settings import KL_SPLIT
-from advantage.training.losses import weigh_first_tokens, whiten
+from advantage.training.losses import whiten
 from advantage.turn_table import TurnRow, TurnSpan
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 from tests.fixtures.pretend_device import ELSEWHERE, Elsewhere, pretended_device
@@ -26,17 +24,9 @@ def on_the_device(samples: list[FakeSample]) -> dict[str, Any]:
     return {k: [Elsewhere(x) for x in v] if k in keys else v for k, v in rollout_data(samples).items()}
 
 
-def test_the_pretended_device_refuses_to_mix() -> None:
-    with pretended_device():
-        there = torch.ones(3, device=ELSEWHERE)
-        assert (there + 1).device == ELSEWHERE and there.cpu().device.type == "cpu"
-        with pytest.raises(RuntimeError, match="mixes tensors of two devices"):
-            there + torch.ones(3)
-
-
 @pytest.mark.parametrize("form", ["dual", "token", "turn", "bi_level"])
 def test_advantages_are_computed_where_the_values_are(form: str) -> None:
-    for seed in range(8):
+    for seed in range(2):
         samples = make_samples(random.Random(seed), 6)
         args = make_args(gae_form=form, rollout_data_postprocess_path=KL_SPLIT)
         with pretended_device():
@@ -50,15 +40,6 @@ def test_advantages_are_computed_where_the_values_are(form: str) -> None:
                 torch.testing.assert_close(got.inner.double(), want, atol=1e-5, rtol=0)
 
 
-def test_where_the_patch_whitens_it_whitens_there() -> None:
-    samples = make_samples(random.Random(1), 6)
-    flags = {"kl_coef": 0.0, "normalize_advantages": True, "use_rollout_logprobs": False, "use_opd": False}
-    with pretended_device():
-        data = on_the_device(samples)
-        _compute_and_whiten(ModuleType("loss"), make_args(**flags), data)
-        assert all(row.device == ELSEWHERE for row in data["advantages"])
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
 def test_group_advantages_too(estimator: str) -> None:
     rows = [TurnRow(k, 0, terminated=True, turns=(TurnSpan(0, 3, float(k)),)) for k in range(4)]
@@ -68,16 +49,6 @@ def test_group_advantages_too(estimator: str) -> None:
         flags = Namespace(group_estimator=estimator, kl_coef=0.0, n_samples_per_prompt=4)
         compute_group_advantages(flags, data)
         assert all(row.device == ELSEWHERE for row in data["advantages"])
-
-
-def test_the_value_loss_is_weighed_there() -> None:
-    samples = make_samples(random.Random(3), 5)
-    with pretended_device():
-        data = on_the_device(samples)
-        losses = torch.ones(sum(data["response_lengths"]), device=ELSEWHERE)
-        weighted = weigh_first_tokens(lambda args, batch, logits, reduce: (reduce(logits), {}))
-        total, _ = weighted(Namespace(value_first_token_weight=3.0), data, losses, lambda x: x.sum())
-        assert total.device == ELSEWHERE
 
 
 def test_what_nccl_sends_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

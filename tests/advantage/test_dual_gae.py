@@ -1,6 +1,5 @@
 """dual_discount_gae equals its definition for all kinds of episodes, and refuses invalid input."""
 
-import random
 from argparse import Namespace
 from itertools import pairwise
 from typing import Any
@@ -84,51 +83,6 @@ def test_turns_of_ten_thousand_tokens_and_episodes_of_400_turns_stay_exact(lengt
     torch.testing.assert_close(advantages, expected(batch, discounts), atol=1e-8, rtol=0)
 
 
-@settings(max_examples=50, deadline=None)
-@given(batches(), DISCOUNTS, st.randoms())
-def test_the_order_of_the_turns_in_the_batch_does_not_matter(batch: dict, discounts: dict, random: Any) -> None:
-    order = list(range(len(batch["turn_lengths"])))
-    random.shuffle(order)
-    where = {old: new for new, old in enumerate(order)}
-    tokens = [part.split(batch["turn_lengths"].tolist()) for part in (batch["values"], batch["token_rewards"])]
-    index = torch.tensor(order, dtype=torch.long)
-    shuffled = {
-        "values": torch.cat([tokens[0][t] for t in order] + [torch.empty(0, dtype=torch.float64)]),
-        "token_rewards": torch.cat([tokens[1][t] for t in order] + [torch.empty(0, dtype=torch.float64)]),
-        "next_turn": torch.tensor([where.get(int(batch["next_turn"][t]), -1) for t in order], dtype=torch.long),
-        **{k: batch[k][index] for k in ("turn_lengths", "turn_rewards", "bootstrap_values")},
-    }
-    straight = dual_discount_gae(**batch, **discounts)[0].split(batch["turn_lengths"].tolist())
-    mixed = dual_discount_gae(**shuffled, **discounts)[0].split(shuffled["turn_lengths"].tolist())
-    for t, part in enumerate(straight):
-        torch.testing.assert_close(mixed[where[t]], part, atol=1e-10, rtol=0)
-
-
-def test_with_all_discounts_one_the_return_is_the_sum_of_later_rewards_and_the_bootstrap() -> None:
-    batch = random_batch([3, 1, 40, 5], chain(4))
-    _, returns = dual_discount_gae(**batch, **ONES)
-    paid = batch["token_rewards"].clone()
-    paid[batch["turn_lengths"].cumsum(0) - 1] += batch["turn_rewards"]
-    later = paid.flip(0).cumsum(0).flip(0) + batch["bootstrap_values"][-1]
-    torch.testing.assert_close(returns, later, atol=1e-10, rtol=0)
-
-
-def test_with_token_discounts_one_first_tokens_get_turn_level_gae() -> None:
-    batch = random_batch([4, 1, 33, 6], chain(4))
-    advantages, _ = dual_discount_gae(**batch, **VERLOG)
-    starts = batch["turn_lengths"].cumsum(0) - batch["turn_lengths"]
-    per_turn = torch.stack([part.sum() for part in batch["token_rewards"].split(batch["turn_lengths"].tolist())])
-    turns = dict(batch, values=batch["values"][starts], token_rewards=per_turn, turn_lengths=torch.ones(4).long())
-    torch.testing.assert_close(advantages[starts], expected(turns, VERLOG), atol=1e-10, rtol=0)
-
-
-def test_inside_a_turn_with_token_discounts_one_advantages_differ_by_value_and_reward_alone() -> None:
-    batch = random_batch([9], [-1])
-    advantages, _ = dual_discount_gae(**batch, **VERLOG)
-    steps = batch["token_rewards"][:-1] + batch["values"][1:] - batch["values"][:-1]
-    torch.testing.assert_close(advantages[:-1] - advantages[1:], steps, atol=1e-10, rtol=0)
-
-
 def test_turns_of_one_token_give_classical_gae() -> None:
     batch = random_batch([1] * 6, chain(6))
     v, r, last = batch["values"], batch["token_rewards"] + batch["turn_rewards"], batch["bootstrap_values"][-1:]
@@ -138,42 +92,6 @@ def test_turns_of_one_token_give_classical_gae() -> None:
     torch.testing.assert_close(advantages, torch.stack(sums), atol=1e-10, rtol=0)
 
 
-def test_a_step_discount_of_zero_separates_all_turns() -> None:
-    linked = random_batch([3, 5, 2], chain(3))
-    alone = dict(linked, next_turn=torch.tensor([-1, -1, -1]), bootstrap_values=torch.zeros(3).double())
-    discounts = dict(VERLOG, gamma_step=0.0)
-    torch.testing.assert_close(
-        dual_discount_gae(**linked, **discounts), dual_discount_gae(**alone, **discounts), atol=0, rtol=0
-    )
-
-
-def test_one_turn_episodes_do_not_affect_each_other() -> None:
-    batch = dict(random_batch([5, 1, 8], [-1, -1, -1]), bootstrap_values=torch.zeros(3).double())
-    together, _ = dual_discount_gae(**batch, **VERLOG)
-    for t, part in enumerate(together.split([5, 1, 8])):
-        alone = {k: x.split([5, 1, 8])[t] if len(x) == 14 else x[t : t + 1] for k, x in batch.items()}
-        torch.testing.assert_close(dual_discount_gae(**alone, **VERLOG)[0], part, atol=1e-12, rtol=0)
-
-
-def test_an_empty_turn_passes_reward_and_value_on_and_costs_one_step() -> None:
-    batch = random_batch([2, 0, 3], chain(3))
-    advantages, _ = dual_discount_gae(**batch, **VERLOG)
-    v, r = batch["values"], batch["turn_rewards"]
-    worth = r[1] + 0.99 * v[2]
-    delta = batch["token_rewards"][1] + r[0] + 0.99 * worth - v[1]
-    torch.testing.assert_close(advantages[1], delta + (0.99 * 0.95) ** 2 * advantages[2], atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_turns_of_any_mixture_of_lengths(seed: int) -> None:
-    rng = random.Random(seed)
-    lengths = [rng.choice([0, 1, 1, 5, 31, 32, 33, 63, 64, 65, 200]) for _ in range(30)]
-    batch = random_batch(lengths, chain(30), seed)
-    discounts = dict(VERLOG, gamma_token=rng.choice([1.0, 0.9]), lambda_token=rng.choice([1.0, 0.8]))
-    advantages, _ = dual_discount_gae(**batch, **discounts)
-    torch.testing.assert_close(advantages, expected(batch, discounts), atol=1e-9, rtol=0)
-
-
 @pytest.mark.parametrize("size", [1, 7, 32, 40])
 def test_the_values_of_a_turn_leave_the_other_turns_bits_alone(size: int) -> None:
     batch = dict(random_batch([size] * 9, [-1] * 9), bootstrap_values=torch.zeros(9).double())
@@ -181,18 +99,6 @@ def test_the_values_of_a_turn_leave_the_other_turns_bits_alone(size: int) -> Non
     loud["values"][4 * size : 5 * size] = 1e30
     quiet, disturbed = (dual_discount_gae(**b, **VERLOG)[0].split(size) for b in (batch, loud))
     assert all(torch.equal(quiet[t], disturbed[t]) for t in range(9) if t != 4)
-
-
-def test_an_empty_batch_gives_empty_results() -> None:
-    advantages, returns = dual_discount_gae(**random_batch([], []), **VERLOG)
-    assert advantages.shape == returns.shape == (0,)
-
-
-def test_inputs_are_unchanged() -> None:
-    batch = random_batch([2, 40, 3], chain(3))
-    before = {k: v.clone() for k, v in batch.items()}
-    dual_discount_gae(**batch, **VERLOG)
-    assert all(torch.equal(batch[k], before[k]) for k in batch)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.9", None, True])
@@ -209,23 +115,16 @@ def test_discounts_are_read_from_args_and_default_to_verlogs() -> None:
 
 @pytest.mark.parametrize("case", [0, 1])
 def test_verlogs_recorded_advantages_are_reproduced_on_its_real_tokens(case: int) -> None:
-    batch, recorded, discounts = verlog_batch(load_recording("verlog_gae.json.gz")[case], "mask")
+    batch, recorded, discounts = verlog_batch(load_recording("verlog_gae.json.gz")[case])
     advantages, returns = dual_discount_gae(**batch, **discounts)
     torch.testing.assert_close(advantages, recorded["advantages_raw"], atol=1e-6, rtol=0)
     torch.testing.assert_close(returns, recorded["returns"], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("case", [0, 1])
-def test_verlogs_phantom_position_can_be_reproduced_from_the_outside(case: int) -> None:
-    batch, recorded, discounts = verlog_batch(load_recording("verlog_gae.json.gz")[case], "critic_mask")
-    advantages, _ = dual_discount_gae(**batch, **discounts)
-    torch.testing.assert_close(advantages, recorded["advantages_raw"], atol=1e-6, rtol=0)
-
-
-def verlog_batch(record: dict, mask: str) -> tuple[dict, dict, dict]:
-    """Rows t * E + env become turns over the positions of `mask`; the last E rows are bootstrap states."""
+def verlog_batch(record: dict) -> tuple[dict, dict, dict]:
+    """Rows t * E + env become turns over the positions of the mask; the last E rows are bootstrap states."""
     envs, turns = record["E"], record["E"] * record["T"]
-    kept = torch.tensor(record[mask])[:turns].bool()
+    kept = torch.tensor(record["mask"])[:turns].bool()
     packed = {
         key: torch.tensor(record[key], dtype=torch.float64)[:turns][kept]
         for key in ("values", "rewards", "advantages_raw", "returns")

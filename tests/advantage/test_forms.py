@@ -99,24 +99,11 @@ def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
 
 
 OWN_FORMS = """
-from advantage.gae import scan_bi_level, scan_dual
-
-def like_bi_level(values, rewards, lengths, turn_rewards, discounts):
-    return scan_bi_level(values, rewards, lengths, turn_rewards, discounts)
+from advantage.gae import scan_dual
 
 def half(values, rewards, lengths, turn_rewards, discounts):
     return scan_dual(values[:2], rewards if rewards is None else rewards[:2], lengths[:1], turn_rewards[:1], discounts)
 """
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_form_of_ones_own_is_a_function_in_a_file(tmp_path: Path, seed: int) -> None:
-    (tmp_path / "forms.py").write_text(OWN_FORMS)
-    samples, discounts = make_samples(random.Random(seed), 5), {"gamma_token": 0.9, "lambda_token": 0.7}
-    found = run(samples, make_args(gae_form=f"{tmp_path}/forms.py:like_bi_level", **discounts))
-    wanted = run(samples, make_args(gae_form="bi_level", **discounts))
-    for key in ("advantages", "returns"):
-        assert all(torch.equal(a, b) for a, b in zip(found[key], wanted[key], strict=True))
 
 
 def test_the_form_of_the_page_about_changes_can_be_used_as_printed(tmp_path: Path) -> None:

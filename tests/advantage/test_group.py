@@ -1,7 +1,6 @@
 """Estimators without a critic equal their definitions, are unbiased as claimed, and leave out incomplete episodes."""
 
 import itertools
-import random
 from argparse import Namespace
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 import torch
 
 from advantage.errors import FlagError, TurnTableError
-from advantage.exchange import BOOTSTRAP, TERMINATED, TRUNCATED
+from advantage.exchange import BOOTSTRAP, TERMINATED
 from advantage.group import GroupTurns, compute_advantages, group_advantages
 from advantage.settings import advantage_settings
-from advantage.turn_table import TurnRow, TurnSpan, anchor_of, encode_row, read_columns
+from advantage.turn_table import TurnRow, TurnSpan, anchor_of
 from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, make_args, rollout_data
 
@@ -49,11 +48,6 @@ def test_grpo_compares_episode_returns_inside_their_group() -> None:
     assert scores(turns, estimator="grpo", normalize=False) == pytest.approx([0.5, 0.5, -0.5, 1.0, -1.0])
 
 
-def test_rloo_leaves_the_episode_itself_out_of_its_baseline() -> None:
-    turns = episode(0, [3.0], 1) + episode(1, [1.0], 1) + episode(2, [0.0, 2.0], 1)
-    assert scores(turns, estimator="rloo") == pytest.approx([1.5, -1.5, 0.0, 0.0])
-
-
 def test_gigpo_adds_the_comparison_of_turns_in_the_same_state() -> None:
     turns = episode(0, [0.0, 1.0], 1, anchors=[4, 8]) + episode(1, [0.0, 0.0], 1, anchors=[4, 9])
     got = scores(turns, estimator="gigpo", normalize=False, gigpo_step_weight=2.0)
@@ -68,28 +62,13 @@ def test_gigpo_counts_an_early_and_a_late_win_alike_as_episodes_unless_both_retu
     assert both[0] > both[1]
 
 
-def test_anchors_of_different_groups_are_never_compared() -> None:
-    turns = episode(0, [1.0], 1, anchors=[4]) + episode(1, [0.0], 2, anchors=[4])
-    assert scores(turns, estimator="gigpo") == [0.0, 0.0]
-
-
-def test_turns_are_discounted_when_the_yaml_says_so() -> None:
-    turns = episode(0, [0.0, 1.0], 1) + episode(1, [0.0, 0.0], 1)
-    assert scores(turns, estimator="rloo", gamma_step=0.5) == pytest.approx([0.5, 0.5, -0.5, -0.5])
-
-
 def test_episodes_without_a_group_are_compared_with_the_batch() -> None:
     assert scores(episode(0, [1.0]) + episode(1, [0.0]), estimator="rloo") == pytest.approx([1.0, -1.0])
 
 
 @pytest.mark.parametrize(
     "outsider",
-    [
-        episode(9, [50.0], 1, end=0),
-        episode(9, [50.0], 1, first=3),
-        episode(9, [50.0], 1, trained=0),
-        [*episode(9, [50.0], 1, end=0), (9, 1, BOOTSTRAP, 0.0, -1, -1, 0)],
-    ],
+    [episode(9, [50.0], 1, trained=0), [*episode(9, [50.0], 1, end=0), (9, 1, BOOTSTRAP, 0.0, -1, -1, 0)]],
 )
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
 def test_an_episode_without_a_return_gets_zero_and_is_not_compared(outsider: list[Turn], estimator: str) -> None:
@@ -98,33 +77,10 @@ def test_an_episode_without_a_return_gets_zero_and_is_not_compared(outsider: lis
     assert scores(turns + outsider, estimator=estimator) == alone + [0.0] * len(outsider)
 
 
-def test_a_time_limit_ends_an_episode_as_well() -> None:
-    turns = episode(0, [1.0], 1, end=TRUNCATED) + episode(1, [0.0], 1)
-    assert scores(turns, estimator="rloo") == pytest.approx([1.0, -1.0])
-
-
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
-def test_order_does_not_matter(estimator: str) -> None:
-    rng = random.Random(1)
-    turns = [
-        turn
-        for k in range(9)
-        for turn in episode(k, [rng.random() for _ in range(3)], k % 2, anchors=[rng.randrange(3) for _ in range(3)])
-    ]
-    straight = dict(zip(turns, scores(turns, estimator=estimator), strict=True))
-    rng.shuffle(turns)
-    for turn, score in zip(turns, scores(turns, estimator=estimator), strict=True):
-        assert score == pytest.approx(straight[turn])
-
-
 def test_a_missing_turn_is_named() -> None:
     turns = episode(4, [1.0, 2.0, 3.0])
     with pytest.raises(TurnTableError, match="segment 4: turn 0 is followed by turn 2"):
         scores([turns[0], turns[2]])
-
-
-def test_an_empty_batch_gives_nothing() -> None:
-    assert scores([]) == []
 
 
 def test_an_unknown_estimator_is_refused() -> None:
@@ -204,12 +160,6 @@ def test_the_hook_refuses_kl_in_reward() -> None:
     data = rollout_data([sample(0, [1.0], 1)])
     with pytest.raises(FlagError, match="--use-kl-loss"):
         compute_advantages(make_args(kl_coef=0.1), data)
-
-
-def test_group_and_anchor_cross_in_the_turn_table() -> None:
-    row = TurnRow(0, 0, turns=(TurnSpan(0, 1, 1.0, anchor=2**52),), group=7)
-    columns = read_columns([encode_row(row)], [1])
-    assert columns.group.item() == 7 and columns.anchor.item() == 2**52
 
 
 def test_equal_prompts_have_equal_anchors() -> None:

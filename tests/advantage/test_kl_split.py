@@ -30,14 +30,6 @@ def data_of(kl: list[float], mask: list[int], *spans: tuple[int, int, int]) -> d
     }
 
 
-def test_action_tokens_start_at_the_action_and_masked_tokens_are_left_out() -> None:
-    data = data_of([1.0, 2.0, 30.0, 50.0, 99.0, 99.0, 3.0], [1, 1, 1, 1, 0, 0, 1], (0, 5, 2), (6, 7, -1))
-    split = log_kl_split(make_args(), 0, data)
-    assert split == KlSplit(2.0, 40.0, 3, 2)
-    assert data["kl_reasoning"].item() == 2.0 and data["kl_action"].item() == 40.0
-    assert "prompt" not in data
-
-
 def test_what_is_masked_may_be_nan_or_infinite() -> None:
     nan, infinite = float("nan"), float("inf")
     data = data_of([1.0, 30.0, 50.0, nan, infinite, 3.0], [1, 1, 1, 0, 0, 1], (0, 4, 1), (5, 6, -1))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from advantage.errors import FlagError
-from advantage.gae import token_lambdas
 from advantage.hook import compute_advantages
 from advantage.settings import PRESETS, ROLE, AdvantageSettings, advantage_settings
 from slime_verlog import ConfigError, read_settings
@@ -33,7 +32,7 @@ def assert_equal(data: dict[str, Any], samples: list[FakeSample], args: Namespac
         torch.testing.assert_close(data["returns"][i].double(), returns, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_critic_has_lambda_critic_between_tokens_and_between_turns_and_the_actor_does_not(seed: int) -> None:
     rng = random.Random(seed)
     samples, shared = make_samples(rng, 6), {"lambda_step": 0.6, "lambda_token": 0.8, "gamma_token": 0.9}
@@ -43,7 +42,7 @@ def test_the_critic_has_lambda_critic_between_tokens_and_between_turns_and_the_a
         assert_equal(data, samples, make_args(**shared | lambdas))
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_actors_lambda_follows_from_each_turns_trained_tokens_and_the_critics_does_not(seed: int) -> None:
     rng = random.Random(seed)
     samples = make_samples(rng, 6)
@@ -51,12 +50,6 @@ def test_the_actors_lambda_follows_from_each_turns_trained_tokens_and_the_critic
     actor = run(samples, "actor", **shared, **ADAPTIVE)
     assert_equal(actor, samples, make_args(**shared | {"lambda_token": adaptive}))
     assert_equal(run(samples, "critic", **shared, **ADAPTIVE), samples, make_args(**shared))
-
-
-def test_a_long_turn_keeps_more_of_its_reward_at_its_first_token_than_a_short_one() -> None:
-    lambdas = token_lambdas(read_settings(AdvantageSettings, ADAPTIVE), "actor", torch.tensor([0, 1, 2, 5, 500]))
-    assert lambdas is not None
-    torch.testing.assert_close(lambdas, torch.tensor([0, 0, 0, 0.5, 0.995], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("changes", [{"lambda_critic": 1.0}, ADAPTIVE])

@@ -25,6 +25,7 @@ from advantage.settings import KL_SPLIT, ValuePretrainingSettings
 from advantage.training.losses import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.advantage.test_group_definition import check_ranks_share
 from tests.advantage.test_pretraining import collected
 from tests.advantage.test_summary_turns import state, turn
 from tests.fixtures.warm_python import WARM
@@ -39,7 +40,7 @@ LAYOUTS = {
     "dp1 tp2 cp2": {"tensor_model_parallel_size": 2, "context_parallel_size": 2},
     "dp1 pp2 cp2": {"pipeline_model_parallel_size": 2, "context_parallel_size": 2},
 }
-CASES = 6
+CASES = 4
 STEPS = {"read": (hook, "read_turn_table"), "prepare": (hook, "solve_inside"), "finish": (PackedTurns, "put")}
 """What the hook calls before anything crosses ranks, between the exchanges, and after them."""
 
@@ -95,6 +96,10 @@ def test_notes_between_turns_of_other_ranks_give_the_exact_values(outcomes: list
     check_ranks(outcomes, (layout, "notes"))
 
 
+def test_group_estimators_give_the_single_process_result(outcomes: list[dict[str, Any]]) -> None:
+    check_ranks(outcomes, "groups")
+
+
 def test_the_traffic_does_not_grow_with_the_tokens(outcomes: list[dict[str, Any]]) -> None:
     """The number of turns, eight numbers per turn, and at the end whether the rank failed."""
     for outcome in outcomes:
@@ -118,6 +123,7 @@ def _worker(rank: int, folder: str) -> None:
         outcome[name, "measured"] = _text_of(lambda: [_check_measured(seed) for seed in range(3)])
         outcome[name, "notes"] = _text_of(_check_notes)
         if name == "dp4":
+            outcome["groups"] = _text_of(lambda: check_ranks_share(rank, WORLD))
             outcome["bytes"] = [_bytes_of(tokens) for tokens in (2, 200)]
         parallel_state.destroy_model_parallel()
     torch.save(outcome, Path(folder) / f"{rank}.pt")

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from advantage import patch
-from advantage.errors import ConfigError, FlagError, UnsupportedFrameworkError
-from advantage.patch.versions import find_slime
+from advantage.errors import FlagError, UnsupportedFrameworkError
 from tests.fixtures.checkouts import CHECKOUTS, checks_of, failure_inside
 from tests.fixtures.inside_slime import uninstall
 
@@ -76,13 +75,6 @@ def flags(**changes: Any) -> Namespace:
     return Namespace(**{**good, **changes})
 
 
-def test_the_flag_that_slime_dropped_for_the_critic_is_set_again(slime: Any) -> None:
-    loss, args, data = slime(), flags(), {}
-    patch.install(args)
-    loss.compute_advantages_and_returns(args, data)
-    assert data["hook"] == patch.HOOK
-
-
 def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once(slime: Any) -> None:
     loss = slime()
     whitened = {"normalize_advantages": True, "context_parallel_size": 2}
@@ -92,24 +84,6 @@ def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once
     patch.install(critic)
     assert (loss.value_loss_function, loss.compute_advantages_and_returns) == wrapped
     assert actor.custom_advantage_function_path == critic.custom_advantage_function_path == patch.HOOK
-
-
-def test_wrong_whitening_over_context_parallelism_is_replaced(slime: Any) -> None:
-    loss = slime()
-    before = loss.compute_advantages_and_returns
-    patch.install(flags(normalize_advantages=True, context_parallel_size=2))
-    assert loss.compute_advantages_and_returns is not before
-
-
-def test_right_whitening_over_context_parallelism_is_left_alone(slime: Any) -> None:
-    loss = slime("""
-def compute_advantages_and_returns(args, rollout_data):
-    if args.custom_advantage_function_path is not None:
-        group = mpu.get_data_parallel_group(with_context_parallel=True)
-""")
-    before = loss.compute_advantages_and_returns
-    patch.install(flags(normalize_advantages=True, context_parallel_size=2))
-    assert loss.compute_advantages_and_returns is before
 
 
 @pytest.mark.parametrize(
@@ -152,13 +126,6 @@ def test_two_lambdas_for_the_critic_are_refused(slime: Any, tmp_path: Path) -> N
         patch.install(flags(megatron_config_path=str(path), lambda_critic=1.0))
 
 
-def test_a_critic_with_only_its_own_learning_rate_is_accepted(slime: Any, tmp_path: Path) -> None:
-    slime()
-    path = tmp_path / "roles.yaml"
-    path.write_text("megatron:\n- {role: critic, overrides: {lr: 1e-5}}\n- {role: actor}\n")
-    patch.install(flags(megatron_config_path=str(path)))
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -183,25 +150,6 @@ def test_a_training_process_that_uses_another_function_is_refused(slime: Any) ->
     slime(actor=actor)
     with pytest.raises(UnsupportedFrameworkError, match="something else replaced one of them"):
         patch.install(flags())
-
-
-def test_without_slime_the_known_versions_are_named() -> None:
-    if any(name.split(".")[0] == "slime" for name in sys.modules):
-        pytest.skip("slime is loaded in this process")
-    with pytest.raises(UnsupportedFrameworkError, match=r"supported are slime v0\.3\.1"):
-        find_slime()
-
-
-def test_the_weighted_loss_is_the_one_that_the_dispatcher_calls(slime: Any) -> None:
-    loss = slime("""
-def loss_function(args, batch, num_microbatches, logits):
-    return value_loss_function(args, batch, logits, lambda x: x.sum())
-""")
-    patch.install(args := flags(value_first_token_weight=3.0))
-    batch = {"loss_masks": [torch.ones(3)], "response_lengths": [3], "total_lengths": [5]}
-    logits = torch.ones(3, requires_grad=True)
-    total, _ = loss.loss_function(args, batch, 1, logits)
-    assert total.item() == 5.0
 
 
 class Schedule:
@@ -253,16 +201,6 @@ def model_building_slime(slime: Any, frozen: bool) -> ModuleType:
     return actor
 
 
-def test_only_the_critic_is_frozen_and_each_role_is_noted(slime: Any) -> None:
-    actor = model_building_slime(slime, frozen=True)
-    for role in ("actor", "critic"):
-        args = flags(critic_frozen=["weight"], freeze_params_name_list=None)
-        patch.install(args)
-        _, layer = actor.initialize_model_and_optimizer(args, role)[0]
-        assert args.slime_verlog_role == role
-        assert layer.weight.requires_grad == (role == "actor") and layer.bias.requires_grad
-
-
 def test_a_slime_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_match(slime: Any) -> None:
     actor = model_building_slime(slime, frozen=False)
     for pattern, message in (("weight", "trains weight although"), ("wieght", "'wieght' matches none of the critic's")):
@@ -298,37 +236,3 @@ def test_a_critic_without_a_head_that_learns_values_is_refused(
     actor.initialize_model_and_optimizer(flags(), "actor")
     with pytest.raises(error, match=message) if error else nullcontext():
         actor.initialize_model_and_optimizer(flags(), "critic")
-
-
-@pytest.mark.parametrize("given", [None, 3.0])
-def test_the_dual_clip_is_passed_on_where_slime_forgets_it(slime: Any, given: float | None) -> None:
-    loss = slime("""
-def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
-    return eps_clip_c, None
-def policy_loss_function(args, batch, logits, sum_of_sample_mean):
-    return compute_policy_loss(None, None, args.eps_clip, args.eps_clip_high)
-""")
-    args = flags(eps_clip=0.2, eps_clip_high=0.2, eps_clip_c=given)
-    patch.install(args)
-    assert loss.policy_loss_function(args, {}, None, None)[0] == given
-
-
-def test_dis_takes_the_place_of_slimes_policy_loss(slime: Any) -> None:
-    source = """
-def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
-    return "ppo"
-def policy_loss_function(args, batch, logits, sum_of_sample_mean):
-    given = batch["kl"], batch["advantages"], args.eps_clip, args.eps_clip_high
-    loss, clipped = compute_policy_loss(*given, eps_clip_c=args.eps_clip_c)
-    return sum_of_sample_mean(loss), {"pg_clipfrac": sum_of_sample_mean(clipped)}
-"""
-    loss = slime(source)
-    dis = {"policy_loss": "dis", "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
-    with pytest.raises(ConfigError, match="--use-rollout-logprobs"):
-        patch.install(flags(**dis))
-    args = flags(**dis, use_rollout_logprobs=True)
-    patch.install(args)
-    batch = {"kl": -torch.tensor([0.1, 1.0, 2.0, 9.0]).log(), "advantages": torch.ones(4)}
-    value, metrics = loss.policy_loss_function(args, batch, None, torch.mean)
-    assert value.item() == pytest.approx(-(1 + 2) / 4)
-    assert set(metrics) > {"pg_clipfrac", "dis_ess", "dis_masked_low_positive"}

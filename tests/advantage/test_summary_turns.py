@@ -1,17 +1,13 @@
 """Turns in which the model writes its notes: exact values, for the hook and for the group estimators."""
 
 import random
-from argparse import Namespace
 from typing import Any
 
 import pytest
 import torch
 
-from advantage.exchange import NOTES, TERMINATED
-from advantage.group import GroupTurns, group_advantages
+from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import compute_advantages
-from advantage.kl_split import KlSplit, log_kl_split
-from advantage.settings import advantage_settings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from tests.advantage.batches import FakeSample, make_args, rollout_data
 
@@ -53,38 +49,9 @@ def test_the_edge_out_of_a_summary_carries_no_step_discount(form: str) -> None:
     assert flat(found) == pytest.approx([0.4702, 0.9702, 0.4, 1.0, 0.3, 1.0])
 
 
-def test_without_the_summary() -> None:
-    assert flat(run([turn(0, 0.5), win(1)])) == pytest.approx([0.47515, 0.97515, 0.3, 1.0])
-
-
-def test_an_environment_turn_in_its_place_is_discounted_twice() -> None:
-    found = run([turn(0, 0.5), turn(1, 0.6), win(2)])
-    assert flat(found) == pytest.approx([0.446828575, 0.946828575, 0.37515, 0.97515, 0.3, 1.0])
-
-
-def test_a_batch_that_ends_before_the_summary_bootstraps_from_its_prompt() -> None:
-    (first, _) = run([turn(0, 0.5), state(1, 0.6)])
-    assert first == pytest.approx((0.094, 0.594))
-
-
 def test_a_batch_that_ends_after_the_summary_bootstraps_from_the_next_prompt() -> None:
     found = run([turn(0, 0.5), turn(1, 0.6, moves=False), state(2, 0.7)])
     assert flat(found[:2]) == pytest.approx([0.18805, 0.68805, 0.1, 0.7])
-
-
-def test_the_form_token_charges_every_token_of_the_notes() -> None:
-    notes = TurnRow(0, 0, turns=(TurnSpan(0, 48, 0.0, moves=False),))
-    samples = [FakeSample(notes, 2, [1] * 48, torch.zeros(48).double(), torch.zeros(48)), turn(1, 0.0, reward=1.0)]
-    samples[1] = FakeSample(TurnRow(0, 1, terminated=True, turns=samples[1].row.turns), 2, [1], *[torch.zeros(1)] * 2)
-    assert run(samples, gae_form="token", lambda_step=1.0)[0][1] == pytest.approx(0.99**48)
-    assert run(samples, lambda_step=1.0)[0][1] == pytest.approx(1.0)
-
-
-def test_an_adaptive_lambda_reaches_across_the_edge_out_of_a_summary() -> None:
-    samples = [turn(0, 0.6, moves=False), win(1)]
-    adaptive = {"lambda_policy": "length_adaptive", "lambda_policy_alpha": 2.0, "slime_verlog_role": "actor"}
-    assert run(samples, **adaptive)[0][0] == pytest.approx(0.7 - 0.6 + 0.5 * 0.3)
-    assert run(samples, **adaptive | {"slime_verlog_role": "critic"})[0][0] == pytest.approx(0.4)
 
 
 def episode(environment_turns: int, summaries_after: set[int], draw: Any) -> list[FakeSample]:
@@ -114,45 +81,18 @@ def test_with_lambda_step_1_summaries_change_no_advantage_of_an_environment_turn
     )
 
 
-def test_otherwise_each_changes_the_turn_before_it_by_what_the_critic_thinks_of_the_notes() -> None:
-    plain, noted = episode(6, set(), float), episode(6, {3}, lambda: 0.9)
-    before, after = (of_environment(s, run(s)) for s in (plain, noted))
-    shift = 0.99 * (1 - 0.95) * (0.9 - 4 / 7)
-    assert after[3] - before[3] == pytest.approx(shift)
-    assert after[2] - before[2] == pytest.approx(0.99 * 0.95 * shift)
-    assert after[4:] == pytest.approx(before[4:])
-
-
 @pytest.mark.parametrize("summaries", [0, 9, 99])
 def test_a_win_at_turn_100_is_worth_the_same_with_any_number_of_summaries(summaries: int) -> None:
     after = {k for k in range(99) if summaries == 99 or (summaries and k % 10 == 9)}
     assert len(after) == summaries
     samples = episode(100, after, lambda: 0.3)
     assert run(samples, lambda_step=1.0)[0][1] == pytest.approx(0.99**99, abs=1e-5)
-    rows = [sample.row.turns[0] for sample in samples]
-    n = len(rows)
-    other = [TERMINATED, 0.0]
-    columns = {
-        "segment": [0.0] * n + [1.0],
-        "index": [*range(n), 0],
-        "flags": [TERMINATED * (k == n - 1) + NOTES * (not row.moves) for k, row in enumerate(rows)] + other[:1],
-        "reward": [row.reward for row in rows] + other[1:],
-        "group": [3] * (n + 1),
-        "anchor": [-1] * (n + 1),
-        "trained": [1] * (n + 1),
-    }
-    turns = GroupTurns(**{name: torch.tensor(x, dtype=torch.float64) for name, x in columns.items()})
-    settings = advantage_settings(Namespace(group_estimator="rloo"))
-    advantages = group_advantages(turns, settings, normalize=False).tolist()
-    assert advantages[:n] == pytest.approx([0.99**99] * n), "a summary gets the advantage of its episode"
-
-
-def test_notes_are_neither_reasoning_nor_action() -> None:
-    spans = (TurnSpan(0, 2, 0.0, 1), TurnSpan(2, 5, 0.0, moves=False))
-    sample = FakeSample(TurnRow(0, 0, terminated=True, turns=spans), 2, [1] * 5, torch.zeros(5), torch.arange(5.0))
-    data = rollout_data([sample])
-    assert log_kl_split(make_args(), 0, data) == KlSplit(0.0, 1.0, 1, 1, 3.0, 3)
-    assert data["kl_summary"].item() == 3.0
+    lost = FakeSample(TurnRow(1, 0, terminated=True, turns=(TurnSpan(0, 1, 0.0),)), 2, [1], *[torch.zeros(1)] * 2)
+    data = rollout_data([*samples, lost])
+    estimator = {"group_estimator": "rloo", "n_samples_per_prompt": 1}
+    compute_group_advantages(make_args(kl_coef=0.0, **estimator), data)
+    won = torch.cat(data["advantages"])[:-1].tolist()
+    assert won == pytest.approx([0.99**99] * len(samples)), "a summary gets the advantage of its episode"
 
 
 def test_notes_and_the_prompts_after_them_are_compared_with_other_turns() -> None:

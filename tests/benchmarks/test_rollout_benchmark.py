@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.loops import Case
+from benchmarks.rollout import find_tokenizer, run_slime
 from benchmarks.simulated_sglang import Engine, PrefixCache, Request, Timing, saturated
 from tests.fixtures.warm_python import run_python
 
@@ -18,50 +20,50 @@ def prompt(seed: int, tokens: int = 64) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 1000, tokens, dtype=np.int32)
 
 
-def finish(engine: Engine) -> list[tuple[float, Request]]:
-    """Run the engine until it is empty; when each request finished."""
+def started(*lengths: int) -> tuple[Engine, list[Request]]:
+    engine, requests = Engine(TIMING), [Request(prompt(k), length) for k, length in enumerate(lengths)]
+    for request in requests:
+        engine.submit(request, 0.0)
+    return engine, requests
+
+
+def finish(engine: Engine, requests: list[Request]) -> list[tuple[int, float]]:
+    """Run the engine until it is empty; which request finished when."""
     found = []
     while engine.load:
         now = engine.next_event
-        found += [(now, request) for request in engine.advance()]
+        found += [(requests.index(request), now) for request in engine.advance()]
     return found
 
 
 def test_places_limit_what_runs_at_once_and_waiting_requests_are_prefilled_first() -> None:
-    engine, requests = Engine(TIMING), [Request(prompt(k), length) for k, length in enumerate((3, 5, 2))]
-    for request in requests:
-        engine.submit(request, 0.0)
-    done = finish(engine)
+    engine, requests = started(3, 5, 2)
     # A prefill of 0.5 s gives the first token. The second prefill delays the request that is still running.
-    order = [(requests.index(request), when) for when, request in done]
-    assert order == [(0, 3.0), (2, 3.0 + 0.5 + 1.0), (1, 5.5)]
+    assert finish(engine, requests) == [(0, 3.0), (2, 3.0 + 0.5 + 1.0), (1, 5.5)]
     assert engine.tokens == 10
 
 
 def test_an_abort_stops_everything_at_the_last_finished_step() -> None:
-    engine = Engine(TIMING)
-    engine.submit(Request(prompt(1), 10), 0.0)
+    engine, requests = started(10)
     engine.advance()
     engine.paused = True
-    (stopped,) = engine.abort(0.5 + 3.2)
-    assert stopped.done == 1 + 3 and engine.load == 0
-    engine.submit(Request(prompt(2), 1), 4.0)
+    assert engine.abort(0.5 + 3.2) == requests and requests[0].done == 1 + 3 and engine.load == 0
+    after = [Request(prompt(2), 1)]
+    engine.submit(after[0], 4.0)
     assert engine.next_event == float("inf"), "nothing starts while the weights are loaded"
     engine.resume(9.0)
-    assert [when for when, _ in finish(engine)] == [9.5]
+    assert finish(engine, after) == [(0, 9.5)]
 
 
 def test_a_retracted_request_goes_on_after_its_prompt_and_answer_are_prefilled_again() -> None:
-    engine, requests = Engine(TIMING), [Request(prompt(k), 10) for k in range(3)]
-    for request in requests:
-        engine.submit(request, 0.0)
+    engine, requests = started(10, 10, 10)
     engine.advance()
     engine.advance()
     engine.paused = True
     assert engine.retract(1.0 + 3.2) == requests[:2] and [r.done for r in requests] == [4, 4, 0]
     engine.resume(9.0)
     # The prefill gives the fifth token, five steps the others; then the third request has a place.
-    assert [(requests.index(request), when) for when, request in finish(engine)] == [(0, 14.5), (1, 14.5), (2, 24.0)]
+    assert finish(engine, requests) == [(0, 14.5), (1, 14.5), (2, 24.0)]
 
 
 def test_the_prefix_cache_counts_whole_blocks_from_the_beginning_and_forgets_the_oldest() -> None:
@@ -79,14 +81,21 @@ def test_a_saturated_engine_is_the_fastest_way_through_the_same_requests() -> No
     assert 0 < answers < updated < tokens < TIMING.places / TIMING.prefill_s
 
 
+RUN = """
+import json, sys
+from pathlib import Path
+from benchmarks.loops import Case, run_case
+for loop in sys.argv[2].split():
+    print(json.dumps(run_case(Case(loop, 16, processes=int(sys.argv[3]), places=4, batches=1), Path(sys.argv[1]))))
+"""
+
+
 def run(folder: Path, *loops: str, processes: int = 1) -> list[dict[str, Any]]:
-    out = folder / "rollout.json"
-    sizes = ("--turns", "16", "--places", "4", "--batches", "1", "--processes", str(processes), "--json", str(out))
+    checkpoint = find_tokenizer(folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_python(["-m", "benchmarks.rollout", "--loops", *loops, *sizes], env=environment)
+    done = run_python(["-c", RUN, str(checkpoint), " ".join(loops), str(processes)], env=environment)
     assert done.returncode == 0, done.stderr
-    assert "of saturated" in done.stdout
-    return json.loads(out.read_text())["rows"]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 OURS = ("lock-step", "fixed", "per-env", "continuous", "continue", "continuous-async")
@@ -103,16 +112,6 @@ def test_every_loop_of_ours_plays_its_batches(tmp_path: Path, loops: tuple[str, 
     assert rows[loops.index("fixed")]["staleness"] == {"0": 1.0}
 
 
-def test_continuous_loops_are_not_measured_over_too_few_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    from benchmarks import rollout
-
-    for batches, warm, advice in ((1, 2, "--batches 2"), (2, 0, "--warm 1")):
-        sizes = ["--turns", "16384", "--engines", "64", "--batches", str(batches), "--warm", str(warm)]
-        with pytest.raises(SystemExit):
-            rollout.main(["--loops", "fixed", "continue", *sizes])
-        assert f"give {advice} or more" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_players_in_other_processes_are_charged_for_what_they_compute(tmp_path: Path) -> None:
     (row,) = run(tmp_path, "fixed", processes=2)
@@ -122,5 +121,5 @@ def test_players_in_other_processes_are_charged_for_what_they_compute(tmp_path: 
 def test_slimes_own_loop_plays_whole_episodes(tmp_path: Path) -> None:
     if not os.environ.get("SLIME_PATH") or not os.environ.get("SLIME_CPU_PYTHON"):
         pytest.skip("set SLIME_PATH and SLIME_CPU_PYTHON as tests/slime/cpu/install.sh says")
-    (row,) = run(tmp_path, "slime-partial")
+    (row,) = run_slime([Case("slime-partial", 16, places=4, batches=1)], find_tokenizer(tmp_path))
     assert row["played_turns"] >= 2

@@ -14,16 +14,8 @@ MISTAKES = {
         ["embedded.quickstart", "--config", "missing.yaml"],
         "YAML: missing.yaml cannot be read",
     ),
-    "an impossible number": (["embedded.quickstart", "--updates", "0"], "num_rollout must be at least 1, got 0"),
     "nothing to begin with": (["embedded.quickstart", "--demonstrations", "0"], "--demonstrations 0 needs --model"),
-    "a study's budget": (
-        ["embedded.studies.run", "memory", "--eval-interval", "0"],
-        "eval_interval must be at least 1, got 0",
-    ),
-    "an unknown variant": (
-        ["embedded.studies.run", "memory", "--variants", "n=9"],
-        "memory has no variant 'n=9'; choose from n=0, n=1, n=2, n=4",
-    ),
+    "a study's budget": (["embedded.studies.run", "memory", "--updates", "0"], "updates must be at least 1, got 0"),
     "a folder without a model": (
         ["embedded.engine.server", "--model-path", "missing"],
         "'missing' is not a model folder",

@@ -1,7 +1,6 @@
 """A model that exists, trained in place of the quickstart's own: shapes, files and refusals; not whether it learns."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from embedded.quickstart import main
 from embedded.run.record import read_rows
 from embedded.studies.run import main as run_study
 from embedded.trainer.megatron import build_model, initialize, predict
-from embedded.warmstart.policy import find_model, save_policy
+from embedded.warmstart.policy import save_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 
@@ -86,17 +85,3 @@ def test_a_study_starts_from_a_model_and_computes_in_bfloat16(llama: Path, tmp_p
     with torch.no_grad():
         half, full = (predict(build_model(llama, initialize(), bf16=bf16), ids, *at) for bf16 in (True, False))
     assert 0 < (half - full).abs().max() < 0.1 and half.dtype == torch.float32
-
-
-def test_a_hub_name_is_found_in_the_cache_without_a_network(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    revision = "0" * 40
-    repository = tmp_path / "models--tiny--llama"
-    shutil.copytree(llama, repository / "snapshots" / revision)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(revision)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert find_model("tiny/llama").resolve() == (repository / "snapshots" / revision).resolve()
-    assert find_model(str(llama)) == llama

@@ -89,22 +89,22 @@ def episode_seeds(folder: Path) -> list[int]:
     return sorted(slot["episode"]["spec"]["metadata"]["seed"] for slot in state["slots"] if slot["episode"])
 
 
-@pytest.mark.parametrize("mistake", ["another shape", "no value head", "damaged"])
-def test_a_critic_that_does_not_fit_is_refused_in_one_sentence(make: Any, saved: Path, mistake: str) -> None:
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ("no value head", "output_layer.weight has shape None"),
+        ("damaged", "no usable critic in"),
+    ],
+)
+def test_a_critic_that_does_not_fit_is_refused_in_one_sentence(
+    make: Any, saved: Path, mistake: str, sentence: str
+) -> None:
     path = weights_of(saved)
     tensors = load_file(path)
-    if mistake == "another shape":
-        tensors["decoder.final_layernorm.weight"] = torch.ones(48)
-    elif mistake == "no value head":
-        del tensors["output_layer.weight"]
+    del tensors["output_layer.weight"]
     save_file(tensors, path)
     if mistake == "damaged":
         path.write_bytes(b"?")
-    sentence = {
-        "another shape": r"final_layernorm.weight has shape \(48,\), but the model has \(32,\)",
-        "no value head": "output_layer.weight has shape None",
-        "damaged": "no usable critic in",
-    }[mistake]
     with pytest.raises(CheckpointError, match=sentence):
         PpoTrainer(make(critic_load=str(saved)))
 
@@ -116,16 +116,9 @@ def test_a_critic_that_explains_nothing_is_not_saved(make: Any, tmp_path: Path) 
     assert not (tmp_path / "critic").exists()
 
 
-def test_too_few_turns_for_a_held_out_part_are_refused(make: Any, tmp_path: Path) -> None:
-    flags = {"num_rollout": 1, "num_critic_only_steps": 1}
-    with pytest.raises(ConfigError, match="too few to hold some out"):
-        train(make({"value_pretraining": {"batches": 1}}, **flags), Recorder())
-
-
-@pytest.mark.parametrize("flag", ["num_rollout", "num_critic_only_steps"])
-def test_it_is_a_run_in_which_only_the_critic_trains(make: Any, tmp_path: Path, flag: str) -> None:
-    flags = {**pretraining_flags(tmp_path / "critic"), flag: BATCHES + 1}
-    with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')} is 5 but value_pretraining.batches is 4"):
+def test_it_is_a_run_in_which_only_the_critic_trains(make: Any, tmp_path: Path) -> None:
+    flags = {**pretraining_flags(tmp_path / "critic"), "num_critic_only_steps": BATCHES + 1}
+    with pytest.raises(ConfigError, match="--num-critic-only-steps is 5 but value_pretraining.batches is 4"):
         train(make({"value_pretraining": ANY}, **flags), Recorder())
 
 

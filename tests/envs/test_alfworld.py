@@ -77,15 +77,6 @@ for seeds in ((1, 2), (3, 4)):
     assert subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True).returncode == 0
 
 
-def test_a_game_after_another_is_not_touched_by_it() -> None:
-    fresh = build("pick_heat", 6).reset()
-    first = build("look", 2)
-    first.reset(), first.step("inventory"), first.close()
-    second = build("pick_heat", 6)
-    assert second.reset() == fresh
-    assert play_expert(second)[-1]["reward"] == 1.0
-
-
 @pytest.mark.slow
 def test_an_episode_is_the_same_in_every_process() -> None:
     script = """
@@ -140,12 +131,6 @@ def test_remembering_parsed_grammar_changes_no_text(monkeypatch: pytest.MonkeyPa
     remembered = play()
     monkeypatch.setattr(textgen, "_parse_and_convert", textgen._parse_and_convert.__wrapped__)
     assert play() == remembered
-
-
-def test_the_translator_leaves_the_programs_arguments_alone() -> None:
-    before = list(sys.argv)
-    build().reset()
-    assert sys.argv == before
 
 
 @pytest.fixture

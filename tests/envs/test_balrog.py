@@ -39,15 +39,9 @@ def test_tasks_are_named_with_or_without_their_family(task: str, family: str, na
     assert (env.family, env._name) == (family, name)
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("goto", "did you mean babyai/BabyAI-MixedTrainLocal-v0/goto"),
-    ],
-)
-def test_an_unknown_task_gets_the_nearest_names(task: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(task)
+def test_an_unknown_task_gets_the_nearest_names() -> None:
+    with pytest.raises(ConfigError, match="did you mean babyai/BabyAI-MixedTrainLocal-v0/goto"):
+        build("goto")
 
 
 def test_a_task_that_the_package_cannot_make_is_refused_with_its_reason() -> None:
@@ -58,36 +52,16 @@ def test_a_task_that_the_package_cannot_make_is_refused_with_its_reason() -> Non
 @pytest.mark.parametrize(
     ("task", "error", "message"),
     [
-        (
-            "MiniHack-Boxoban-Hard-v0",
-            MissingDependencyError,
-            "BALROG cannot make minihack/MiniHack-Boxoban-Hard-v0: To use Boxoban environments, please download maps.",
-        ),
-        (
-            "MiniHack-Quest-Hard-v0",
-            MissingDependencyError,
-            "BALROG's minihack cannot draw text with the installed Pillow (raqm_layout() failed.); "
-            "install an older one with: pip install 'pillow<13'",
-        ),
-        (
-            "minihack/MiniHack-Castle-v0",
-            ConfigError,
-            "BALROG cannot make minihack/MiniHack-Castle-v0: Environment `MiniHack-Castle-v0` doesn't exist.; its "
-            "tasks are MiniHack-Corridor-R3-v0, MiniHack-Boxoban-Hard-v0, MiniHack-Quest-Hard-v0",
-        ),
+        ("MiniHack-Boxoban-Hard-v0", MissingDependencyError, "please download maps"),
+        ("MiniHack-Quest-Hard-v0", MissingDependencyError, "raqm_layout.*pip install 'pillow<13'"),
+        ("minihack/MiniHack-Castle-v0", ConfigError, "its tasks are MiniHack-Corridor-R3-v0, MiniHack-Boxoban-Hard-v0"),
     ],
 )
 def test_what_keeps_a_family_from_starting_is_said_in_a_sentence(
     task: str, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=f"cannot make minihack/.*{message}"):
         build(task).reset()
-    assert str(caught.value) == message
-
-
-def test_an_unforeseen_error_keeps_its_own_traceback() -> None:
-    with pytest.raises(RuntimeError, match="something else"):
-        build("MiniHack-Corridor-R3-v0").reset()
 
 
 def test_prompt_mission_actions_and_limit_are_the_packages_own() -> None:

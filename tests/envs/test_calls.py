@@ -109,15 +109,12 @@ def test_more_calls_than_allowed_are_reported() -> None:
         ('<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>', "key 'a' appears twice"),
         ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"a\\": 2}"}</tool_call>', "not JSON"),
         (CODER.replace("=b>", "=a>"), "the argument 'a' twice"),
-        ('<tool_call>["add"]</tool_call>', "has the form"),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be a JSON object"),
-        ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "string that is not JSON"),
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN"),
         ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>', "surrogate"),
         ('<tool_call>{"name": "add", "arguments": ' + "[" * 100_000 + "</tool_call>", "nested too deep"),
         ('<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}</tool_call>", "can be read"),
         ("<tool_call><function=add><parameter=a>1</parameter></tool_call>", "has no </function>"),
-        ("<tool_call><function=add>a=1</function></tool_call>", "after its last"),
     ],
 )
 def test_a_broken_call_gives_an_error_message(text: str, words: str) -> None:

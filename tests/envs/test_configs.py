@@ -60,9 +60,7 @@ def test_every_commented_key_shows_its_default(name: str) -> None:
     assert full != config
 
 
-@pytest.mark.parametrize(
-    "name", ["alfworld", "babyai", "balrog", "crafter", "reasoning_gym", "scienceworld", "textworld"]
-)
+@pytest.mark.parametrize("name", GAMES)
 def test_every_game_has_two_presets(name: str) -> None:
     if name == "crafter":
         pytest.importorskip("crafter", reason="Crafter needs pip install 'slime-verlog[envs]'")

@@ -1,6 +1,5 @@
 """Geometry problems: read from parquet or from slime's samples, checked by value, with retries and feedback."""
 
-import base64
 import io
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image
 
 from envs import geo3k
-from envs.errors import ConfigError, EnvironmentFault
+from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.questions import ParquetRows
 from tests.envs.tools.test_tool_env import call
@@ -78,21 +77,6 @@ def test_a_sample_of_slimes_data_set_is_a_problem_too() -> None:
     assert r"\boxed{}" in env.instruction_prompt and env.max_steps == 3
 
 
-@pytest.mark.parametrize("form", ["path", "file", "uri"])
-def test_pictures_come_as_files_and_data_uris(form: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(png("green"))
-    uri = "data:image/png;base64," + base64.b64encode(png("green")).decode()
-    picture = {"path": {"path": str(path)}, "file": str(path), "uri": uri}[form]
-    data = [{"problem": PROBLEM, "answer": "1", "images": [picture]}]
-    assert build(data=data).question.images[0].getpixel((0, 0)) == (0, 128, 0)
-
-
-def test_a_picture_that_cannot_be_read_is_a_fault() -> None:
-    with pytest.raises(EnvironmentFault, match="cannot be read"):
-        build(data=[{"problem": PROBLEM, "answer": "1", "images": [{"bytes": b"x" * 9}]}])
-
-
 def test_the_tool_checks_before_the_final_answer() -> None:
     env = build(check="tool")
     env.reset()
@@ -124,10 +108,3 @@ def test_check_adds_the_checking_tool_and_the_sample_chooses_the_others() -> Non
 def test_what_cannot_be_asked_or_graded_is_refused(given: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(given, **options)
-
-
-def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "broken.parquet"
-    path.write_bytes(b"not parquet")
-    with pytest.raises(ConfigError, match="is not a parquet file"):
-        build(data=str(path))

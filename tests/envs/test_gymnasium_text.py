@@ -88,11 +88,6 @@ def test_the_users_actions_describe_or_restrict_the_environments() -> None:
     assert few.step("end")[1]
 
 
-def test_pictures_come_from_render_when_asked_for() -> None:
-    image = build(id=CORRIDOR, vlm=True).reset()["multi_modal_data"]["image"][0]
-    assert image.size == (8, 4)
-
-
 def test_a_missing_package_of_the_environment_is_named() -> None:
     gymnasium.register("NeedsMore-v0", "a_package_that_is_not_there:Env")
     try:

@@ -66,11 +66,6 @@ def test_a_wrong_entry_is_refused_with_its_key_and_the_fix(entry: Any, message: 
         expand(entry)
 
 
-def test_a_mixture_entry_without_environment_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tasks\[0\].env is missing"):
-        expand("goto", default_env_path="envs.mixture")
-
-
 def test_a_sample_that_names_no_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="give every entry of tasks its own env"):
         build_env_from("envs.mixture", {"task": "goto", "seed": 0}, {})

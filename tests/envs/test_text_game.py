@@ -127,10 +127,6 @@ def test_the_step_limit_of_the_settings_truncates_any_game() -> None:
     assert info["terminated"] and not info["truncated"]
 
 
-def test_a_game_without_pictures_shows_its_text_under_vlm_only() -> None:
-    assert Walk(GameSettings(vlm="only")).reset()["obs_str"] == "A room."
-
-
 def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> None:
     game = Coin(GameSettings())
     game.reset()

@@ -92,13 +92,6 @@ def test_the_held_out_split_is_played_and_a_failed_rollout_is_a_fault() -> None:
 
 
 @pytest.mark.slow
-def test_the_bundled_adapter_of_reasoning_gym_is_played() -> None:
-    needs("verifiers.envs.integrations.reasoninggym_env")
-    prompts, reward = play(build(args={"kind": "gym"}), "<answer>0</answer>")
-    assert "legs" in prompts[0] and reward == 0.0
-
-
-@pytest.mark.slow
 def test_a_taskset_is_played_with_its_tools(tmp_path: Path) -> None:
     """verifiers starts a chat program with uv, which installs its packages from the network the first time."""
     needs("verifiers.v1, uv")

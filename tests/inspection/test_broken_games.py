@@ -13,26 +13,7 @@ from rollout.errors import EnvironmentFault
 PLAY = "return self.look(right)\n"
 MISTAKES = {
     "play returns None": (PLAY, "self.look(right)\n", "`play` returned None; return a Frame", "def play("),
-    "play is a generator": (
-        PLAY,
-        "yield self.look(right)\n",
-        "`play` returned a generator; return a Frame",
-        "def play(",
-    ),
-    "start returns None": (
-        "return self.look()\n",
-        "self.look()\n",
-        "`start` returned None; return a Frame",
-        "def start(",
-    ),
     "no reward": ("reward=reward", "reward=None", "reward of a Frame must be float, got None", "return Frame("),
-    "a reward as text": ("reward=reward", 'reward="1"', "reward of a Frame must be float, got '1'", "return Frame("),
-    "bytes": (
-        "            text,\n",
-        "            b'text',\n",
-        "long_term of a Frame must be str, got b'text'",
-        "return Frame(",
-    ),
     "no metrics": (
         "            text,\n",
         "            text, metrics=None,\n",

@@ -8,7 +8,6 @@ import pytest
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from inspection.evaluate.players import openai_messages, parse_completion
 from inspection.records import read_episodes
 from tests.fixtures.chat_server import KEY, ChatServer, completion, openai_error
 from tests.inspection.test_evaluate import evaluate, rows_of, write_config
@@ -76,10 +75,9 @@ def test_a_passing_fault_is_repeated(tmp_path: Path, fault: str) -> None:
     assert len(server.requests) == turns + sum(number % 3 == 1 for number in range(len(server.requests)))
 
 
-@pytest.mark.parametrize("fault", ["server error", "broken JSON"])
-def test_a_fault_that_stays_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, fault: str) -> None:
+def test_a_fault_that_stays_ends_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
     down = [True]
-    script = lambda body, number: PASSING[fault]() if down[0] and number >= 20 else "ACTION: left"
+    script = lambda body, number: PASSING["server error"]() if down[0] and number >= 20 else "ACTION: left"
     with ChatServer(script) as server:
         given = options(server, tmp_path, eval={"episodes": 8})
         with pytest.raises(SystemExit, match=r"/chat/completions failed 2 times; last: .* of 8 episodes are in"):
@@ -142,16 +140,6 @@ def test_newer_models_get_the_length_under_its_other_name(tmp_path: Path) -> Non
     assert [("max_tokens" in body) for body in server.requests].count(True) == 3, "the first request of each episode"
 
 
-def test_an_answer_without_text_is_an_invalid_action_and_a_refusal_is_an_answer(tmp_path: Path) -> None:
-    script = lambda body, number: completion("closed-1", None, refusal="I cannot." if number else None)
-    with ChatServer(script) as server:
-        assert evaluate(*options(server, tmp_path, eval={"episodes": 1})) == 0
-    (episode,) = read_episodes(tmp_path / "out")
-    assert f"answered {episode['turns']} times (1 answers were empty)" in (tmp_path / "out/table.md").read_text()
-    assert episode["story"][0]["response"] == "" and episode["valid_action_ratio"] == 0.0
-    assert all(turn["response"] == "I cannot." for turn in episode["story"][1:])
-
-
 def call(name: str, arguments: str) -> dict[str, Any]:
     return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -173,7 +161,7 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
     tools = {"tools": "tests.envs.tools.toolbox:add", "data": [{"question": "What is 2 + 3?", "answer": "5"}]}
     keys = {"rollout_interaction_env_path": "envs.tools", "tasks": ["sums"], "history": "full", "env": tools}
     with ChatServer(script) as server:
-        assert evaluate(*options(server, tmp_path, **keys, eval={"episodes": 1}), "--price", "2", "10") == 0
+        assert evaluate(*options(server, tmp_path, **keys, eval={"episodes": 1})) == 0
     assert [tool["function"]["name"] for tool in server.requests[0]["tools"]] == ["add"]
     message = TypeAdapter(types.ChatCompletionMessageParam)
     sent = [[message.validate_python(item) for item in request["messages"]] for request in server.requests]
@@ -184,33 +172,4 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
     (episode,) = read_episodes(tmp_path / "out")
     assert episode["turns"] == 3 and episode["metrics"]["tool_calls"] == 2.0 and episode["stop"] == "terminated"
     assert episode["usage"] == {"answers": 3, "empty": 0, "prompt_tokens": 27, "completion_tokens": 9}
-    assert "answered 3 times, read 27 and wrote 9 tokens, which cost $0.00." in (tmp_path / "out/table.md").read_text()
-
-
-def test_the_calls_that_an_agents_program_sends_back_keep_their_ids() -> None:
-    """Their arguments become text; results without a call are left for the endpoint to refuse."""
-    function = {"name": "look", "arguments": {"at": "door"}}
-    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
-    result = {"role": "tool", "content": "it is shut", "tool_call_id": "c1"}
-    sent, _ = openai_messages([asked, result])
-    assert sent["tool_calls"] == [
-        {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
-    ]
-    assert asked["tool_calls"][0]["function"] == function
-    strange = [{"role": "assistant", "content": "hm"}, {"role": "tool", "content": "it is shut"}]
-    assert openai_messages(strange) == strange
-
-
-def test_an_answer_that_only_calls_needs_no_content() -> None:
-    message = {"role": "assistant", "tool_calls": [call("add", '{"a": 2}')]}
-    assert "add" in parse_completion({"choices": [{"message": message}]})
-
-
-def test_an_endpoint_that_counts_no_tokens_has_no_cost(tmp_path: Path) -> None:
-    def script(body: dict[str, Any], number: int) -> dict[str, Any]:
-        return {key: value for key, value in completion("closed-1", "ACTION: left").items() if key != "usage"}
-
-    with ChatServer(script) as server:
-        assert evaluate(*options(server, tmp_path, eval={"episodes": 1}), "--price", "2", "10") == 0
-    text = (tmp_path / "out/table.md").read_text()
-    assert "did not count its tokens" in text and "$" not in text
+    assert "answered 3 times, read 27 and wrote 9 tokens." in (tmp_path / "out/table.md").read_text()

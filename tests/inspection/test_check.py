@@ -1,6 +1,5 @@
 """`slime-verlog check`: broken environments end in a sentence, and questionable ones in a warning."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ import pytest
 import yaml
 
 from inspection.command import main
-from inspection.target import default_task
 from rollout.bridge.flags import RolloutFlags
-from rollout.bridge.settings import MemorySettings, RolloutSettings
+from rollout.bridge.settings import RolloutSettings
 from rollout.preflight import first_prompt_check
 from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, read_settings
@@ -92,10 +90,6 @@ QUESTIONABLE = {
     ),
     "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,021"),
     "the expert loses": ([('return "up"', 'return "down"')], "warning expert: the expert does not succeed"),
-    "progression in percent": (
-        [('"progression": float(won)', '"progression": 100.0 * won')],
-        "error contract: task 'stairs': info['progression'] must be from 0 (start) to 1 (won), got 100",
-    ),
     "nothing ends the game": ([("max_steps = 20", "max_steps = 0"), HARD], "warning ending: an episode did not end"),
     "state survives a reset": (
         [(RESET, "self.steps, self.level = 0, getattr(self, 'level', 0)")],
@@ -122,10 +116,6 @@ QUESTIONABLE = {
     "returns that a critic cannot learn": (
         [('float(won), "ter', '100.0 * won, "ter')],
         "warning scale: an episode's rewards add up to 100; keep returns between about -1 and 10, or the critic",
-    ),
-    "penalties that add up": (
-        [('float(won), "ter', '-1.5 + 0.5 * won, "ter')],
-        "warning scale: an episode's rewards add up to -",
     ),
     "a fault in the middle": (
         [
@@ -155,7 +145,9 @@ def check(*words: Any) -> int:
 
 
 def checks_of(text: str) -> list[dict[str, str]]:
-    return json.loads(text)["tasks"][0]["checks"]
+    """The rows that `check` printed."""
+    lines = [line for line in text.splitlines() if re.match(r"  (ok|warning|error) ", line)]
+    return [{"status": row[2:10].strip(), "name": row[11:23].strip(), "detail": row[24:]} for row in lines]
 
 
 # `test_broken_envs.py` has each of them told apart; here the command shows what it was told.
@@ -181,7 +173,7 @@ def test_a_questionable_environment_is_named_by_the_check_that_finds_it(
     for old, new in changes:
         assert old in code
         code = code.replace(old, new)
-    status = check(write(tmp_path, code), "--json")
+    status = check(write(tmp_path, code))
     found = [f"{row['status']} {row['name']}: {row['detail']}" for row in checks_of(capsys.readouterr().out)]
     assert any(line.startswith(expected) for line in found), found
     assert status == int(expected.startswith("error"))
@@ -193,10 +185,9 @@ def test_a_reward_beyond_the_discounts_reach_is_a_warning(
 ) -> None:
     code = GAME.replace("max_steps = 20", "max_steps = 900").replace("won, late = self.level", "won, late = self.steps")
     keys = {} if gamma is None else {"gamma_step": gamma}
-    assert check(write(tmp_path, code.replace("== 3,", "== 300,"), **keys), "--json", "--max-turns", "400") == 0
+    assert check(write(tmp_path, code.replace("== 3,", "== 300,"), **keys), "--max-turns", "400") == 0
     found = {row["name"]: f"{row['status']}: {row['detail']}" for row in checks_of(capsys.readouterr().out)}
-    said = "warning: with gamma_step 0.99, the first turn sees 5.0% of what the expert earns later; if early actions "
-    assert found.get("discount", "").startswith(said + "matter for it, set gamma_step to 0.9967") == is_far
+    assert ("gamma_step 0.99, the first turn sees 5.0%" in found.get("discount", "")) == is_far
 
 
 def test_a_working_environment_has_no_warnings_and_shows_its_prompt_with_roles(
@@ -215,7 +206,7 @@ def test_with_a_tokenizer_the_prompt_is_shown_as_rendered_with_its_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chatml_tokenizer().save_pretrained(tmp_path / "model")
-    assert check(write(tmp_path), "--tokenizer", tmp_path / "model") == 0
+    assert check(write(tmp_path), "--model", tmp_path / "model") == 0
     shown = capsys.readouterr().out
     assert "<|im_start|>system\nClimb to step 3.<|im_end|>\n<|im_start|>user\nCurrent Observation:" in shown
     assert " tokens) ---" in shown and "(about" not in shown
@@ -225,7 +216,7 @@ def test_a_budget_below_the_first_prompt_is_an_error_with_a_tokenizer_and_a_warn
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chatml_tokenizer().save_pretrained(tmp_path / "model")
-    words = ("--tokenizer", tmp_path / "model", "--no-prompt")
+    words = ("--model", tmp_path / "model", "--no-prompt")
     assert check(write(tmp_path, memory={"kind": "notes", "budget": 9}), *words) == 1
     assert re.search(
         r"error +memory +memory.budget: 9 is below the first prompt, \d+ tokens: raise it", capsys.readouterr().out
@@ -234,49 +225,10 @@ def test_a_budget_below_the_first_prompt_is_an_error_with_a_tokenizer_and_a_warn
     assert re.search(
         r"warning +memory .* is below the first prompt, about \d+ tokens: raise it", capsys.readouterr().out
     )
-    assert check(write(tmp_path, memory={"kind": "notes"}), *words) == 0
-    assert "memory.budget" not in capsys.readouterr().out
-
-
-def test_a_budget_that_makes_the_model_write_notes_in_nearly_every_turn_is_warned_about(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check(write(tmp_path, memory={"kind": "notes", "budget": 9}), "--no-prompt")
-    [tokens] = re.findall(r"first prompt, about (\d+) tokens", capsys.readouterr().out)
-    for budget, warned in ((int(tokens) + 1, True), (2000, False)):
-        assert check(write(tmp_path, memory={"kind": "notes", "budget": budget}), "--no-prompt") == 0
-        found = re.search(r"warning +memory +notes come after \d+ of \d+ turns, .* raise it", capsys.readouterr().out)
-        assert bool(found) is warned
-
-
-@pytest.mark.parametrize(
-    ("memory", "told"),
-    [
-        ({"kind": "window", "n": 2, "every": 5}, "memory.every does nothing with memory.kind: window"),
-        ({"period": 4, "keep": 0}, "memory.keep, memory.period do nothing with memory.kind: window"),
-        (
-            {"kind": "inline_notes", "n": 2, "max_tokens": 9},
-            "memory.max_tokens does nothing with memory.kind: inline_notes",
-        ),
-        ({"kind": "full", "n": 2}, "memory.n does nothing with memory.kind: full"),
-        ({"kind": "notes", "every": 2, "budget": 2000, "keep": 0, "max_tokens": 9}, None),
-        ({"kind": "inline_notes", "n": 0, "notes_chars": 9}, None),
-        ({"kind": "tests.rollout.play.test_memory.silent", "every": 2}, None),
-    ],
-)
-def test_keys_that_the_memory_does_not_read_are_warned_about_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], memory: dict[str, Any], told: str | None
-) -> None:
-    code = GAME.replace('!= "stairs"', 'not in ("stairs", "ladder")')
-    assert check(write(tmp_path, code, memory=memory, tasks=["stairs", "ladder"]), "--no-prompt") == 0
-    found = re.findall(r"warning +memory +(.*)", capsys.readouterr().out)
-    assert found == ([] if told is None else [told])
-
-
-def test_the_projects_configurations_give_no_memory_key_in_vain() -> None:
-    paths = list((Path(__file__).parents[2] / "custom_configs").glob("*.yaml"))
-    memories = [read_settings(MemorySettings, yaml.safe_load(p.read_text()).get("memory")) for p in paths]
-    assert len(paths) > 20 and [p.name for p, memory in zip(paths, memories, strict=True) if memory.unread()] == []
+    assert check(write(tmp_path, memory={"kind": "notes", "period": 4}), *words) == 0
+    assert re.findall(r"warning +memory +(.*)", capsys.readouterr().out) == [
+        "memory.period does nothing with memory.kind: notes"
+    ]
 
 
 def test_the_tools_of_a_first_prompt_count_towards_the_budget(
@@ -286,7 +238,7 @@ def test_the_tools_of_a_first_prompt_count_towards_the_budget(
     tool = {"type": "function", "function": {"name": "look", "description": "Look around. " * 200, "parameters": {}}}
     code = GAME.replace("max_steps = 20", f"max_steps = 20; tools = [{tool!r}]")
     write(tmp_path, code, memory={"kind": "notes", "budget": 300})
-    assert check(tmp_path / "stairs.yaml", "--no-prompt", "--tokenizer", tmp_path / "model") == 1
+    assert check(tmp_path / "stairs.yaml", "--no-prompt", "--model", tmp_path / "model") == 1
     assert re.search(r"budget: 300 is below the first prompt, \d{3,} tokens", capsys.readouterr().out)
     assert check(tmp_path / "stairs.yaml", "--no-prompt") == 0
     assert re.search(r"is below the first prompt, about \d+ tokens", capsys.readouterr().out)
@@ -300,18 +252,10 @@ def test_an_environment_alone_is_checked_with_its_default_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path)
-    assert check(tmp_path / "stairs.py", "--json", "--set", "max_turns=7") == 0
-    found = json.loads(capsys.readouterr().out)["tasks"][0]
-    assert found["task"] == "stairs"
-    assert "limited by max_steps 20 and max_turns 7" in [row["detail"] for row in found["checks"]]
-
-
-@pytest.mark.parametrize(
-    ("name", "task"),
-    [("babyai", "goto"), ("sokoban", "one_box"), ("scienceworld", "find-plant"), ("swe", "toolz_interleave")],
-)
-def test_the_default_task_of_a_package_is_found_without_importing_it(name: str, task: str) -> None:
-    assert default_task(f"envs.{name}") == task
+    assert check(tmp_path / "stairs.py", "--set", "max_turns=7") == 0
+    shown = capsys.readouterr().out
+    assert "task stairs" in shown
+    assert "limited by max_steps 20 and max_turns 7" in [row["detail"] for row in checks_of(shown)]
 
 
 def test_an_environment_without_a_default_task_says_which_tasks_it_knows(tmp_path: Path) -> None:
@@ -325,10 +269,10 @@ def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
 ) -> None:
     tasks = [{"task": "stairs", "name": "a"}, {"task": "stairs", "name": "b", "options": {"k": 1}}]
     path = write(tmp_path, tasks=tasks)
-    assert check(path, "--json") == 0
-    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["a", "b"]
-    assert check(path, "--json", "--task", "b") == 0
-    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["b"]
+    assert check(path) == 0
+    assert re.findall("^task (.*)$", capsys.readouterr().out, re.MULTILINE) == ["a", "b"]
+    assert check(path, "--task", "b") == 0
+    assert re.findall("^task (.*)$", capsys.readouterr().out, re.MULTILINE) == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +284,7 @@ def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
         (["--max-turns", "0"], "--max-turns must be at least 1, got 0"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (
-            ["--tokenizer", "/nowhere"],
+            ["--model", "/nowhere"],
             "no tokenizer can be loaded from the checkpoint '/nowhere': the folder does not exist",
         ),
     ],
@@ -353,8 +297,8 @@ def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: list[str], senten
 
 def test_an_environment_that_prints_megabytes_does_not_flood_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(GAME.replace(RESET, f"{RESET}; print('.' * 10_000_000)"))
-    done = run_python(["-m", "inspection", "check", str(tmp_path / "game.py"), "--json"])
-    assert done.returncode == 0 and json.loads(done.stdout)["errors"] == 0
+    done = run_python(["-m", "inspection", "check", str(tmp_path / "game.py")])
+    assert done.returncode == 0 and "no errors" in done.stdout
     assert "prints more than 4,000 bytes; the rest is not shown" in done.stderr and len(done.stderr) < 20_000
 
 

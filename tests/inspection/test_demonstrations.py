@@ -12,7 +12,7 @@ import pytest
 from embedded.warmstart.demonstrations import DEMONSTRATION_SEEDS, Demonstration
 from envs.loading import load_env_module
 from envs.text_game import find_action
-from inspection.demonstrations import explain, main, to_row, write_rows
+from inspection.demonstrations import main, to_row, write_rows
 from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
 from rollout.tasks import make_episode, read_tasks
@@ -34,8 +34,6 @@ def export(folder: Path, name: str, *more: str) -> list[dict[str, Any]]:
     ("name", "package"),
     [
         ("babyai", "minigrid"),
-        ("babaisai", "numpy"),
-        ("crafter", "numpy"),
         ("sokoban", "numpy"),
         ("textworld", "textworld"),
     ],
@@ -55,20 +53,12 @@ def test_every_environment_with_a_scripted_player_gives_valid_rows(
         roles = [message["role"] for message in row["messages"]]
         assert roles[0] == "system" and roles[-2:] == ["user", "assistant"]
         assert find_action(row["messages"][-1]["content"])[0]
+        *shown, mask = [message["step_loss_mask"] for message in row["messages"]]
+        assert shown == [int(role != "assistant") for role in roles[:-1]] and mask == 1
         assert {"task", "seed", "turn", "progression", "notes"} == set(row["metadata"])
 
 
-def test_only_the_experts_answer_is_trained_on(tmp_path: Path) -> None:
-    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
-    rows = export(tmp_path, "babyai")
-    assert any(sum(m["role"] == "assistant" for m in row["messages"]) == 2 for row in rows)
-    for row in rows:
-        *shown, answer = row["messages"]
-        assert [m["step_loss_mask"] for m in shown] == [int(m["role"] != "assistant") for m in shown]
-        assert answer["step_loss_mask"] == 1
-
-
-@pytest.mark.parametrize(("name", "package"), [("babyai", "minigrid"), ("babaisai", "numpy"), ("crafter", "numpy")])
+@pytest.mark.parametrize(("name", "package"), [("babyai", "minigrid"), ("crafter", "numpy")])
 def test_after_random_moves_the_expert_answers_and_the_moves_are_never_trained_on(
     name: str, package: str, tmp_path: Path
 ) -> None:
@@ -104,29 +94,11 @@ def test_demonstrated_seeds_are_neither_training_nor_evaluation_seeds(tmp_path: 
     config = load_settings(SimpleNamespace(custom_config_path=str(CONFIGS / "babyai.yaml")))
     held_out = range(config.eval.seed_start, config.eval.seed_start + config.eval.episodes)
     drawn = []
-    for seed in ("0", "1", "5000", "9999", "123456789", "-1"):
+    for seed in ("0", "5000", "-1"):
         seeds = {row["metadata"]["seed"] for row in export(tmp_path, "babyai", "--seed", seed)}
         assert len(seeds) == 2 and all(found in DEMONSTRATION_SEEDS and found not in held_out for found in seeds)
         drawn += sorted(seeds)
-    assert len(set(drawn[:8])) == 8
-
-
-@pytest.mark.parametrize(
-    "line", ["seed_start: 2000000000", "eval: {seed_start: 2500000000}", "eval: {seed_start: 1999999999}"]
-)
-def test_a_yaml_that_trains_or_evaluates_on_demonstrated_seeds_is_refused(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"rollout_interaction_env_path: envs.babyai\ntasks: [goto]\n{line}\n")
-    with pytest.raises(
-        SystemExit, match="error: .*demonstrations are played with seeds 2000000000 to 2999999999; choose others"
-    ):
-        main(["--config", str(path), "--episodes", "1", "--out", str(tmp_path / "rows.jsonl")])
-
-
-@pytest.mark.parametrize("words", ["--episodes=0", "--random-share=2", "--random-share=nan", "--random-share=-1"])
-def test_numbers_out_of_range_are_refused(words: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="error: demonstrations need at least one episode and a share .* 0 to 1"):
-        main(["--config", str(CONFIGS / "sokoban.yaml"), words, "--out", str(tmp_path / "rows.jsonl")])
+    assert len(set(drawn)) == 6
 
 
 def test_demonstrations_share_no_textworld_games_with_training_or_evaluation() -> None:
@@ -161,13 +133,6 @@ def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_ro
         assert tokenizer.decode(tokens[first:]) == answer["content"] + "<|im_end|>\n"
 
 
-def test_parquet_keeps_every_loss_mask(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pip install pyarrow")
-    turn = Demonstration([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "up", "t", 5, 2)
-    write_rows([to_row(turn)], tmp_path / "rows.parquet")
-    assert parquet.ParquetFile(tmp_path / "rows.parquet").read().to_pylist() == [to_row(turn)]
-
-
 def test_episodes_with_less_progression_can_be_left_out(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     rows = export(tmp_path, "babyai", "--random-share", "0.3", "--min-progression", "1.0")
@@ -176,17 +141,10 @@ def test_episodes_with_less_progression_can_be_left_out(tmp_path: Path) -> None:
         export(tmp_path, "babyai", "--min-progression", "1.5")
 
 
-def test_a_thought_says_what_is_visible_and_what_the_action_does() -> None:
-    env = SimpleNamespace(mission="go to the red ball", actions={"turn left": "rotate"})
-    assert explain(env, "a red ball 2 steps right", "turn left") == "I see red ball 2 steps right. Next: rotate."
-    assert explain(env, "a wall 1 step left", "turn left") == "Next: rotate."
-    assert explain(SimpleNamespace(mission="", actions=()), "A kitchen.", "open fridge") == "Next: open fridge."
-
-
 def test_pictures_and_unknown_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="text only"):
         to_row(Demonstration([{"role": "user", "content": [{"type": "image"}]}], "a"))
-    with pytest.raises(ConfigError, match="must end in .jsonl or .parquet"):
+    with pytest.raises(ConfigError, match="must end in .jsonl"):
         write_rows([{}], tmp_path / "rows.csv")
 
 

@@ -1,7 +1,6 @@
 """`slime-verlog evaluate`: scripted players, a model's folder and an engine; tables, resumed runs, failures."""
 
 import asyncio
-import csv
 import json
 import threading
 from collections.abc import Iterator
@@ -10,12 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from aiohttp import web
 
 from inspection.command import main
 from inspection.evaluate.table import Cell, sweep_points
 from inspection.records import read_episodes
-from rollout.bridge.settings import set_key
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
@@ -74,10 +71,9 @@ def at(engine: ScriptedEngine, folder: Path) -> list[str]:
     return ["--player", f"http://127.0.0.1:{engine.port}", "--tokenizer", tokenizer, "--max-response-len", "32"]
 
 
-def test_a_sweep_has_one_row_per_value_and_task_in_four_formats_and_a_plot(
+def test_a_sweep_has_one_row_per_value_and_task(
     engine: ScriptedEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib", reason="the plot needs pip install 'slime-verlog[embedded]'")
     assert evaluate(*write_config(tmp_path), *at(engine, tmp_path), "--sweep", "memory.n=0,2") == 0
     rows = rows_of(tmp_path)
     assert [(row["setting"], row["point"], row["task"], row["n"]) for row in rows] == [
@@ -91,18 +87,7 @@ def test_a_sweep_has_one_row_per_value_and_task_in_four_formats_and_a_plot(
     out = tmp_path / "out"
     printed = capsys.readouterr().out
     assert printed.count("memory.n=2") == 3 and f" view {out}\n" in printed
-    lines = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
-    assert [float(line["turns"]) for line in lines] == [row["turns"]["mean"] for row in rows]
     assert (out / "table.md").read_text().startswith("| setting | task | n | failed | win rate |")
-
-
-def test_an_engines_episodes_have_the_text_and_log_prob_of_every_token(engine: ScriptedEngine, tmp_path: Path) -> None:
-    assert evaluate(*write_config(tmp_path), *at(engine, tmp_path)) == 0
-    for episode in read_episodes(tmp_path / "out"):
-        assert episode["player"] == f"127.0.0.1:{engine.port}"
-        for turn in episode["story"]:
-            assert "".join(turn["tokens"]["text"]) == turn["response"] + "<|im_end|>"
-            assert len(turn["tokens"]["log_probs"]) == len(turn["tokens"]["text"]) == len(turn["token_ids"]["response"])
 
 
 def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_table(tmp_path: Path) -> None:
@@ -115,19 +100,6 @@ def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_ta
     assert {"achievements", "achievement/collect_wood"} <= row["metrics"].keys()
     heads = (tmp_path / "out" / "table.md").read_text().splitlines()[0]
     assert "achievements" in heads and "collect_wood" not in heads
-    assert "achievement/collect_wood_se" in (tmp_path / "out" / "table.csv").read_text()
-
-
-def test_an_expert_wins_where_random_play_does_not(tmp_path: Path) -> None:
-    pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
-    keys = {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto"], "eval": {"episodes": 4}, "max_turns": 20}
-    given = write_config(tmp_path, **keys)
-    won = {}
-    for player in ("random", "expert"):
-        out = tmp_path / player / "out"
-        assert evaluate(*given, "--player", player, "--out", str(out)) == 0
-        won[player] = rows_of(tmp_path / player)[0]["success"]["mean"]
-    assert won["random"] < won["expert"] == 1.0
 
 
 def test_a_models_folder_is_served_here_and_repeats_with_its_seed(tmp_path: Path) -> None:
@@ -137,10 +109,10 @@ def test_a_models_folder_is_served_here_and_repeats_with_its_seed(tmp_path: Path
     for name in ("a", "b"):
         out = tmp_path / name
         assert evaluate(*given, "--player", str(folder), "--max-response-len", "8", "--out", str(out)) == 0
-        tables.append((out / "table.csv").read_text())
+        tables.append((out / "table.md").read_text())
         texts = sorted(str([turn["response"] for turn in e["story"]]) for e in read_episodes(out))
         tables.append("\n".join(texts))
-    assert tables[:2] == tables[2:] and ",tiny,3,0," in tables[0]
+    assert tables[:2] == tables[2:] and "Player tiny" in tables[0]
 
 
 def make_policy(folder: Path) -> Path:
@@ -154,16 +126,15 @@ def make_policy(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_models_folder_that_was_copied_in_part_is_one_sentence(tmp_path: Path, name: str) -> None:
     folder = make_policy(tmp_path / "tiny")
     (folder / name).write_bytes((folder / name).read_bytes()[:-20])
     with pytest.raises(SystemExit, match=rf"error: --player .*tiny: {name} is damaged \(.*\); copy the folder again$"):
         evaluate(*write_config(tmp_path), "--player", str(folder))
     (folder / name).unlink()
-    if name != "tokenizer_config.json":
-        with pytest.raises(SystemExit, match=rf"error: --player .*tiny .*has no .*{name}"):
-            evaluate(*write_config(tmp_path), "--player", str(folder))
+    with pytest.raises(SystemExit, match=rf"error: --player .*tiny .*has no .*{name}"):
+        evaluate(*write_config(tmp_path), "--player", str(folder))
 
 
 def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(
@@ -175,15 +146,6 @@ def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(
     (row,) = rows_of(tmp_path)
     assert (row["n"], row["failed"], row["context"]) == (2, 0, 2)
     assert "2 episodes ended because the next prompt was too long" in capsys.readouterr().out
-
-
-def test_a_first_prompt_over_the_context_is_a_failed_episode_with_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_policy(tmp_path / "tiny")
-    given = write_config(tmp_path, tasks=["count"], eval={"episodes": 1})
-    assert evaluate(*given, "--player", str(folder), "--max-context-len", "20", "--max-response-len", "8") == 1
-    assert "the first prompt of task 'count' has" in capsys.readouterr().err
 
 
 def test_a_faulty_environment_fails_the_command_and_is_counted_apart_from_the_means(
@@ -232,12 +194,8 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
         (["--sweep", "memory.n=1,1"], "--sweep has memory.n=1 twice"),
         (["--sweep", "memory.n=1,x"], "memory.n must be an integer, got 'x'"),
         (["--sweep", "memory.n=[1"], "is not valid YAML"),
-        (["--set", "memory.kind=windw"], "windw"),
-        (["--set", "n_env.x=1"], "n_env.x cannot be set, because n_env is 4"),
         (["--set", "memry.n=1"], "unknown key 'memry'; did you mean 'memory'"),
-        (["--set", "env.slow=1"], "unknown key 'env.slow'"),
         (["--episodes", "0"], "--episodes must be at least 1, got 0"),
-        (["--temperature", "-1"], "--temperature must be at least 0"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: list[str], words: str) -> None:
@@ -248,28 +206,9 @@ def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: list[str], word
     assert "\n" not in str(ended.value) and not list((tmp_path / "out").glob("*.jsonl"))
 
 
-def test_a_missing_yaml_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"error: YAML: .*none\.yaml cannot be read: No such file"):
-        evaluate(str(tmp_path / "none.yaml"), "--player", "random")
-
-
-def test_an_engine_that_refuses_every_request_ends_the_run_in_a_sentence(
-    engine: ScriptedEngine, tmp_path: Path
-) -> None:
-    engine.script = lambda *_: lambda: web.json_response({"error": {"message": "wrong key"}}, status=401)
-    with pytest.raises(SystemExit, match="error: http://127.0.0.1.*/generate refused the request: HTTP 401: wrong key"):
-        evaluate(*write_config(tmp_path), *at(engine, tmp_path))
-
-
 def test_a_cell_is_the_mean_with_its_standard_error() -> None:
     assert Cell.of([0.0, 1.0, 1.0, 1.0]) == Cell(0.75, pytest.approx(0.25), 4)
     assert (Cell.of([3.0]).text(), Cell.of([]).text()) == ("3.000 ± –", "–")
-
-
-def test_setting_a_dotted_key_leaves_the_others_unchanged() -> None:
-    config: dict[str, Any] = {"memory": {"kind": "window", "n": 1}}
-    assert set_key(config, "memory.n", 4) == {"memory": {"kind": "window", "n": 4}}
-    assert config["memory"]["n"] == 1
 
 
 def test_a_sweep_takes_every_combination_and_values_with_commas() -> None:

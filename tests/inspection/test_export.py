@@ -1,10 +1,8 @@
 """`slime-verlog export`: recorded episodes as rows for supervised training and as ATIF trajectories."""
 
 import base64
-import gc
 import importlib.util
 import json
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,6 @@ def export(*words: object) -> str | None:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        return pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -53,19 +49,18 @@ def scripted_episode(player: str, response: str) -> dict[str, Any]:
     return {**invented_episode(1), "messages": story.messages, "story": story.turns, "player": player}
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_bare_actions_of_a_scripted_player_are_not_written_as_answers_to_a_prompt_that_asks_for_more(
-    tmp_path: Path, suffix: str
+    tmp_path: Path,
 ) -> None:
     bare, full, model = (tmp_path / name for name in ("bare", "full", "model"))
     write_run(bare, [scripted_episode("expert", "go west")])
     write_run(full, [scripted_episode("expert", "THINK: The exit is west.\nACTION: go west")])
     write_run(model, [scripted_episode("my-model", "go west")])
-    error = export(bare, "--format", suffix, "--out", tmp_path / f"bare.{suffix}")
-    assert error is not None and "the player expert answered 'go west', and the prompt asks for a line" in error
-    assert "python -m inspection.demonstrations" in error and not (tmp_path / f"bare.{suffix}").exists()
+    error = export(bare, "--format", "jsonl", "--out", tmp_path / "bare.jsonl")
+    assert error is not None and "the player expert answered 'go west'" in error
+    assert "python -m inspection.demonstrations" in error and not (tmp_path / "bare.jsonl").exists()
     for run in (full, model):
-        assert export(run, "--format", suffix, "--out", tmp_path / f"{run.name}.{suffix}") is None
+        assert export(run, "--format", "jsonl", "--out", tmp_path / f"{run.name}.jsonl") is None
 
 
 def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_path: Path) -> None:
@@ -86,41 +81,6 @@ def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_pa
     assert [m["content"] for m in whole["messages"] if m["role"] == "assistant"] == ["go 0", "go 1", "go 2"]
     assert all(m["step_loss_mask"] for m in whole["messages"])
     assert (whole["metadata"]["turn"], whole["metadata"]["turns"]) == (0, 3)
-
-
-def test_the_calls_in_an_agents_prompts_are_kept_and_refused_in_parquet(tmp_path: Path) -> None:
-    call = {"id": "c00000000", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    messages = [
-        {"role": "user", "content": "Add."},
-        {"role": "assistant", "content": "", "reasoning_content": "So.", "tool_calls": [call]},
-        {"role": "tool", "content": "4", "tool_call_id": "c00000000", "name": "add"},
-    ]
-    episode = {**invented_episode(turns=2), "messages": messages}
-    episode["story"][0] |= {"prompt": [0], "response": '<tool_call>{"name": "add"}</tool_call>'}
-    episode["story"][1] |= {"prompt": [0, 1, 2], "response": "4"}
-    write_run(tmp_path, [episode])
-    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl") is None
-    first, second = rows(tmp_path / "rows.jsonl")
-    assert first["messages"][-1]["content"].startswith("<tool_call>")
-    assert second["messages"][:-1] == [m | {"step_loss_mask": int(m["role"] != "assistant")} for m in messages]
-    pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
-    said = export(tmp_path, "--format", "parquet", "--out", tmp_path / "rows.parquet")
-    assert said is not None and "seed 7 has an agent's calls or reasoning in a prompt; use --format jsonl" in said
-    assert not (tmp_path / "rows.parquet").exists()
-
-
-@pytest.mark.parametrize("text", ["", '{"messages": []'])
-def test_a_file_without_episodes_is_said_to_have_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "episodes.jsonl").write_text(text)
-    error = export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl")
-    assert error == "error: the runs hold no episodes, so there is nothing to write; give another RUN"
-
-
-def test_a_damaged_record_is_refused_as_by_the_report(tmp_path: Path) -> None:
-    write_run(tmp_path, [conversation_episode(), conversation_episode(2, **{"return": "NaN"})])
-    error = export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl")
-    assert error is not None and "episode 2, is not a record of an episode: return must be a finite number" in error
-    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
@@ -153,72 +113,53 @@ def test_filters_choose_episodes_and_lost_ones_are_never_written(
     poor = invented_episode(2, **{"return": 0.2, "success": False})
     other = invented_episode(3, task_name="other")
     write_run(tmp_path, [lost, poor, other, invented_episode(4)])
-    out = tmp_path / "rows.parquet"
-    pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
+    out = tmp_path / "rows.jsonl"
     for words, seeds in (
         ([], {2, 3, 4}),
         (["--successful"], {3, 4}),
         (["--min-return", "0.2"], {2, 3, 4}),
         (["--min-return", "0.3", "--task", "other"], {3}),
     ):
-        assert export(tmp_path, "--format", "parquet", "--out", out, "--overwrite", *words) is None
+        assert export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite", *words) is None
         assert {row["metadata"]["seed"] for row in rows(out)} == seeds
     assert "3 rows from 1 of 4 episodes written to" in capsys.readouterr().out
     before = out.read_bytes()
-    error = export(tmp_path, "--format", "parquet", "--out", out, "--overwrite", "--task", "none")
+    error = export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite", "--task", "none")
     assert error is not None and "none of the 4 episodes is left to write" in error
     assert out.read_bytes() == before and not list(tmp_path.glob(".*.part"))
 
 
-FORMS = [("jsonl", "a.jsonl"), ("parquet", "a.parquet"), ("atif", "a.jsonl")]
-
-
-@pytest.mark.parametrize(("form", "name"), FORMS)
 def test_an_export_that_fails_in_the_middle_leaves_an_earlier_file_as_it_was(
-    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if form == "parquet":
-        pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
     write_run(tmp_path, [invented_episode()])
-    out = tmp_path / "out" / name
+    out = tmp_path / "out" / "a.jsonl"
     out.parent.mkdir()
     out.write_bytes(b"earlier")
 
     def read(*_: object) -> Iterator[dict[str, Any]]:
         yield from (invented_episode(seed, turns=150) for seed in (1, 2))
-        assert out.with_name(f".{name}.part").stat().st_size > 0, "the first rows are written"
+        assert out.with_name(".a.jsonl.part").stat().st_size > 0, "the first rows are written"
         raise ConfigError("the rest is damaged")
 
     monkeypatch.setattr("inspection.view.sources.read_episodes", read)
-    assert export(tmp_path, "--format", form, "--out", out, "--overwrite") == "error: the rest is damaged"
+    assert export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite") == "error: the rest is damaged"
     assert out.read_bytes() == b"earlier" and list(out.parent.iterdir()) == [out]
 
 
-class Episode(dict[str, Any]):
-    """One that a test can follow until it is forgotten."""
-
-
-@pytest.mark.parametrize(("form", "name"), FORMS)
-def test_an_export_holds_one_episode_of_a_record_at_a_time(
-    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if form == "parquet":
-        pytest.importorskip("pyarrow", reason="parquet needs pip install pyarrow")
-    write_run(tmp_path, [invented_episode()])
-    held: list[weakref.ref[Episode]] = []
-
-    def read(*_: object) -> Iterator[Episode]:
-        for seed in range(4):
-            gc.collect()
-            assert sum(known() is not None for known in held) <= 1
-            episode = Episode(invented_episode(seed))
-            held.append(weakref.ref(episode))
-            yield episode
-            del episode
-
-    monkeypatch.setattr("inspection.view.sources.read_episodes", read)
-    assert export(tmp_path, "--format", form, "--out", tmp_path / name) is None
-    assert len(held) == 4
+def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
+    call = {"id": "c00000000", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    messages = [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": "", "reasoning_content": "So.", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "c00000000", "name": "add"},
+    ]
+    episode = {**invented_episode(turns=1), "messages": messages}
+    episode["story"][0] |= {"prompt": [0, 1, 2], "response": "4"}
+    write_run(tmp_path, [episode])
+    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl") is None
+    (row,) = rows(tmp_path / "rows.jsonl")
+    assert row["messages"][:-1] == [m | {"step_loss_mask": int(m["role"] != "assistant")} for m in messages]
 
 
 @pytest.mark.parametrize(
@@ -227,9 +168,11 @@ def test_an_export_holds_one_episode_of_a_record_at_a_time(
         (["nowhere", "--format", "jsonl", "--out", "a.jsonl"], "nowhere does not exist"),
         (["run", "--format", "jsonl", "--out", "a.json"], "--out must end in .jsonl"),
         (["run", "--format", "atif", "--out", "run"], "--out run holds something already"),
-        (["run", "--format", "atif", "--out", "new", "--valid-only"], "--valid-only is for jsonl and parquet"),
-        (["seen", "--format", "jsonl", "--out", "a.jsonl"], "seed 9 has pictures, and jsonl and parquet are for text"),
-        (["broken", "--format", "atif", "--out", "b.jsonl"], "the record holds a picture that is not base64"),
+        (["run", "--format", "atif", "--out", "new", "--valid-only"], "--valid-only and --overwrite are for jsonl"),
+        (["seen", "--format", "jsonl", "--out", "a.jsonl"], "seed 9 has pictures"),
+        (["broken", "--format", "atif", "--out", "new"], "a picture that is not base64"),
+        (["damaged", "--format", "jsonl", "--out", "a.jsonl"], "return must be a finite number"),
+        (["empty", "--format", "jsonl", "--out", "a.jsonl"], "hold no episodes"),
         (["dumps", "--format", "jsonl", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
         (["cut", "--format", "jsonl", "--out", "a.jsonl"], "line 1, is not JSON"),
     ],
@@ -244,11 +187,19 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     broken = {"k": "data:image/png;base64,x"}
     write_run(Path("broken"), [{**invented_episode(9, turns=1), "messages": picture * 2, "pictures": broken}])
     save_like_slime(Path("dumps"), make_samples(make_turn(1, 0, last=True)), 0)
+    write_run(Path("damaged"), [conversation_episode(2, **{"return": "NaN"})])
+    Path("empty").mkdir()
+    Path("empty/episodes.jsonl").touch()
     Path("cut").mkdir()
     Path("cut/episodes.jsonl").write_text('{"story":\n{}\n')
     error = export(*words)
     assert error is not None and error.startswith("error: ") and sentence in error and "\n" not in error
     assert not list(Path().glob("*.jsonl")) and not Path("new").exists()
+
+
+def trajectories(run: Path, out: Path) -> list[dict[str, Any]]:
+    assert export(run, "--format", "atif", "--out", out) is None
+    return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
 
 
 def check_atif(document: dict[str, Any]) -> None:
@@ -273,8 +224,7 @@ def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(t
     seen = invented_episode(5, turns=2, messages=messages, pictures={"k": PNG}, tools=[tool])
     write_run(tmp_path / "run", [seen, conversation_episode(6)])
     out = tmp_path / "out"
-    assert export(tmp_path / "run", "--format", "atif", "--out", out) is None
-    first, second = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+    first, second = trajectories(tmp_path / "run", out)
     for document in (first, second):
         check_atif(document)
     system, user, one, two = first["steps"]
@@ -292,26 +242,6 @@ def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(t
     write_run(tmp_path / "odd", [invented_episode(7, turns=1, messages=outside * 2, pictures={"../../k": PNG})])
     assert export(tmp_path / "odd", "--format", "atif", "--out", tmp_path / "odd" / "out") is None
     assert {path.name for path in tmp_path.rglob("*k.png")} == {"k.png", ".._.._k.png"}
-    lines = tmp_path / "all.jsonl"
-    assert export(tmp_path / "run", "--format", "atif", "--out", lines) is None
-    assert rows(lines) == [first, second]
-
-
-def test_repeats_examples_and_calls_without_content_are_exported(tmp_path: Path) -> None:
-    """Each repeat of a seed is its own session; an answer in the first prompt is the agent's, and needs no content."""
-    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
-    shown: list[dict[str, Any]] = [{"role": "user", "content": "Find the key."}]
-    shown += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "A key."}]
-    played = invented_episode(5, turns=1, messages=shown)
-    played["story"][0]["prompt"] = [0, 1, 2]
-    write_run(tmp_path / "run", [played, {**played, "repeat": 1}])
-    assert export(tmp_path / "run", "--format", "atif", "--out", tmp_path / "a.jsonl") is None
-    first, second = rows(tmp_path / "a.jsonl")
-    check_atif(first)
-    assert [step["source"] for step in first["steps"]] == ["user", "agent", "user", "agent"]
-    assert first["session_id"] != second["session_id"] and second["extra"]["repeat"] == 1
-    assert export(tmp_path / "run", "--format", "jsonl", "--out", tmp_path / "b.jsonl") is None
-    assert rows(tmp_path / "b.jsonl")[0]["messages"][1]["tool_calls"] == [call]
 
 
 def test_token_ids_of_records_and_of_dumps_are_those_that_were_sent(tmp_path: Path) -> None:
@@ -329,9 +259,7 @@ def test_token_ids_of_records_and_of_dumps_are_those_that_were_sent(tmp_path: Pa
     TOKENIZER.save_pretrained(str(tmp_path / "dumps" / "tokenizer"))
     dumped = [(list(turn.prompt.token_ids), list(turn.generation.token_ids)) for turn in turns]
     for run, wanted in (("run", sent), ("dumps", dumped)):
-        out = tmp_path / f"{run}.jsonl"
-        assert export(tmp_path / run, "--format", "atif", "--out", out) is None
-        (document,) = rows(out)
+        (document,) = trajectories(tmp_path / run, tmp_path / "atif" / run)
         check_atif(document)
         metrics = [step["metrics"] for step in document["steps"] if step["source"] == "agent"]
         assert [(m["prompt_token_ids"], m["completion_token_ids"]) for m in metrics] == wanted

@@ -18,15 +18,12 @@ def export(*words: Any) -> str | None:
     return None if end.value.code == 0 else str(end.value.code)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "atif"])
-def test_a_response_has_no_end_token(tmp_path: Path, kind: str) -> None:
+def test_a_response_has_no_end_token(tmp_path: Path) -> None:
     save_like_slime(tmp_path / "dumps", make_samples(make_turn(1, 0, last=True)), 0)
     TOKENIZER.save_pretrained(str(tmp_path / "dumps" / "tokenizer"))
     out = tmp_path / "out.jsonl"
-    assert export(tmp_path / "dumps", "--format", kind, "--out", out) is None
-    row = json.loads(out.read_text())
-    text = row["messages"][-1]["content"] if kind == "jsonl" else row["steps"][-1]["message"]
-    assert text == "THINK: é 0\nACTION: go"
+    assert export(tmp_path / "dumps", "--format", "jsonl", "--out", out) is None
+    assert json.loads(out.read_text())["messages"][-1]["content"] == "THINK: é 0\nACTION: go"
 
 
 def test_a_decoder_drops_the_end_token_and_keeps_other_control_tokens() -> None:
@@ -41,7 +38,7 @@ def test_an_episode_with_images_is_refused_and_its_placeholders_are_shown_once(t
     save_like_slime(tmp_path / "dumps", samples, 0)
     TOKENIZER.save_pretrained(str(tmp_path / "dumps" / "tokenizer"))
     error = export(tmp_path / "dumps", "--format", "jsonl", "--out", tmp_path / "out.jsonl")
-    assert error is not None and "seed episode 1 has pictures, and jsonl and parquet are for text" in error
+    assert error is not None and "seed episode 1 has pictures, and jsonl is for text" in error
     image = "<|vision_start|><|image_pad|><|vision_end|>"
     ids = TOKENIZER.encode(image.replace("<|image_pad|>", "<|image_pad|>" * 256) + "aa", add_special_tokens=False)
     assert Decoder(TOKENIZER).prompt(ids) == image + "aa"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from embedded.run.folder import append_text, write_text
 from inspection.init import write_files
 from inspection.records import read_episodes
 from slime_verlog import command
@@ -94,10 +93,3 @@ def test_a_folder_that_cannot_be_written_ends_a_command_in_a_sentence(number: in
 def test_another_error_of_the_system_keeps_its_traceback() -> None:
     with pytest.raises(ConnectionResetError), command():
         raise ConnectionResetError(errno.ECONNRESET, "reset")
-
-
-def test_a_file_is_replaced_or_extended_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "rows"
-    write_text(path, "a\n")
-    append_text(path, "b\n")
-    assert path.read_text() == "a\nb\n" and files(tmp_path) == {"rows"}

@@ -1,7 +1,6 @@
 """`slime-verlog init`: the files that it writes pass their own test, whatever the words; nothing is overwritten."""
 
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -27,10 +26,10 @@ def init(*words: str) -> int | str | None:
 @pytest.mark.parametrize(
     "words",
     [
-        *([], ["--reward", "end", "--no-picture"], HOSTILE, ["--actions", "a", "b", "--max-steps", "2"]),
+        *([], HOSTILE, ["--actions", "a", "b", "--max-steps", "2"]),
         ["--actions", *"abcdefg", "--max-steps", "5"],
     ],
-    ids=["defaults", "end", "hostile", "short", "many actions"],
+    ids=["defaults", "hostile", "short", "many actions"],
 )
 def test_what_it_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,33 +58,13 @@ def test_existing_files_and_wrong_words_are_refused(tmp_path: Path, monkeypatch:
         ("random",): "would hide a module of Python's",
         ("numpy",): "would hide an installed module",
         ("frame",): "would hide the one that every game returns",
-        ("two words",): "cannot name an environment",
         ("class",): "cannot name an environment",
         ("../up",): "cannot name an environment",
         ("one", "--actions", "a"): "at least two actions",
-        ("one", "--actions", "a", " a "): "at least two actions",
         ("one", "--actions", "Up", "up"): "differ in more than case",
         ("one", "--actions", "ACTION: up", "down"): "'ACTION: up' cannot name an action",
-        ("one", "--actions", "up", "</think>"): "'</think>' cannot name an action",
         ("one", "--goal", "a\nb"): "printable text on one line",
         ("one", "--max-steps", "1"): "must be at least 2, got 1",
     }.items():
         assert said in str(init(*words)), words
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"test_lights.py": "mine"}
-
-
-def test_in_a_terminal_it_asks_for_what_is_not_given(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "inspection", "init", "lights", "--max-steps", "9"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=subprocess.PIPE, text=True
-    ) as process:
-        os.write(ours, b"switch them on\nup, down\n\nno\n")
-        said, _ = process.communicate(timeout=60)
-    os.close(ours)
-    os.close(theirs)
-    text = (tmp_path / "lights.py").read_text()
-    assert process.returncode == 0 and said.count("?") == 4
-    assert 'mission = "switch them on"' in text and 'actions = ["up", "down"]' in text and "render(" not in text
-    assert "max_steps: 9" in (tmp_path / "lights.yaml").read_text()

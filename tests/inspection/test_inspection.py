@@ -1,4 +1,4 @@
-"""The command `slime-verlog`: help without any package, and the page of episodes that an evaluation wrote."""
+"""The command `slime-verlog`: help without any package, and what is loaded."""
 
 import subprocess
 import sys
@@ -7,20 +7,7 @@ from pathlib import Path
 import pytest
 
 from inspection import command
-from tests.fixtures.chat_server import KEY, ChatServer
 from tests.fixtures.played_episodes import invented_episode, write_run
-from tests.inspection.test_evaluate import evaluate, write_config
-
-
-def test_the_viewer_reads_what_an_evaluation_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with ChatServer(lambda *_: "ACTION: <b>dance</b>") as server:
-        assert evaluate(*write_config(tmp_path), "--player", server.url, "--model", "closed-1") == 0
-    with pytest.raises(SystemExit, match="0"):
-        command.main(["view", str(tmp_path / "out")])
-    assert "dance" in (tmp_path / "out" / "episodes.jsonl").read_text()
-    page = (tmp_path / "out" / "episodes.html").read_text()
-    assert 'id="chunk-0"' in page and "dance" not in page, "episodes are compressed"
 
 
 @pytest.mark.parametrize("part", command.PARTS)
@@ -29,19 +16,6 @@ def test_a_part_explains_itself_before_anything_is_installed(part: str) -> None:
     done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, env={})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: slime-verlog {part} ")
-
-
-@pytest.mark.parametrize("part", command.PARTS)
-def test_help_is_as_wide_as_the_terminal(
-    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "70")
-    with pytest.raises(SystemExit, match="0"):
-        command.main([part, "--help"])
-    description = capsys.readouterr().out.partition("\n\n")[2].partition("positional arguments:")[0]
-    lines = [line for line in description.splitlines() if not line.startswith("    ")]
-    assert max(map(len, lines)) <= 70
-    assert f"    slime-verlog {part} " in description, "commands stay on one line"
 
 
 AT_END = """

@@ -1,6 +1,5 @@
 """The log hooks pass the metrics of whole episodes, from slime's own loop, to slime's logger."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +65,6 @@ async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
 
 def _facts(result: Any) -> dict[str, Any]:
     return (result[0] if isinstance(result, list) else result).metadata
-
-
-def test_a_fixed_turn_batch_keeps_the_metrics_that_it_brings(logged: list[dict[str, Any]]) -> None:
-    assert metrics.log_rollout(0, Namespace(), [], {"rollout/turns": 24.0}, 1.0)
-    assert logged == [{"rollout/turns": 24.0}]
 
 
 async def test_an_evaluation_in_slimes_own_loop_logs_success_and_stop_reasons(

@@ -5,10 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-import yaml
 
-from inspection.command import main
-from inspection.records import read_episodes
 from inspection.report.invalid import find_match
 from inspection.report.reading import split_answer
 from tests.fixtures.recorded_episodes import make_turn, number, numbers, write
@@ -52,74 +49,17 @@ def test_a_parrot_is_found_although_its_actions_vary(tmp_path: Path) -> None:
     assert number(column, "effective_actions") == pytest.approx(2.0, abs=0.01)
 
 
-def test_validity_and_the_actions_that_were_wanted(tmp_path: Path) -> None:
-    for seed, valid in ((1, 10), (2, 5)):
-        turns = [
-            make_turn(f"{seed} {k}", "ACTION: go" if k < valid else "ACTION: fly", "go", k < valid) for k in range(10)
-        ]
-        write(tmp_path, turns, seed=seed, task_name=f"t{seed}")
-    column = numbers(tmp_path)
-    assert number(column, "valid_actions") == 0.75
-    assert column["unknown"] == {"fly": 5}
-
-
-def test_an_example_has_the_turn_that_the_page_shows(tmp_path: Path) -> None:
-    notes = make_turn("write notes", "red", summary={})
-    write(tmp_path, [make_turn("a", "ACTION: go"), notes, make_turn("b", "ACTION: fly", valid=False)])
-    [example, *_] = numbers(tmp_path)["examples"]
-    assert example["what"].startswith("invalid") and example["turn"] == 3, "turns of notes count"
-
-
 def test_loops_and_repeated_attempts_are_counted(tmp_path: Path) -> None:
     played = [("wall", "go")] * 3 + [("wall", "turn"), ("free", "go"), ("wall", "go")]
+    walked = [make_turn(text, "go", "go") for text in ["an empty room"] * 6 + ["a door"]]
+    write(tmp_path / "walk", walked, stop="time_limit")
+    assert number(numbers(tmp_path / "walk"), "stuck_turns") == 0.0, "a walk that leads somewhere repeats nothing"
     write(tmp_path, [make_turn(text, action, action) for text, action in played], stop="time_limit")
     column = numbers(tmp_path)
     assert number(column, "stuck_turns") == pytest.approx(2 / 6), "the third and the fourth attempt at the wall"
     assert number(column, "out_of_time") == 1.0
     (stuck,) = column["examples"]
     assert (stuck["what"], stuck["seed"], stuck["turn"]) == ("2 repeated attempts", 1, 3)
-
-
-def test_a_walk_that_leads_somewhere_repeats_nothing(tmp_path: Path) -> None:
-    seen = ["an empty room"] * 6 + ["a door"]
-    write(tmp_path, [make_turn(text, "go", "go") for text in seen], stop="time_limit")
-    assert number(numbers(tmp_path), "stuck_turns") == 0.0
-
-
-EXPERTS = {
-    "babyai": {"rollout_interaction_env_path": "envs.babyai", "tasks": ["goto", "pickup"]},
-    "sokoban": {"rollout_interaction_env_path": "envs.sokoban", "tasks": ["one_box"]},
-}
-
-
-@pytest.mark.parametrize("game", EXPERTS)
-@pytest.mark.parametrize("lost", [False, True])
-def test_optimal_play_is_never_called_stuck_or_a_failure(game: str, lost: bool, tmp_path: Path) -> None:
-    """Also if the record says that the episode was lost: an expert's last step then came too late."""
-    pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
-    config = tmp_path / "game.yaml"
-    config.write_text(yaml.safe_dump({**EXPERTS[game], "env_backend": "inline", "eval": {"episodes": 12}}))
-    with pytest.raises(SystemExit) as end:
-        main(["evaluate", str(config), "--player", "expert", "--out", str(tmp_path / "expert")])
-    assert end.value.code == 0
-    for episode in read_episodes(tmp_path / "expert"):
-        changed = {"player": "policy", **({"success": False, "progression": 0.5} if lost else {})}
-        (tmp_path / "policy").mkdir(exist_ok=True)
-        with open(tmp_path / "policy" / "episodes.jsonl", "a") as file:
-            file.write(json.dumps({**episode, **changed}) + "\n")
-    column = numbers(tmp_path / "policy")
-    assert number(column, "stuck_turns") == 0.0
-    assert lost or column["questions"]["4"] == "good", column["questions"]["4"]
-
-
-def test_answers_with_broken_characters_are_no_aliases(tmp_path: Path) -> None:
-    actions = ["go north", "go south", "go east", "go west"]
-    turns = [make_turn(str(k), f"ACTION: {action}", action) for k, action in enumerate(actions)]
-    for text in ("go\ufffd", "go nort\ufffd", "go", "walk"):
-        turns += [make_turn(text, f"ACTION: {text}", "go north", valid=False)]
-    write(tmp_path, turns)
-    column = numbers(tmp_path)
-    assert column["aliases"] == [] and number(column, "translatable") == 0.0
 
 
 def test_starts_with_equal_returns(tmp_path: Path) -> None:
@@ -202,28 +142,24 @@ def test_without_pictures_in_the_record_states_are_unknown(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("answer", "action", "kind"),
+    ("answer", "action"),
     [
-        ("Go Forward.", "go forward", "case, punctuation or markup"),
-        ("**turn left**", "turn left", "case, punctuation or markup"),
-        ("turn to the left", "turn left", "filler words"),
-        ("turns left", "turn left", "misspelt"),
-        ("turn left, go forward", "turn left", "several actions in one answer"),
-        ("pick up the ball", "pick up", "words around the action"),
-        ("drop\nbecause it is heavy", "drop", "words around the action"),
-        ("I choose toggle", "toggle", "words around the action"),
-        ("trun left", "turn left", "misspelt"),
+        ("**Turn left.**", "turn left"),
+        ("turn to the left", "turn left"),
+        ("trun left", "turn left"),
+        ("turn left, go forward", "turn left"),
+        ("pick up the ball", "pick up"),
+        ("drop\nbecause it is heavy", "drop"),
+        ("I choose toggle", "toggle"),
+        ("turn", None),
+        ("go to the red ball", None),
+        ("go forwar\ufffd", None),
+        ("", None),
+        ("x" * 5000, None),
     ],
 )
-def test_near_matches_of_legal_actions(answer: str, action: str, kind: str) -> None:
-    match = find_match(answer, BABYAI)
-    assert match is not None
-    assert (match.action, match.kind) == (action, kind)
-
-
-@pytest.mark.parametrize("answer", ["turn around", "turn", "dance", "", "...", "go to the red ball", "x" * 5000])
-def test_answers_that_name_no_action_or_several_match_nothing(answer: str) -> None:
-    assert find_match(answer, BABYAI) is None
+def test_an_answer_near_a_legal_action_means_it(answer: str, action: str | None) -> None:
+    assert find_match(answer, BABYAI) == action
 
 
 def test_a_translation_is_suggested_with_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,13 +168,7 @@ def test_a_translation_is_suggested_with_counts(tmp_path: Path, capsys: pytest.C
     turns = [make_turn(f"{k}", text, "go", text == "ACTION: go") for k, text in enumerate(said)]
     write(tmp_path, turns)
     column = numbers(tmp_path)
-    assert column["invalid"] == {"case, punctuation or markup": 1, "filler words": 2, "no ACTION line": 1}
+    assert column["invalid"] == {"near a legal action": 3, "no ACTION line": 1}
     assert number(column, "translatable") == 0.3
     shown = capsys.readouterr().out
     assert "would catch 3 of 4" in shown and "- `go now` → `go`, 2 times" in shown
-
-
-def test_commands_that_the_observation_lists_are_legal_there(tmp_path: Path) -> None:
-    seen = "A kitchen.\nCommands that work now: open fridge, take knife."
-    write(tmp_path, [make_turn(seen, "ACTION: take the knife", "look", False)])
-    assert numbers(tmp_path)["aliases"] == [{"text": "take the knife", "action": "take knife", "count": 1}]

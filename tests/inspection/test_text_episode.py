@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from inspection.evaluate.playing import UNMOVED, images_of, play_text_episode, scripted
-from inspection.export.writing import rows_of, trajectory_of, write_parquet
-from inspection.records import append_episode, read_episodes
+from inspection.evaluate.playing import play_text_episode, scripted
+from inspection.export.writing import rows_of, trajectory_of
+from inspection.records import append_episode
 from inspection.report.reading import read_run
 from inspection.view.page import Packer
 from rollout.bridge.settings import load_settings
-from rollout.play.transcript import Transcript
 from rollout.tasks import make_episode, read_tasks
 from rollout.workers.pool import EnvPool
-from slime_verlog import ConfigError
 
 COUNT = """
 from envs.base import BaseInteractionEnv
@@ -78,12 +76,6 @@ def test_an_expert_plays_to_the_end_and_every_message_is_stored_once(tmp_path: P
     assert len(set(texts)) == len(texts)
 
 
-def test_random_play_repeats_with_the_seed_and_stops_at_max_turns(tmp_path: Path) -> None:
-    facts = [play(tmp_path, COUNT, "random", max_turns=2) for _ in range(2)]
-    assert facts[0] == facts[1]
-    assert (facts[0]["stop"], facts[0]["turns"]) == ("max_turns", 2)
-
-
 def test_a_game_without_any_limit_ends_at_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout.workers.pool.DEFAULT_MAX_TURNS", 4)
     endless = COUNT.replace("self.level == 3", "False")
@@ -92,22 +84,6 @@ def test_a_game_without_any_limit_ends_at_the_default_one(tmp_path: Path, monkey
         "    def reset", "    max_steps = 9\n\n    def reset"
     )
     assert play(tmp_path, limited + EXPERT, "expert")["turns"] == 9
-
-
-def test_a_module_without_an_expert_says_so(tmp_path: Path) -> None:
-    facts = play(tmp_path, COUNT, "expert")
-    assert facts["stop"] == "failed" and "has no function expert_action(env)" in facts["fault"]
-
-
-def test_episodes_survive_the_file_and_an_interrupted_last_line(tmp_path: Path) -> None:
-    facts, path = play(tmp_path, COUNT + EXPERT, "expert"), tmp_path / "out" / "episodes.jsonl"
-    append_episode(path, facts, "expert")
-    with open(path, "a") as file:
-        file.write('{"setting": "-", "st')
-    assert list(read_episodes(path.parent)) == [{"setting": "-", "player": "expert", **facts}]
-    path.write_text('{"story": 3}\n')
-    with pytest.raises(ConfigError, match="line 1, is not an episode"):
-        list(read_episodes(path))
 
 
 def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: Path) -> None:
@@ -139,19 +115,9 @@ def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: 
     rows = list(rows_of(episode))
     assert [row["metadata"]["notes"] for row in rows] == wrote
     assert rows[4]["messages"][-1]["content"] == notes["notes"]
-    parquet = pytest.importorskip("pyarrow.parquet")
-    write_parquet(rows, tmp_path / "rows.parquet")
-    assert [row["metadata"]["notes"] for row in parquet.read_table(tmp_path / "rows.parquet").to_pylist()] == wrote
     append_episode(tmp_path / "episodes.jsonl", episode, "expert")
     (read,) = read_run(tmp_path)
     assert len(read.turns) == read.valid == 12
     packer = Packer()
     packer.add(episode)
     assert packer.rows[0]["turns"] == 12 and packer.rows[0]["valid"] == 1
-
-
-def test_an_agents_message_without_content_is_recorded() -> None:
-    calls = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant", "tool_calls": []}]
-    transcript = Transcript()
-    transcript.add(calls, images_of(calls), "left", {**UNMOVED, "progression": 0.0})
-    assert transcript.messages == calls[:1]

@@ -165,24 +165,6 @@ def test_the_runs_yaml_names_the_environments_file_by_its_absolute_path(tmp_path
     assert with_absolute_files({"env": {"prices": {1: 0.5}}}) == {"env": {"prices": {1: 0.5}}}, "keys keep their types"
 
 
-def test_a_python_file_in_place_of_the_yaml_is_one_sentence(tmp_path: Path) -> None:
-    said = "error: YAML: game.py is Python; give a YAML with rollout_interaction_env_path: game.py and tasks$"
-    for words in (["train"], ["evaluate", "--player", "random"]):
-        with pytest.raises(SystemExit, match=said):
-            main([*words, "game.py", "--out", str(tmp_path / "out")])
-
-
-def test_long_prompts_raise_the_limits_instead_of_failing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(embedded.launch, "IMITATION", {**embedded.launch.IMITATION, "least_steps": 0, "epochs": 1})
-    out = tmp_path / "out"
-    assert train(write(tmp_path, env={"words": 150, "max_steps": 2}), out, "--updates", "1") == 0
-    text = capsys.readouterr().out
-    assert "so these flags are raised: " in text and "rollout_max_context_len" in text
-    assert {e["stop"] for e in read_episodes(out)} <= {"terminated", "truncated", "time_limit"}
-
-
 def test_a_run_whose_actor_never_trained_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert train(write(tmp_path), out, "--updates", "1", "--set-flag", "num_critic_only_steps=1") == 1
@@ -221,15 +203,11 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(case: str, tmp_path: 
         (["--set-flag", "save=elsewhere"], "checkpoints are in "),
         (["--set-flag", "custom_config_path=a.yaml"], "the YAML is an argument of the command itself"),
         (["--set-flag", "seed=1"], "unknown key '--set-flag seed'"),
-        (["--set-flag", "keys=1"], "unknown key '--set-flag keys'"),
         (["--set", "lr=1e-4"], "'lr' is one of slime's own flags and no key of the YAML; give --set-flag lr=VALUE"),
-        (["--set", "gamma=1.0"], "'gamma' is one of slime's own flags and no key of the YAML; leave it out"),
         (["--set", "value_pretraining=5"], "value_pretraining must be a mapping, got 5"),
         (["--set", "value_pretraining.batches=1", "--set", "eval=5"], "eval is 5"),
-        (["--set-flag", "lr=-1e-4"], "lr must be greater than 0, got -0.0001"),
         (["--set-flag", "rollout_batch_size=15"], "not a multiple of --global-batch-size 8"),
         (["--updates", "0"], "num_rollout must be at least 1, got 0"),
-        (["--episodes", "0"], "eval.episodes must be at least 1, got 0"),
     ],
     ids=str,
 )
@@ -240,43 +218,22 @@ def test_a_wrong_flag_is_refused_before_anything_is_written(flags: list[str], se
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_is_kept_unless_it_is_to_be_continued_or_deleted(
+def test_a_run_is_kept_unless_it_is_to_be_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, config = tmp_path / "out", write(tmp_path)
     assert train(config, out, "--updates", "1") == 0
-    (out / "notes.txt").write_text("mine")
     before = contents(out)
-    with pytest.raises(SystemExit, match="holds a finished run, and nothing was changed: --resume continues it, "):
+    with pytest.raises(SystemExit, match="holds a finished run, and nothing was changed: --resume continues it"):
         train(config, out, "--updates", "1")
     with pytest.raises(SystemExit, match="holds a run with other settings: flags.num_rollout is 1 there and 2 here"):
         train(config, out, "--updates", "2", "--resume")
-    with pytest.raises(SystemExit, match="num_rollout must be at least 1"):
-        train(config, out, "--updates", "0", "--overwrite")
     monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
     capsys.readouterr()
     assert train(config, out, "--updates", "1", "--resume", "--set", "rollout_processes=2") == 0
-    assert "holds this run, finished; --overwrite trains it again" in (text := capsys.readouterr().out)
+    assert "holds this run, finished" in (text := capsys.readouterr().out)
     assert "after:  win rate" in text and f"view {out}" in text
     assert contents(out) == before
-    monkeypatch.undo()
-    monkeypatch.setattr(embedded.launch, "IMITATION", {**FAST, "epochs": 1, "least_steps": 1})
-    assert train(config, out, "--updates", "1", "--overwrite") == 0
-    after = contents(out)
-    assert after["notes.txt"] == b"mine" and after.keys() == before.keys()
-    assert after["policy_before/model.safetensors"] != before["policy_before/model.safetensors"]
-
-
-@pytest.mark.parametrize("given", ["--model={}", "--set-flag=critic_load={}", "--set-flag=ref_load={}"])
-def test_the_model_to_start_from_is_not_overwritten(given: str, tmp_path: Path) -> None:
-    policy = tmp_path / "out" / "policy_best"
-    policy.mkdir(parents=True)
-    for path in (policy / "config.json", tmp_path / "out" / "settings.json"):
-        path.write_text("{}")
-    before = contents(tmp_path / "out")
-    with pytest.raises(SystemExit, match="--overwrite would delete .*policy_best, from which this run starts; choose "):
-        train(write(tmp_path), tmp_path / "out", given.format(os.path.relpath(policy)), "--overwrite")
-    assert contents(tmp_path / "out") == before
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -295,19 +252,6 @@ def test_seeds_of_several_starts_are_kept(tmp_path: Path, capsys: pytest.Capture
     assert train(config, out, "--updates", "1", "--episodes", "1", "--seeds", "1") == 0
     assert [summary["seed"] for summary in json.loads((out / "seeds.json").read_text())] == [0, 1]
     assert contents(out / "seed_0") == first
-
-
-@pytest.mark.parametrize("out", ["island.yaml", "island.yaml/out"])
-def test_a_file_in_place_of_the_folder_is_refused(out: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"error: --out needs a folder, but .*island.yaml is a file; choose another"):
-        train(write(tmp_path), tmp_path / out)
-
-
-def test_a_folder_with_other_episodes_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "episodes.jsonl").write_text("{}\n")
-    with pytest.raises(SystemExit, match="holds episodes.jsonl, but not of a training run; choose another --out"):
-        train(write(tmp_path), tmp_path / "out")
 
 
 def test_a_failed_held_out_episode_is_named_and_fails_the_command(

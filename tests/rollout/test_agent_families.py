@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.generate import generate
 from rollout.play.runtime import close_runtimes, get_runtime
@@ -109,7 +110,9 @@ async def test_a_call_in_the_familys_form_is_a_structured_call_of_the_api(tmp_pa
     (tmp_path / "agent.py").write_text(AGENT)
     command = [sys.executable, str(tmp_path / "agent.py"), api]
     prompts, samples, counters = await play(tmp_path, name, command, time_limit_s=60.0)
-    assert len(samples) == 2 and samples[-1].reward == 1.0 and counters == {}
+    assert sum(len(row_of(sample).turns) for sample in samples) == 2 and samples[-1].reward == 1.0
+    # gpt-oss's template drops the reasoning of earlier responses.
+    assert (len(samples), counters) == ((2, {"responses_rewritten": 1}) if name == "gpt-oss" else (1, {}))
     assert "done" in prompts[1].partition("Write it.")[2]
 
 
@@ -122,7 +125,7 @@ async def test_codex_runs_a_command_that_the_model_writes_in_its_own_form(tmp_pa
     command = [program, *RECIPES["codex"]["command"][1:]]
     env = {"variables": {"PATH": os.environ["PATH"]}, "prompt": "Write the word fine.", "time_limit_s": 300.0}
     prompts, samples, counters = await play(tmp_path, name, command, **env)
-    assert len(samples) == 2 and samples[-1].reward == 1.0, [sample.metadata for sample in samples]
+    assert len(samples) == 1 and samples[-1].reward == 1.0, [sample.metadata for sample in samples]
     assert counters == {}
     assert "exec_command" in prompts[0] and env["prompt"] in prompts[0]
     assert "Process exited with code 0" in prompts[1]

@@ -9,8 +9,6 @@ import pytest
 from rollout.bridge.sample import row_of
 from rollout.errors import FailureBudgetError
 from rollout.fixed_turn import collect, open_slots
-from rollout.play.held_out import play_episode
-from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import StopReason
 from tests.cases import some
 from tests.envs.agent.test_agent import options
@@ -45,6 +43,10 @@ async def play(folder: Path, mode: str, script: Any = numbered) -> tuple[Any, li
     return samples, engine.requests
 
 
+def turns_in(samples: list[Any]) -> int:
+    return sum(len(row_of(sample).turns) for sample in samples)
+
+
 async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it_got(tmp_path: Path) -> None:
     """slime's own adapter trains 8 of these 24 tokens: tests/slime/test_agents.py."""
     tokenizer = chatml_tokenizer()
@@ -62,7 +64,7 @@ async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it
 async def test_an_agent_may_ask_for_an_answer_to_an_answer(tmp_path: Path) -> None:
     """No one-shot encoding exists for such a prompt, so there is nothing to compare it with."""
     samples, requests = await play(tmp_path, "hands_over")
-    assert len(samples) == 2 and samples[-1].reward == 1.0
+    assert turns_in(samples) == 2 and samples[-1].reward == 1.0
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "An example."}]
     tokenizer = chatml_tokenizer()
     for number, request in enumerate(requests):
@@ -105,13 +107,6 @@ async def test_after_a_limit_the_value_of_the_next_request_stands_in_for_the_res
     ended = [segment for segment in batch.segments if segment.stop is not StopReason.CUT]
     assert {segment.stop for segment in ended} == {stop}
     assert all((segment.bootstrap is not None) is bootstrapped for segment in ended)
-
-
-async def test_the_records_of_an_evaluation_name_the_part_of_the_agent_that_asked(tmp_path: Path) -> None:
-    async with playing(tmp_path, lambda body, number: "to A 0", **agent("parallel")) as run:
-        spec = EpisodeSpec(0, "any", EnvSpec("envs.agent", {"task": "any", "seed": 0}, run.args.env))
-        facts = (await play_episode(await run.runtime(), spec)).facts()
-    assert {turn["thread"] for turn in facts["story"]} <= {0, 1} and facts["stop"] == "terminated"
 
 
 async def test_a_resumed_run_gives_up_the_episodes_of_agents(tmp_path: Path) -> None:
@@ -168,8 +163,9 @@ async def test_an_agent_with_several_system_messages_plays_on_every_template(tmp
     engine = ScriptedEngine(tokenizer, lambda body, number: f"{start}hello")
     async with playing(tmp_path, engine, **given) as run:
         samples = await run.episode()
-        assert not (await run.runtime()).counters
-    assert len(samples) == 2 and samples[-1].reward == 1.0
+        # glm's template writes no token where this response ended.
+        assert (await run.runtime()).counters == ({"responses_rewritten": 1} if name == "glm-4.7" else {})
+    assert turns_in(samples) == 2 and samples[-1].reward == 1.0
     prompts = [tokenizer.decode(body["input_ids"]) for body in engine.requests]
     assert all(prompts[0].count(text) == 1 for text in ("You are a coding agent.", "permissions", "say hi"))
     assert prompts[1].count("reminder: a file changed") == 1 and prompts[1].count("hello") == 1

@@ -55,24 +55,6 @@ async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: P
 
 
 @pytest.mark.parametrize("processes", some([1, 2], [1]))
-async def test_each_batch_counts_its_own_part_of_the_waits_for_new_weights(tmp_path: Path, processes: int) -> None:
-    """As with weights that are pushed after every second update, the slots wait from before batch 1 until batch 2."""
-    trainer = Trainer(tmp_path, max_staleness=3, rollout_processes=processes)
-
-    async def train(engine: ScriptedEngine, rollout_id: int) -> None:
-        while trainer.stream._has_place():
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)
-        if rollout_id:
-            engine.update()
-
-    trainer.train, trainer._asynchronous = train, trainer._synchronous  # type: ignore[method-assign]
-    await trainer.run(range(3), ahead=True)
-    waiting = [output.metrics["rollout/slots_at_limit"] for output in trainer.outputs]
-    assert waiting[1] > 0 and max(waiting) <= 4.01, f"there are four slots: {waiting}"
-
-
-@pytest.mark.parametrize("processes", some([1, 2], [1]))
 async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(tmp_path: Path, processes: int) -> None:
     trainer = Trainer(tmp_path, rollout_processes=processes)
     await trainer.run(range(5))

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.cases import some
 from tests.fixtures.families import cheap_copy, family
-from tests.fixtures.playing import playing, turns_of
+from tests.fixtures.playing import playing
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.rollout.test_tool_rollout import ENV
 
@@ -71,19 +70,6 @@ async def test_a_cut_thought_runs_nothing_a_call_runs_and_the_answer_is_right(
     if history == "full":
         assert all(doubled not in prompts[2] for doubled in ("<|observation|><|observation|>", "<|im_end|><|im_end|>"))
         assert "maybe" in prompts[1] and "</think>" in prompts[1].partition("maybe")[2]
-
-
-@pytest.mark.parametrize("name", some(["glm-4.7", "gpt-oss", "kimi-k2"], ["gpt-oss"]))
-async def test_a_fixed_turn_batch_of_the_family_has_calls_and_right_answers(tmp_path: Path, name: str) -> None:
-    engine = ScriptedEngine(family(name), lambda body, number: ANSWERS[name][number % 2 + 1])
-    given = settings_of(tmp_path, name, rollout_batch_size=8, n_env=1, env_backend="process", env_workers=1)
-    async with playing(tmp_path, engine, **given) as run:
-        output = await run.batch()
-    turns = [turn.metadata for turn in turns_of(output)]
-    assert len(turns) == 8 and all(turn["valid_action"] for turn in turns)
-    assert [turn["reward"] for turn in turns] == [0.0, 1.0] * 4
-    assert output.metrics["rollout/faults/sanity_check_failed"] == 0
-    assert output.metrics["rollout/faults/prompt_tokens_differ"] == 0
 
 
 async def test_an_engine_that_cut_the_prompt_is_counted(tmp_path: Path) -> None:

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from advantage.turn_table import TurnKind, TurnRow, decode_row
+from advantage.turn_table import TurnKind, TurnRow
 from rollout.bridge.sample import row_of
 from rollout.errors import ConfigError, EncodingError, FailureBudgetError
 from rollout.fixed_turn import generate_rollout
 from rollout.play.episode import Episode
-from rollout.samples import convert_samples_to_train_data
 from rollout.turn import Generation, Prompt
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import flat, no_gap_and_none_twice, place_of, places_of, play_batches, turns_of
+from tests.fixtures.playing import no_gap_and_none_twice, place_of, places_of, play_batches, turns_of
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.warm_python import warm_players
 
@@ -97,40 +96,6 @@ async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_ne
         prompt = follower.tokens[: len(follower.tokens) - follower.response_length]
         assert last.tokens[:-1] == prompt, "the bootstrap state is the prompt that the next batch really starts from"
     assert cut > 0
-
-
-async def test_samples_keep_the_models_tokens_while_history_shows_the_action_that_was_executed(
-    collect: Collect,
-) -> None:
-    tokenizer = chatml_tokenizer()
-    outputs = await collect(script=lambda body, number: "ACTION: dance", env={"max_length": 30})
-    for sample in turns_of(*outputs):
-        response = tokenizer.decode(sample.tokens[-sample.response_length :])
-        assert response == "ACTION: dance<|im_end|>"
-        assert sample.reward == -0.1 and not sample.metadata["valid_action"]
-        prompt = tokenizer.decode(sample.tokens[: -sample.response_length])
-        assert "dance" not in prompt
-        assert ("ACTION: left" in prompt) == (sample.metadata["round_number"] > 0)
-
-
-async def test_train_data_has_slimes_keys_and_groups_that_divide_into_whole_steps(
-    collect: Collect, tmp_path: Path
-) -> None:
-    (output,) = await collect()
-    data = convert_samples_to_train_data(rollout_args(tmp_path), flat(output))
-    count = len(data["tokens"])
-    assert all(len(value) == count for value in data.values())
-    assert len(set(data["rollout_ids"])) == 24
-    for tokens, mask, length, log_probs in zip(
-        data["tokens"], data["loss_masks"], data["response_lengths"], data["rollout_log_probs"], strict=True
-    ):
-        assert len(mask) == length == len(log_probs) < len(tokens)
-    by_group: dict[int, int] = {}
-    for group, mask in zip(data["rollout_ids"], data["loss_masks"], strict=True):
-        by_group[group] = by_group.get(group, 0) + sum(mask)
-    assert data["rollout_mask_sums"] == [by_group[group] for group in data["rollout_ids"]]
-    rewards = [turn.reward for vector in data["prompt"] for turn in decode_row(vector).turns]
-    assert rewards == [s.reward for s in turns_of(output)]
 
 
 @wide

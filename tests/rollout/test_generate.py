@@ -155,7 +155,8 @@ async def test_a_lost_environment_gives_a_failed_sample_that_trains_nothing(play
 @pytest.mark.parametrize(("settings", "listed"), [
     ({"history": "window"}, True),
     ({"history": "full"}, False),
-    ({"history": "full", "bootstrap_on_time_limit": True}, True),
+    ({"history": "full", "bootstrap_on_time_limit": True}, False),
+    ({"history": "full", "samples": "turns"}, True),
 ])  # fmt: skip
 async def test_every_episode_of_a_run_comes_as_a_list_or_none_does(
     play: Any, settings: dict[str, Any], listed: bool

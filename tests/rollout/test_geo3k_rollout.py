@@ -50,12 +50,6 @@ async def test_a_wrong_answer_is_corrected_with_the_picture_still_in_sight(tmp_p
     assert sample.label == r"3 \sqrt { 2 }" and sample.metadata["episode_turns"] == 2
 
 
-async def test_the_tool_variant_shows_its_schema(tmp_path: Path) -> None:
-    _, requests = await play(tmp_path, problem(), env={"check": "tool"})
-    assert '"name": "calc_score"' in chatml_tokenizer().decode(requests[0]["input_ids"])
-    assert len(requests) == 1, "an answer without a call is final"
-
-
 async def test_a_problem_whose_picture_is_broken_fails_alone(tmp_path: Path) -> None:
     sample = problem()
     sample.multimodal_inputs = {"images": [b"no picture"]}

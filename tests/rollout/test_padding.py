@@ -8,12 +8,10 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from advantage.hook import compute_advantages
 from advantage.turn_table import TurnKind, decode_row
@@ -95,35 +93,6 @@ def test_slimes_schedule_takes_every_batch(
             assert sorted(place for rank in partitions for place in rank) == list(range(len(data["tokens"])))
 
 
-def test_batches_that_passed_without_padding_have_as_many_micro_batches_with_it(
-    played: Played, build_dp_schedule: Callable[..., Any]
-) -> None:
-    args, batches = played
-    compared = 0
-    for dp in (2, 4, 8):
-        for samples in batches:
-            without = convert_samples_to_train_data(on(args), samples)
-            data = convert_samples_to_train_data(on(args, actor_num_gpus_per_node=dp), samples)
-            assert len(without["tokens"]) == len(samples) <= len(data["tokens"])
-            longest = max(len(sample.tokens) for sample in samples)
-            for cap in (longest, 2 * longest, 4 * longest):
-                try:
-                    wanted = schedule(build_dp_schedule, without, cap, dp)[2]
-                except AssertionError:
-                    continue
-                compared += 1
-                assert schedule(build_dp_schedule, data, cap, dp)[2] == wanted
-    assert compared
-
-
-def test_without_slimes_flags_for_gpus_the_samples_fit_every_number_of_ranks(played: Played) -> None:
-    args, batches = played
-    for samples in batches:
-        data = convert_samples_to_train_data(args, samples)
-        counts = list(Counter(data["rollout_ids"]).values())
-        assert all(sum(counts[k : k + STEP]) % STEP == 0 for k in range(0, TURNS, STEP))
-
-
 def test_padding_changes_neither_groups_nor_steps_nor_advantages_nor_the_mean_reward(played: Played) -> None:
     args, batches = played
     padded = 0
@@ -197,10 +166,3 @@ PIPELINE = {"actor_num_gpus_per_node": 8, "pipeline_model_parallel_size": 4}
 )
 def test_the_multiple_follows_from_the_layout_of_the_gpus(layout: dict[str, int], multiple: int) -> None:
     assert samples_multiple(on(Namespace(global_batch_size=64), **layout)) == multiple
-
-
-def test_the_layout_of_the_roles_takes_precedence(tmp_path: Path) -> None:
-    path = tmp_path / "roles.yaml"
-    roles = [{"name": "default", "role": role, "overrides": {"tensor_model_parallel_size": 4}} for role in ("actor",)]
-    path.write_text(yaml.safe_dump({"megatron": roles}))
-    assert samples_multiple(on(Namespace(megatron_config_path=str(path)), actor_num_gpus_per_node=8)) == 2

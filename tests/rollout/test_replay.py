@@ -46,12 +46,6 @@ def test_log_probs_that_the_loss_needs_and_the_engine_did_not_return_are_an_erro
         convert_samples_to_train_data(args, samples)
 
 
-def test_the_converter_names_rounds_and_tasks_for_slimes_metrics() -> None:
-    (samples,) = build_samples([cut("goto")], [0], SampleWriter(Namespace(), 9))
-    data = convert_samples_to_train_data(Namespace(), samples)
-    assert data["round_number"] == [0, 1] and data["source_names"] == ["goto", "goto"]
-
-
 def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:
     altered = replace(turn(), generation=replace(turn().generation, trained=False))
     (samples,) = build_samples([Segment("t", (altered,), None, StopReason.TERMINATED)], [0], SampleWriter(MOE, 9))

@@ -9,12 +9,11 @@ import pytest
 
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import row_of
-from rollout.errors import EncodingError
 from tests.cases import some
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.messages import answer, system, user
-from tests.fixtures.playing import playing, turns_of
+from tests.fixtures.playing import playing
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.tokenizers import real_tokenizer
 
@@ -84,48 +83,6 @@ async def test_a_full_history_of_tool_use_equals_the_templates_rendering(tmp_pat
         messages += [answer(said), *shown]
     expected = tokenizer.apply_chat_template(messages, tools=schemas(), tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(requests[3]["input_ids"]) == expected
-
-
-async def test_a_template_without_results_after_text_is_refused_in_full_history_and_plays_in_a_window(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(EncodingError, match="tools_in: prompt"):
-        await play(tmp_path, "mistral_nemo", history="full")
-    samples, requests = await play(tmp_path, "mistral_nemo", history="window")
-    assert len(samples) == len(requests) == 4
-
-
-async def test_a_window_shows_question_and_tools_on_every_turn(tmp_path: Path) -> None:
-    samples, requests = await play(tmp_path, None, history="window")
-    tokenizer = chatml_tokenizer()
-    texts = [tokenizer.decode(request["input_ids"]) for request in requests]
-    assert len(samples) == 4
-    for text in texts:
-        assert text.count("What is 2 + 3?") == 1 and '"name": "counter"' in text
-    assert "Observation:\nadd: 5" in texts[2] and "Previous plan:\n" + ANSWERS[1] in texts[2]
-    assert "ACTION: nothing" in texts[3], "a window shows what was executed in place of an invalid answer"
-
-
-async def test_a_fixed_turn_batch_plays_the_tool_environment_in_worker_processes(tmp_path: Path) -> None:
-    sizes = {"rollout_batch_size": 16, "n_env": 3, "env_backend": "process", "env_workers": 1}
-    script = lambda body, number: ANSWERS[number % len(ANSWERS)]
-    async with playing(tmp_path, script, **overrides(tmp_path, None, **sizes)) as run:
-        output = await run.batch()
-    assert len(turns_of(output)) == 16
-    assert output.metrics["rollout/faults/episodes_failed"] == 0.0
-    assert output.metrics["episode/env/tool_calls"] > 0
-
-
-async def test_a_template_without_tools_is_refused_but_the_prompt_can_show_them(tmp_path: Path) -> None:
-    tokenizer = copy.deepcopy(chatml_tokenizer())
-    tokenizer.chat_template = tokenizer.chat_template.replace("{%- if tools -%}", "{%- if false -%}")
-    tokenizer.save_pretrained(tmp_path / "without")
-    settings = {"history": "full", "hf_checkpoint": str(tmp_path / "without")}
-    with pytest.raises(EncodingError, match="ignores tools"):
-        await play(tmp_path, None, **settings)
-    _, requests = await play(tmp_path, None, **settings, env={**ENV, "tools_in": "prompt"})
-    text = tokenizer.decode(requests[1]["input_ids"])
-    assert '"name": "counter"' in text and "<|im_start|>user\nResult of add:\n5<|im_end|>" in text
 
 
 @pytest.mark.parametrize("thought", ["So it is \\boxed{5}. But", "I may " + call("add", a=2, b=3) + " or"])

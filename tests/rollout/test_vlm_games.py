@@ -121,17 +121,6 @@ async def test_a_context_that_is_full_ends_the_episode_and_splits_no_picture(tmp
     assert len(sample.multimodal_train_inputs["image_grid_thw"]) == len(requests)
 
 
-async def test_a_fixed_turn_batch_of_pictures_carries_them_to_training(tmp_path: Path) -> None:
-    needs("envs.babyai")
-    sizes = {"n_env": 2, "rollout_batch_size": 8, "global_batch_size": 4, "env_backend": "process", "env_workers": 1}
-    script = lambda body, number: "turn left"
-    async with playing(tmp_path, script, **settings("envs.babyai", True, **sizes)) as run:
-        turns = turns_of(await run.batch())
-    assert len(turns) == 8
-    shown = [len(turn.multimodal_train_inputs["image_grid_thw"]) for turn in turns]
-    assert shown == [min(turn.metadata["round_number"], 1) + 1 for turn in turns]
-
-
 def writes_a_placeholder(body: dict[str, Any], number: int) -> str:
     return "turn <|image_pad|> left<|image_pad|>" if number == 1 else "turn left"
 

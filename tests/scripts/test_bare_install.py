@@ -78,8 +78,3 @@ for name in {["rollout", "envs", "advantage", "inspection.metrics", *MODULES]!r}
 def test_an_environment_without_its_package_ends_in_a_sentence_that_says_what_to_install(bare_python: Path) -> None:
     done = run_bare(bare_python, "from envs.loading import load_env_module; load_env_module('envs.crafter')")
     assert "MissingDependencyError" in done.stderr and "install" in done.stderr.splitlines()[-1]
-
-
-def test_a_picture_without_pillow_ends_in_a_sentence_that_says_what_to_install(bare_python: Path) -> None:
-    done = run_bare(bare_python, "from rollout.tokens.image_files import read_image; read_image(b'')")
-    assert "MissingDependencyError" in done.stderr and "pip install pillow" in done.stderr.splitlines()[-1]

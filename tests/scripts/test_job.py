@@ -2,7 +2,6 @@
 
 import http.server
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -38,30 +37,6 @@ def test_help_shows_how_the_script_is_called(machine: Machine, script: str) -> N
     done = machine.run(script, "--help", VENV=str(machine.home / "venv"))
     assert done.returncode == 0 and not done.stderr and f"bash scripts/{script}" in done.stdout
     assert not (machine.home / "venv").exists(), "it installs nothing"
-
-
-def test_compiled_modules_are_kept_where_the_environment_says_otherwise() -> None:
-    done = bash("source scripts/install.sh; echo ${PYTHONDONTWRITEBYTECODE-unset}", PYTHONDONTWRITEBYTECODE="1")
-    assert (done.stdout, done.stderr) == ("unset\n", "")
-
-
-OPTIONS = {
-    "run_quickstart.sh": "embedded/launch.py",
-    "run_ablation.sh": "embedded/studies/run.py",
-    "run_embedded_gpu.sh": "embedded/launch.py",
-    "evaluate.sh": "inspection/evaluate/__init__.py",
-    "check_gpu.sh": "tests/gpu/check.py",
-}
-
-
-@pytest.mark.parametrize("script", OPTIONS)
-def test_help_names_every_option_of_the_program_that_the_script_starts(script: str) -> None:
-    source = (REPO / OPTIONS[script]).read_text()
-    calls = [call.partition("\n")[0] for call in re.split(r'add(?:_argument)?\(\s*"--', source)[1:]]
-    options = [f"--{call.partition(chr(34))[0]}" for call in calls if "SUPPRESS" not in call]
-    given = {"--player"} if script == "evaluate.sh" else set()
-    shown = bash(f"bash scripts/{script} --help").stdout
-    assert options and not [option for option in options if option not in shown and option not in given]
 
 
 @pytest.mark.parametrize("script", ["run_quickstart.sh", "run_embedded_gpu.sh", "run_ablation.sh"])
@@ -126,17 +101,23 @@ def test_a_dry_run_prints_the_job_as_a_script_with_one_flag_per_line(machine: Ma
     printed = dry_run(job)
     assert machine.words(printed) == job.submission() and job.submission()[-1] == odd
     lines = printed.splitlines()
-    assert len([line for line in lines if "_ARGS=(  # " in line]) == 13
     flags = [line for line in lines if line.startswith("  --") and not line.startswith("  -- ")]
     assert len(flags) > 50 and all(line.count(" --") == 1 for line in flags)
     assert job.run_dir in lines[1]
 
 
-def test_a_dry_run_writes_only_into_the_runs_folder(machine: Machine) -> None:
-    done = machine.run("run_babyai.sh", "--dry-run", SLIME_PATH=str(machine.home / "none"))
-    assert done.returncode == 0 and done.stdout.startswith("#!/usr/bin/env bash") and "were not checked" in done.stderr
+def test_a_dry_run_writes_only_into_the_runs_folder_and_ends_with_what_is_missing(machine: Machine) -> None:
+    slime = machine.home / "none"
+    done = machine.run("run_babyai.sh", "--dry-run", SLIME_PATH=str(slime))
+    assert done.returncode == 0 and done.stdout.startswith("#!/usr/bin/env bash")
     written = {path.name for path in machine.home.rglob("*") if path.is_file() and path.suffix != ".sh"}
     assert written == {"config.yaml", "roles.yaml"}
+    _, verdict = done.stderr.split("NOT READY. ")
+    head, *notes = verdict.splitlines()
+    assert head.endswith("were not checked:")
+    wanted = [f"no {slime}/train.py", "Qwen2.5-3B-Instruct_torch_dist holds no finished checkpoint; run: bash"]
+    wanted += ["does not describe Qwen2.5-3B-Instruct", "cannot import slime", "there is no model in"]
+    assert len(notes) == len(wanted) and all(words in note for words, note in zip(wanted, notes, strict=True))
 
 
 def test_a_python_without_packages_hands_over_to_the_environment(machine: Machine) -> None:
@@ -232,16 +213,13 @@ def gpus(**given: int) -> Variables:
     ("disaggregated", "given", "words"),
     [
         (False, {"tensor_parallel": 3}, "TENSOR_PARALLEL=3 does not divide the 4 GPUs that train"),
-        (False, {"engine_gpus": 3}, "ENGINE_GPUS=3 does not divide the 4 GPUs that serve"),
         (False, {"engine_gpus": 3, "num_nodes": 3}, "ENGINE_GPUS=3 must divide NUM_GPUS=4 or be a multiple of it"),
         (
             True,
             {"rollout_gpus": 3, "num_nodes": 2},
             "ROLLOUT_GPUS=3 and NUM_NODES=2, serving starts inside a node",
         ),
-        (True, {"rollout_gpus": 4}, "leaves none of NUM_GPUS=4 for training"),
         (True, {"num_gpus": 1}, "ROLLOUT_GPUS=0 leaves none of NUM_GPUS=1"),
-        (True, {"rollout_gpus": 1, "engine_gpus": 2}, "does not divide the 1 GPUs that serve"),
     ],
 )
 def test_gpus_that_do_not_divide_are_refused(disaggregated: bool, given: dict[str, int], words: str) -> None:
@@ -254,11 +232,9 @@ def test_gpus_that_do_not_divide_are_refused(disaggregated: bool, given: dict[st
     ("nodes", "given", "expected"),
     [
         (1, {}, (1, 2, 2)),
-        (2, {}, (1, 4, 4)),
         (3, {}, (2, 4, 4)),
         (5, {"engine_gpus": 8}, (3, 4, 8)),
         (2, {"rollout_gpus": 1}, (2, 3, 2)),
-        (2, {"rollout_gpus": 2}, (2, 2, 4)),
         (4, {"rollout_gpus": 3}, (4, 1, 12)),
     ],
 )
@@ -313,7 +289,7 @@ def test_a_cluster_that_runs_is_used(job_server: str, started: list[list[str]], 
 
 def test_a_head_is_started_on_this_machine_where_none_answers(started: list[list[str]]) -> None:
     with pytest.raises(ConfigError, match="its job server does not answer at http://127.0.0.1:1"):
-        find_ray(gpus().model_copy(update={"ray_address": "http://127.0.0.1:1", "ray_wait": 1}))
+        find_ray(gpus().model_copy(update={"ray_address": "http://127.0.0.1:1"}), wait_s=1)
     assert started == [["ray", "start", "--head", "--num-gpus=4", "--dashboard-port=1", "--disable-usage-stats"]]
 
 
@@ -322,7 +298,6 @@ def test_a_head_is_started_on_this_machine_where_none_answers(started: list[list
     [
         ("http://127.0.0.1:1", 2, "join the other nodes first"),
         ("http://192.0.2.1.invalid:8265", 1, "start one on that host"),
-        ("auto", 1, "give it as http://HOST:8265"),
         ("10.0.0.1:6379", 1, "give it as http://HOST:8265"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from scripts.launcher.convert import export
 from scripts.launcher.models import VISION_MODELS, find_shape, is_complete, read_shape
 from scripts.launcher.variables import Paths
 from slime_verlog import ConfigError
-from tests.scripts.conftest import REPO, Machine, by_flag, train_flags
+from tests.scripts.conftest import Machine, by_flag, train_flags
 
 
 def write_model(folder: Path) -> None:
@@ -79,28 +78,10 @@ def test_training_refuses_an_empty_reference_folder(machine: Machine) -> None:
     assert done.returncode == 2 and "holds no finished checkpoint; run: bash scripts/prepare_model.sh" in done.stderr
 
 
-def test_geo3k_starts_with_a_model_that_fits_and_takes_slimes_own(machine: Machine) -> None:
-    small = by_flag(machine.build("run_geo3k_vlm.sh").words)
-    assert small["--hf-checkpoint"][0].endswith("Qwen3.5-4B")
-    assert small["--spec"] == ["slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"]
-    assert (small["--expert-model-parallel-size"], small["--rollout-num-gpus-per-engine"]) == (["1"], ["1"])
-    assert small["--save-retain-interval"] == ["20"]
-    mixture = by_flag(machine.build("run_geo3k_vlm.sh", "--model", "Qwen3.5-35B-A3B").words)
-    assert (mixture["--expert-model-parallel-size"], mixture["--rollout-num-gpus-per-engine"]) == (["8"], ["8"])
-    everything = by_flag(machine.build("run_geo3k_vlm.sh", CHECKPOINTS_KEPT="all", ENGINE_GPUS="2").words)
-    assert "--save-retain-interval" not in everything and everything["--rollout-num-gpus-per-engine"] == ["2"]
-
-
 @pytest.mark.parametrize("model", ["Qwen2.5-VL-7B-Instruct", "Qwen3-VL-8B-Instruct", "Qwen3-4B", "Qwen3.5-122B-A10B"])
 def test_a_model_that_slime_does_not_describe_with_pictures_is_refused(machine: Machine, model: str) -> None:
     with pytest.raises(ConfigError, match=f"{model} .*: Qwen3.5-0.8B"):
         find_shape(model, str(machine.slime), images=True)
-
-
-def test_a_later_slime_may_describe_more_models_with_pictures(machine: Machine) -> None:
-    (machine.slime / "scripts/models/qwen3-vl-8B-Instruct-vl.sh").write_text("MODEL_ARGS=(--spec a b --num-layers 9)")
-    shape = find_shape("Qwen3-vl-8B-Instruct", str(machine.slime), images=True)
-    assert read_shape(shape, str(machine.slime), dry_run=False)[:3] == ["--spec", "a", "b"]
 
 
 def test_a_shape_that_cannot_be_read_is_refused(machine: Machine) -> None:
@@ -136,14 +117,6 @@ def test_this_slime_has_what_it_takes_to_train_with_pictures(machine: Machine, m
     assert int(flags["--num-layers"][0]) > 0
 
 
-@pytest.mark.parametrize("script", ["run_geo3k_vlm.sh", "run_sft.sh", "run_crafter_vlm.sh", "run_babyai.sh"])
-def test_help_names_the_models_and_the_variables_of_its_own_script(machine: Machine, script: str) -> None:
-    shown = machine.run(script, "--help").stdout
-    assert ("Qwen3.5-35B-A3B: those that slime trains with pictures" in shown) == ("vlm" in script)
-    own = {"run_geo3k_vlm.sh": "PROBLEMS=64", "run_sft.sh": "EPOCHS=3"}.get(script, "TURNS=")
-    assert own in shown and ("PRETRAINED_CRITIC=" in shown) == (own == "TURNS=")
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Paths:
     """A run with two steps in tmp_path/run, and its model."""
@@ -171,10 +144,3 @@ def test_a_run_is_exported_at_its_last_step_or_at_a_given_one(
 def test_a_step_that_was_not_saved_is_refused(tmp_path: Path, saved: Paths, step: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         export(tmp_path / "run", "Qwen2.5-3B-Instruct", [step], saved)
-
-
-def test_the_runs_folder_is_relative_to_where_the_user_stands(tmp_path: Path, saved: Paths) -> None:
-    machine = Machine(tmp_path, tmp_path / "slime")
-    command = ["bash", str(REPO / "scripts/export_model.sh"), "run", "Qwen2.5-3B-Instruct", "--dry-run"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=machine.variables)
-    assert done.stdout.endswith(f"ready: {tmp_path}/run/hf/39\n")

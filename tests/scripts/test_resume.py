@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from scripts.launcher.resume import Start, checkpoints
-from tests.scripts.conftest import Command, by_flag, train_flags
+from tests.scripts.conftest import by_flag
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,3 @@ def test_a_checkpoint_that_was_not_written_to_its_end_does_not_count(tmp_path: P
     (tmp_path / "actor" / "iter_0000079").mkdir()
     assert resume(tmp_path, 45) == at(59)
     assert resume(tmp_path, 45) == at(59), "the links of an earlier start are replaced"
-
-
-def test_sao_trains_its_critic_alone_in_the_first_ten_steps(command: Command, tmp_path: Path) -> None:
-    run = tmp_path / "out" / "sao-Qwen2.5-7B-Instruct"
-    for step in (9, 10):  # the actor trains in step 10, and was not saved
-        Saved(critic=(step,), state=(step,)).write(run)
-        words = train_flags(command("run_sao.sh"))
-        assert loaded(words, (run / "roles.yaml").read_text()) == warming(9)

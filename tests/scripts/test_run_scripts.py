@@ -1,8 +1,8 @@
 """The training scripts: flags that train.py has, hooks that exist, the paper's numbers, and resumption."""
 
+import re
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -10,10 +10,11 @@ import yaml
 from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
 from rollout.bridge.settings import YAML_KEYS, check_keys, load_settings
-from rollout.play.kept import draw
-from rollout.play.loop import count_turns
-from rollout.turn import Segment, StopReason
-from scripts.launch import read_run, spaced_evaluations
+from scripts.launch import launch, read_run, spaced_evaluations
+from scripts.launcher.checks import read_flags
+from scripts.launcher.geo3k import Geo3kVariables
+from scripts.launcher.sft import SftVariables
+from scripts.launcher.variables import PpoVariables
 from slime_verlog import ConfigError
 from tests.cases import pairs
 from tests.scripts.conftest import REPO, SCRIPTS, Command, Machine, by_flag, read_page, recorded_flags, train_flags
@@ -45,67 +46,13 @@ def test_every_hook_exists_and_the_flags_pass_the_start_up_checks(command: Comma
     for flag, values in flags.items():
         if flag.endswith("-path") and values[0].split(".")[0] in ("rollout", "advantage", "inspection"):
             assert callable(load_attribute(values[0], flag))
-    switches = {name[2:].replace("-", "_"): True for name, values in flags.items() if not values}
-    values = {name[2:].replace("-", "_"): _number(v[0]) for name, v in flags.items() if len(v) == 1}
-    args = Namespace(**{**switches, **values, "hf_checkpoint": None})
+    args = Namespace(**{**read_flags(train_flags(command(script))), "hf_checkpoint": None})
     check_flags(args, load_settings(args))
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def test_no_key_of_the_yaml_is_an_argument_of_the_framework() -> None:
     """slime sets the YAML's keys on its own args: one of the same name would change the framework, or break it."""
     assert not {f"--{name.replace('_', '-')}" for name in YAML_KEYS} & set(recorded_flags())
-
-
-PAPER = {
-    "run_babyai.sh": ("Qwen2.5-3B-Instruct", 256, 128, 1024, 512, 45, 340),
-    "run_babaisai.sh": ("Qwen2.5-3B-Instruct", 256, 128, 1024, 384, 50, 340),
-    "run_crafter.sh": ("Qwen2.5-7B-Instruct", 2048, 1024, 4096, 512, 40, 320),
-}
-
-
-@pytest.mark.parametrize("script", PAPER)
-def test_batches_and_lengths_are_verlogs(command: Command, script: str) -> None:
-    model, turns, step, prompt, response, critic_only, rollouts = PAPER[script]
-    flags = by_flag(train_flags(command(script)))
-    assert flags["--hf-checkpoint"][0].endswith(model)
-    wanted = {
-        "--rollout-batch-size": turns,
-        "--global-batch-size": step,
-        "--rollout-max-prompt-len": prompt,
-        "--rollout-max-response-len": response,
-        "--rollout-max-context-len": prompt + response,
-        "--num-critic-only-steps": critic_only,
-        "--num-rollout": rollouts,
-        **{"--kl-coef": 0.001, "--entropy-coef": 0.001, "--eps-clip": 0.2, "--eps-clip-c": 3.0, "--value-clip": 0.5},
-        **{"--lr": 1e-6, "--clip-grad": 1.0, "--rollout-temperature": 1.0, "--n-samples-per-prompt": 1},
-    }
-    assert {flag: float(flags[flag][0]) for flag in wanted} == wanted
-    roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
-    assert [(r["role"], r["overrides"]["lr"]) for r in roles] == [("critic", 1e-5)]
-
-
-VERLOGS_CRITIC_STEPS = {"run_babyai.sh": 100, "run_babaisai.sh": 200, "run_crafter.sh": 400}
-"""Optimizer steps of Verlog's critic in its warm-up: `critic_warmup_step` draws of ten batches, 20 steps each."""
-
-
-@pytest.mark.parametrize("script", VERLOGS_CRITIC_STEPS)
-def test_the_warm_up_makes_as_many_optimizer_steps_as_verlogs(command: Command, script: str) -> None:
-    flags = by_flag(train_flags(command(script)))
-    turns, step = int(flags["--rollout-batch-size"][0]), int(flags["--global-batch-size"][0])
-    warmup = check_keys(yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())).critic_warmup
-    batch = Segment("task", (SimpleNamespace(prompt=None),) * turns, None, StopReason.CUT)  # type: ignore[arg-type]
-    kept = [batch] * warmup.w_epoch
-    drawn = [count_turns(draw(kept, warmup.fraction, step, seed)) for seed in range(warmup.w_iter)]
-    assert (warmup.w_epoch * turns + sum(drawn)) / step == VERLOGS_CRITIC_STEPS[script]
 
 
 WITH_CRITIC = [script for script in SCRIPTS if script not in ("run_geo3k_vlm.sh", "run_sft.sh")]
@@ -119,10 +66,6 @@ def test_held_out_episodes_are_played_when_they_tell_something(critic_only: int,
     every = spaced_evaluations(critic_only, batches)
     evaluated = range(every, batches + 1, every)
     assert every > critic_only and evaluated[-1] == batches and len(evaluated) <= 5
-
-
-def test_an_interval_of_evaluations_is_taken_as_given(command: Command) -> None:
-    assert by_flag(train_flags(command("run_babyai.sh", EVAL_INTERVAL="7")))["--eval-interval"] == ["7"]
 
 
 SIZES = {"TURNS": "60", "STEP_TURNS": "12", "PROMPT_LEN": "900", "RESPONSE_LEN": "100", "UPDATES": "3"}
@@ -140,8 +83,8 @@ def test_sizes_model_and_yaml_come_from_the_environment(command: Command, tmp_pa
     assert {flag: int(flags[flag][0]) for flag in wanted} == wanted
     written = Path(flags["--custom-config-path"][0])
     assert written.read_text().startswith(config.read_text().rstrip("\n"))
-    kind = "sao-" if script == "run_sao.sh" else ""
-    assert written.parent.name == f"{kind}my_task-{model}", "it would resume another run"
+    own = script.removeprefix("run_").removesuffix(".sh")
+    assert written.parent.name == f"{own}-my_task-{model}", "it would resume the run of another script or YAML"
 
 
 def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command: Command) -> None:
@@ -157,15 +100,12 @@ def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command
     ("script", "environment", "words"),
     [
         ("run_geo3k_vlm.sh", {"TURNS": "9"}, "TURNS=9 has no meaning here: a batch is PROBLEMS x EPISODES"),
-        ("run_geo3k_vlm.sh", {"PRETRAINED_CRITIC": "/c"}, "there is no critic"),
-        ("run_sft.sh", {"UPDATES": "9"}, "UPDATES=9 has no meaning here: supervised training makes EPOCHS passes"),
         ("run_value_pretraining.sh", {"BATCHES": "0"}, "BATCHES must be at least 1, got 0"),
-        ("run_value_pretraining.sh", {"PRETRAINED_CRITIC": "/critics/mine"}, "unset PRETRAINED_CRITIC"),
         ("run_babyai.sh", {"NUM_NODES": "two"}, "NUM_NODES must be an integer, got 'two'"),
         ("run_babyai.sh", {"OUTPUT": "/dev/null"}, "cannot write /dev/null/.*set OUTPUT"),
         ("run_babyai.sh", {"TURNS": "100"}, "STEP_TURNS=128 does not divide TURNS=100"),
-        ("run_babyai.sh", {"UPDATES": "many"}, "UPDATES must be an integer, got 'many'"),
         ("run_babyai.sh", {"CONFIG": "none.yaml"}, "no CONFIG=none.yaml; give a YAML file"),
+        ("run_babyai.sh", {"CRITIC_ONLY": "7"}, "CRITIC_ONLY=7 and critic_warmup in CONFIG=custom_configs/babyai.yaml"),
         ("run_sao.sh", {"CONFIG": "custom_configs/babyai.yaml"}, "does not train with SAO's losses: add `preset: sao`"),
     ],
 )
@@ -176,25 +116,49 @@ def test_a_variable_that_a_script_cannot_obey_is_refused(
         machine.build(script, **environment)
 
 
-def test_sao_has_the_papers_numbers_on_separate_gpus(command: Command) -> None:
-    """Single-rollout Asynchronous Optimization (arXiv 2607.07508): losses, learning rates, critic-only steps."""
-    flags = by_flag(train_flags(command("run_sao.sh")))
-    wanted = {"--eps-clip": 0.3, "--eps-clip-high": 5.0, "--lr": 1e-6, "--num-critic-only-steps": 10}
-    wanted |= {"--kl-coef": 0, "--entropy-coef": 0, "--n-samples-per-prompt": 1}
-    assert {flag: float(flags[flag][0]) for flag in wanted} == wanted
-    assert flags["--rollout-function-path"] == ["rollout.continuous.generate_rollout"]
-    assert not {"--colocate", "--eps-clip-c", "--use-tis"} & set(flags) and "--use-rollout-logprobs" in flags
-    roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
-    assert [r["overrides"]["lr"] for r in roles] == [5e-6]
-    config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
-    settings = check_keys(config)
-    assert (settings.policy_loss, settings.critic_updates, settings.lambda_critic) == ("dis", 2, 1.0)
-    assert (settings.lambda_policy, settings.lambda_policy_alpha) == ("length_adaptive", 1.5)
+PLAIN = "rollout_interaction_env_path: envs.recall\ntasks: [recall]\nn_env: 32\n"
+"""A user's YAML: nothing says how long the critic trains alone."""
 
 
-def test_train_async_is_submitted_if_asked_for(command: Command) -> None:
-    words = command("run_sao.sh", TRAIN_SCRIPT="train_async.py")
-    assert any(word.endswith("/train_async.py") for word in words)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("group_estimator: rloo", "group_estimator: rloo in CONFIG=.* trains without a critic"),
+        ("preset: sao", "policy_loss: dis compares with the weights that played"),
+        ("turn_quota: per_env", "turn_quota: per_env cannot divide 256 turns"),
+        ("value_pretraining: {batches: 9}", "--num-rollout is 295 but value_pretraining.batches is 9"),
+    ],
+)
+def test_a_yaml_that_the_scripts_flags_contradict_is_refused_before_anything_is_printed(
+    machine: Machine, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    config = machine.home / "mine.yaml"
+    config.write_text(f"{PLAIN}{text}\n".replace("n_env: 32", "n_env: 7"))
+    for option in ("--flat", "--dry-run"):
+        with pytest.raises(ConfigError, match=words):
+            printed(machine, option, CONFIG=str(config))
+    assert not capsys.readouterr().out and not machine.output.exists()
+
+
+@pytest.mark.parametrize("option", ["--flat", "--dry-run"])
+def test_a_yaml_without_warm_up_is_named_at_the_end_of_what_is_printed(
+    machine: Machine, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    config = machine.home / "mine.yaml"
+    config.write_text(PLAIN)
+    assert printed(machine, option, CONFIG=str(config)) == 0
+    said = capsys.readouterr().err
+    assert "no warm-up: the critic's value head begins at random" in said and "CRITIC_ONLY=20" in said
+    for told in ({"CRITIC_ONLY": "20"}, {"PRETRAINED_CRITIC": "/critics/mine"}):
+        assert printed(machine, option, CONFIG=str(config), **told) == 0
+        assert "warm-up" not in capsys.readouterr().err
+
+
+def printed(machine: Machine, option: str, **environment: str) -> int:
+    """Ask `run_babyai.sh` to print its job, in this process."""
+    kind, settings, own = read_page((REPO / "scripts/run_babyai.sh").read_text())
+    with machine.exported(**environment):
+        return launch(kind, "run_babyai.sh", settings, [*own, option])
 
 
 def test_later_flags_and_options_win(command: Command) -> None:
@@ -260,11 +224,6 @@ def test_value_pretraining_takes_the_settings_of_a_ppo_script_which_then_starts_
     assert roles[0]["overrides"]["load"] == "/critics/mine"
 
 
-def test_value_pretraining_collects_as_many_batches_as_the_warm_up_unless_told(command: Command) -> None:
-    flags = by_flag(train_flags(command("run_value_pretraining.sh")))
-    assert flags["--num-rollout"] == ["40"]
-
-
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
@@ -281,13 +240,6 @@ def test_value_pretraining_refuses_a_mistake_in_one_sentence(
     assert done.stderr.count("\n") == 1
 
 
-def test_value_pretraining_starts_the_script_that_run_names(machine: Machine) -> None:
-    done = machine.run("run_value_pretraining.sh", "--dry-run", RUN="sao")
-    flags = by_flag(train_flags(machine.words(done.stdout)))
-    assert flags["--rollout-function-path"] == ["rollout.continuous.generate_rollout"]
-    assert "What scripts/run_value_pretraining.sh submits" in done.stdout and "/critic-sao-" in done.stdout
-
-
 def test_the_tutorials_script_is_one_that_slime_takes(machine: Machine) -> None:
     """The reader saves three files as the tutorial says, and asks for a dry run."""
     kind, settings, _ = read_page((REPO / "docs/examples/run_treasure.sh").read_text())
@@ -300,3 +252,12 @@ def test_the_tutorials_script_is_one_that_slime_takes(machine: Machine) -> None:
     assert flags["--num-critic-only-steps"] == ["20"] and flags["--eval-interval"] == ["24"]
     assert len(flags) > 50 and set(flags) <= set(recorded_flags())
     assert check_keys(yaml.safe_load(job.config)).rollout_interaction_env_path == "envs.treasure"
+
+
+def test_the_page_about_clusters_names_every_variable_and_no_other() -> None:
+    page = (REPO / "docs/slime.md").read_text(encoding="utf-8")
+    table = page.partition("| variable | what it sets |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines() for name in re.findall(r"`([A-Z_]+)`", row.split(" | ")[0])}
+    kinds = (PpoVariables, SftVariables, Geo3kVariables)
+    given = {str(field.alias) for kind in kinds for field in kind.model_fields.values()}
+    assert named == given - {"PRETRAINING"}

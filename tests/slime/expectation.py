@@ -122,6 +122,23 @@ def largest_difference(trained: Sequence[Trained], name: str, expected: Sequence
     return max(float((row - want).abs().max()) for row, want in pairs if len(want))
 
 
+def assert_trained_as_paid(run: Any, role: str, rollout: int, tokenizer: Any, *, whitens: bool = False) -> None:
+    """Compare a role's advantages, which the run may whiten, and returns with what the environments paid."""
+    items = trained_samples(run.records(role, rollout), run.samples(rollout))
+    expected = expected_advantages(items, payments_of(items, run.payments(), tokenizer))
+    assert largest_difference(items, "advantages", whitened(expected) if whitens else expected) < 2e-5
+    assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
+
+
+def log_prob_gaps(run: Any, *rollouts: int) -> torch.Tensor:
+    """How far training and rollout are apart in the log-prob of each token that the actor trained on."""
+    items = [item for r in rollouts for item in trained_samples(run.records("actor", r), run.samples(r))]
+    rows = [item.row for item in items if not item.is_bootstrap]
+    gaps = torch.cat([row["log_probs"] - row["rollout_log_probs"] for row in rows]).abs()
+    print(f"log-prob difference of training and rollout: mean {gaps.mean():.2e}, max {gaps.max():.2e}")
+    return gaps
+
+
 def critic_targets(trained: Sequence[Trained], advantages: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Advantages and values, added up."""
     pairs = zip(trained, advantages, strict=True)

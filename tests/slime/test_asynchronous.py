@@ -1,6 +1,5 @@
 """slime's own train_async.py, and slots that play while slime trains: versions, saved states, kills, staleness."""
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from embedded.engine.server import EngineServer
 from rollout.checkpoint import load_state
+from tests.fixtures.playing import no_gap_and_none_twice
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import Run, stop_all
 from tests.slime.test_resume import script_arguments, state_of, wait_for
@@ -33,10 +33,6 @@ def places(run: Run, rollouts: range) -> list[tuple[int, int]]:
     return [(fact["episode_id"], fact["round_number"]) for fact in facts]
 
 
-def logged(run: Run, name: str) -> list[float]:
-    return [float(v) for v in re.findall(rf"'{name}': ([\d.]+)", run.log.read_text(errors="replace"))]
-
-
 @pytest.fixture(scope="module")
 def fixed(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     """Fixed-turn batches under train_async.py."""
@@ -48,7 +44,7 @@ def fixed(make_run: Callable[..., Run], engine: EngineServer) -> Run:
 def test_each_batch_is_played_by_the_weights_before_the_last_update(fixed: Run) -> None:
     versions = [{v for s in turns_of(fixed, k) for v in s["weight_versions"]} for k in range(ROLLOUTS)]
     assert versions == [{"1"}, {"1"}, {"2"}, {"3"}]
-    assert sorted(set(logged(fixed, "turn/staleness"))) == [0.0, 1.0]
+    assert sorted(set(fixed.logged("turn/staleness"))) == [0.0, 1.0]
 
 
 def test_the_state_of_a_step_is_the_state_after_its_batch_not_after_the_next_one(fixed: Run) -> None:
@@ -89,10 +85,8 @@ def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer, gro
 
 def test_no_turn_of_a_stream_is_lost_or_trained_twice(stream: Run) -> None:
     played = places(stream, range(STREAMED))
-    assert len(played) == len(set(played)) == STREAMED * 16
-    for episode in {episode for episode, _ in played}:
-        indices = [index for number, index in played if number == episode]
-        assert indices == list(range(len(indices)))
+    assert len(played) == STREAMED * 16
+    no_gap_and_none_twice(played)
 
 
 def test_turns_of_a_stream_are_played_while_slime_trains_and_none_that_is_trained_is_too_old(stream: Run) -> None:
@@ -108,22 +102,9 @@ def test_turns_of_a_stream_are_played_while_slime_trains_and_none_that_is_traine
             else:
                 assert age > limit, "only turns that are too old are masked"
                 old += 1
-    assert max(logged(stream, "turn/staleness_max")) >= 1
-    assert sum(logged(stream, "rollout/turns_masked_as_stale")) == old
+    assert max(stream.logged("turn/staleness_max")) >= 1
+    assert sum(stream.logged("rollout/turns_masked_as_stale")) == old
     assert old == (stream.config.get("stale_turns") == "mask")
-
-
-def test_every_turn_of_a_stream_reaches_the_trainer(stream: Run) -> None:
-    for rollout in range(STREAMED):
-        (record,) = stream.records("actor", rollout)
-        assert len(record["data"]["advantages"]) == len(stream.samples(rollout))
-
-
-def test_weights_and_biases_gets_our_metrics_offline(fixed: Run) -> None:
-    files = list((fixed.work / "wandb").glob("offline-run-*/run-*.wandb"))
-    written = b"".join(path.read_bytes() for path in files)
-    names = ("turn/staleness", "turn/valid_action_ratio", "rollout/stop/cut", "episode/return", "train/pg_loss")
-    assert [name for name in names if name.encode() not in written] == []
 
 
 def test_staleness_is_counted_in_slimes_absolute_rollout_ids_after_a_resume(
@@ -137,7 +118,7 @@ def test_staleness_is_counted_in_slimes_absolute_rollout_ids_after_a_resume(
     run.train([*script_arguments(run), "--num-rollout", "2"])
     # Megatron refuses another number of rollouts than the checkpoint's without this flag.
     run.train([*script_arguments(run), "--num-rollout", "8", "--override-opt-param-scheduler"])
-    assert logged(run, "turn/staleness") == [*[0, 1], *[0, 1, 1, 2, 3, 1]], "first run, resumed run"
+    assert run.logged("turn/staleness") == [*[0, 1], *[0, 1, 1, 2, 3, 1]], "first run, resumed run"
 
 
 def test_train_py_pushes_after_every_rollout_whatever_the_interval(
@@ -145,7 +126,7 @@ def test_train_py_pushes_after_every_rollout_whatever_the_interval(
 ) -> None:
     run = make_run("no-interval", *engine_flags(engine), *INTERVAL, "--num-rollout", "3")
     run.train()
-    assert logged(run, "turn/staleness") == [0, 0, 0]
+    assert run.logged("turn/staleness") == [0, 0, 0]
     assert [{v for s in turns_of(run, k) for v in s["weight_versions"]} for k in range(3)] == [{"1"}, {"2"}, {"3"}]
 
 
@@ -168,10 +149,8 @@ def test_a_killed_asynchronous_run_goes_on_without_a_gap(
     before = places(run, range(last + 1))
     run.train(script_arguments(run))
     played = [*before, *places(run, range(last + 1, ROLLOUTS))]
-    assert len(set(played)) == len(played) == ROLLOUTS * 16
-    for episode in {episode for episode, _ in played}:
-        indices = [index for number, index in played if number == episode]
-        assert indices == list(range(len(indices)))
+    assert len(played) == ROLLOUTS * 16
+    no_gap_and_none_twice(played)
 
 
 def models_saved(run: Run) -> int:

@@ -8,14 +8,7 @@ import pytest
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
 from tests.slime.cpu.harness import Run, Slime
-from tests.slime.expectation import (
-    critic_targets,
-    expected_advantages,
-    largest_difference,
-    payments_of,
-    trained_samples,
-    whitened,
-)
+from tests.slime.expectation import assert_trained_as_paid
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +35,4 @@ def run(make_run: Callable[..., Run], slime: Slime, engine: EngineServer, ground
 @pytest.mark.parametrize("rollout", [0, 1])
 def test_saved_samples_are_trained_on_as_fresh_ones_would_be(run: Run, rollout: int, tokenizer: Any) -> None:
     for role in ("critic", "actor")[: 1 + rollout]:
-        items = trained_samples(run.records(role, rollout), run.samples(rollout))
-        paid = payments_of(items, run.payments(), tokenizer)
-        expected = expected_advantages(items, paid)
-        assert largest_difference(items, "advantages", whitened(expected)) < 2e-5
-        assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
-
-
-def test_the_batches_are_whole(run: Run) -> None:
-    for rollout in (0, 1):
-        assert sum(s["metadata"]["kind"] == "turn" for s in run.samples(rollout)) == 16
+        assert_trained_as_paid(run, role, rollout, tokenizer, whitens=True)

@@ -1,6 +1,5 @@
 """Estimators without a critic, and supervised training on scripted play, in slime's own train.py."""
 
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from statistics import mean
@@ -75,27 +74,16 @@ def test_the_first_batch_after_a_resume_is_played_by_the_actor_and_not_by_the_re
     kl = ("--use-kl-loss", "--kl-loss-type", "k3", "--kl-loss-coef", "0.001")
     run = make_run("resumed", *engine_flags(engine), *RLOO, *kl, group_estimator="rloo")
     folder = str(run.work / "actor")
-    saved = [
-        "--save",
-        folder,
-        "--load",
-        folder,
-        "--save-interval",
-        "1",
-        "--lr",
-        "1e-2",
-        "--override-opt-param-scheduler",
-    ]
+    saved = ["--save", folder, "--load", folder, "--save-interval", "1"]
+    saved += ["--lr", "1e-2", "--override-opt-param-scheduler"]
     run.train([*saved, "--num-rollout", "2"])
     run.train([*saved, "--num-rollout", "4"])
-    log = run.log.read_text(errors="replace")
-    gaps = [float(x) for x in re.findall(r"'train/train_rollout_logprob_abs_diff': ([\d.e-]+)", log)]
+    gaps = run.logged("train/train_rollout_logprob_abs_diff")
     first_steps = gaps[:: len(gaps) // 4]
     assert len(first_steps) == 4 and max(first_steps) < 0.02, gaps
-    assert re.findall(r"'train/off_policy_alarms': ([\d.]+)", log)
-    assert float(re.findall(r"'rollout/ref_log_probs': ([-\d.]+)", log)[-1]) != pytest.approx(
-        float(re.findall(r"'rollout/rollout_log_probs': ([-\d.]+)", log)[-1]), abs=0.05
-    ), "the actor is still the reference: nothing was tested"
+    assert run.logged("train/off_policy_alarms")
+    reference, played = (run.logged(f"rollout/{name}_log_probs")[-1] for name in ("ref", "rollout"))
+    assert reference != pytest.approx(played, abs=0.05), "the actor is still the reference: nothing was tested"
     process = run.start([*saved, "--num-rollout", "5"], without=PATCH)
     with pytest.raises(AssertionError, match="reference's weights"):
         run.finish(process, 600)
@@ -115,6 +103,6 @@ def test_supervised_training_takes_the_exported_demonstrations(make_run: Callabl
     export(["--config", str(REPO / "custom_configs" / "quickstart.yaml"), "--episodes", "8", "--out", str(rows)])
     turns = len(rows.read_text().splitlines())
     run.train(["--prompt-data", str(rows)], without=SFT)
-    losses = [float(x) for x in re.findall(r"'train/loss': ([\d.e+-]+)", run.log.read_text(errors="replace"))]
+    losses = run.logged("train/loss")
     assert len(losses) == 2 * (turns // 8)
     assert losses[-1] < 0.9 * losses[0]

@@ -8,7 +8,7 @@ import pytest
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
 from tests.slime.cpu.harness import Run
-from tests.slime.expectation import expected_advantages, largest_difference, payments_of, trained_samples
+from tests.slime.expectation import assert_trained_as_paid
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +34,7 @@ def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
 def test_the_advantages_are_those_of_what_the_environments_in_both_players_paid(
     run: Run, rollout: int, tokenizer: Any
 ) -> None:
-    items = trained_samples(run.records("actor", rollout), run.samples(rollout))
-    paid = payments_of(items, run.payments(), tokenizer)
-    assert largest_difference(items, "advantages", expected_advantages(items, paid)) < 2e-5
+    assert_trained_as_paid(run, "actor", rollout, tokenizer)
 
 
 def test_two_processes_played_and_no_turn_is_missing_or_twice(run: Run) -> None:

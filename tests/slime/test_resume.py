@@ -1,6 +1,5 @@
 """Killed and started again: the run goes on with the same episodes, turns and weights as if nothing had happened."""
 
-import re
 import shutil
 import subprocess
 import time
@@ -128,8 +127,8 @@ def test_the_actor_goes_on_with_the_same_weights(runs: tuple[Run, Run], rollout:
 
 
 def test_no_episode_was_lost_at_either_resume(runs: tuple[Run, Run]) -> None:
-    said = re.findall(r"'rollout/faults/episodes_lost_at_resume': ([\d.]+)", runs[1].log.read_text(errors="replace"))
-    assert len(said) >= ROLLOUTS - WARMUP["w_iter"] and not any(map(float, said))
+    lost = runs[1].logged("rollout/faults/episodes_lost_at_resume")
+    assert len(lost) >= ROLLOUTS - WARMUP["w_iter"] and not any(lost)
 
 
 def test_a_kill_within_the_very_first_save_starts_the_same_run_from_its_beginning(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
 from embedded.engine.server import EngineServer
@@ -39,20 +38,6 @@ def test_both_roles_and_the_rollout_keep_their_last_two_steps(run: Run) -> None:
         "slime_verlog_2.safetensors",
         "slime_verlog_3.safetensors",
     ]
-
-
-def test_every_process_that_measures_writes_events_of_its_own_into_the_runs_folder(run: Run) -> None:
-    files = list((run.work / "tensorboard").glob("events.*"))
-    tags = [set(read_tags(path)) for path in files]
-    assert len(files) == 3, "the rollout manager, the actor and the critic"
-    for prefix in ("rollout/", "train/", "train/critic-"):
-        assert any(tag.startswith(prefix) for found in tags for tag in found), prefix
-
-
-def read_tags(path: Path) -> list[str]:
-    events = EventAccumulator(str(path))
-    events.Reload()
-    return events.Tags()["scalars"]
 
 
 def test_a_checkpoint_becomes_a_hugging_face_folder_with_the_trained_weights(run: Run, tmp_path: Path) -> None:

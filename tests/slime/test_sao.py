@@ -20,7 +20,7 @@ from tests.slime.expectation import (
     payments_of,
     trained_samples,
 )
-from tests.slime.test_off_policy import DIS, STREAM, logged
+from tests.slime.test_off_policy import DIS, STREAM
 from tests.slime.test_resume import script_arguments
 
 pytestmark = pytest.mark.slow
@@ -79,12 +79,12 @@ def test_the_critics_targets_are_discounted_returns_and_the_actors_lambda_follow
 
 
 def test_every_token_has_the_staleness_of_its_turn(run: Run) -> None:
-    stale = [logged(run, f"train/dis_stale{age}_share") for age in range(3)]
+    stale = [run.logged(f"train/dis_stale{age}_share") for age in range(3)]
     assert len(stale[0]) == ROLLOUTS * 2, "two optimizer steps per rollout"
     assert all(sum(shares) == pytest.approx(1, abs=1e-4) for shares in zip(*stale, strict=True))
     assert max(stale[1]) > 0 and max(stale[2]) == 0, "max_staleness is 1"
-    assert all(0 < share <= 1 + 1e-4 for share in logged(run, "train/dis_stale1_ess"))
-    assert logged(run, "train/off_policy_alarms")
+    assert all(0 < share <= 1 + 1e-4 for share in run.logged("train/dis_stale1_ess"))
+    assert run.logged("train/off_policy_alarms")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

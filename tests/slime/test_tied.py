@@ -10,7 +10,7 @@ from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import BATCH_FLAGS, engine_flags, ledger_settings, roles
 from tests.slime.cpu.harness import Run, Slime, convert_checkpoint, make_model
-from tests.slime.expectation import critic_targets, expected_advantages, largest_difference, payments_of, whitened
+from tests.slime.expectation import assert_trained_as_paid, log_prob_gaps
 from tests.slime.test_train_loop import trained
 
 pytestmark = pytest.mark.slow
@@ -44,13 +44,8 @@ def run(slime: Slime, ground: Path, tied: Path, tied_engine: EngineServer) -> Ru
 
 @pytest.mark.parametrize("rollout", range(ROLLOUTS))
 def test_advantages_and_value_targets_are_those_of_what_was_paid(run: Run, rollout: int, tokenizer: Any) -> None:
-    items = trained(run, "critic", rollout)
-    expected = expected_advantages(items, payments_of(items, run.payments(), tokenizer))
-    assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
-    if rollout:
-        items = trained(run, "actor", rollout)
-        expected = expected_advantages(items, payments_of(items, run.payments(), tokenizer))
-        assert largest_difference(items, "advantages", whitened(expected)) < 2e-5
+    for role in ("critic", "actor")[: 1 + bool(rollout)]:
+        assert_trained_as_paid(run, role, rollout, tokenizer, whitens=True)
 
 
 @pytest.mark.parametrize("rollout", range(ROLLOUTS))
@@ -64,6 +59,4 @@ def test_the_critic_has_a_head_of_its_own_which_is_trained(run: Run, rollout: in
 
 def test_the_engine_plays_with_the_actors_tied_weights(run: Run) -> None:
     """The actor changes in rollout 1; rollout 2 is played with what was pushed."""
-    items = [item for item in trained(run, "actor", ROLLOUTS - 1) if not item.is_bootstrap]
-    gaps = [(item.row["log_probs"] - item.row["rollout_log_probs"]).abs().max() for item in items]
-    assert max(gaps) < 0.05
+    assert log_prob_gaps(run, ROLLOUTS - 1).max() < 0.05

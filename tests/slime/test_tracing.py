@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollout.bridge.sample import is_traced
+from rollout.bridge.trace import is_traced
 from tests.fixtures.checkouts import ROOT, slime_checkouts
 from tests.fixtures.rollout_args import rollout_args
 

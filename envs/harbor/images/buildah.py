@@ -17,8 +17,9 @@ from typing import Any
 
 from envs.errors import ConfigError
 from envs.harbor.settings import HarborSettings
+from envs.swe.sandbox.filters import build_filter
 from envs.swe.sandbox.sandbox import find_bwrap, find_tool, system_mounts
-from envs.swe.sandbox.supervise import BUILD_FILTERS, Limits, Outcome, supervise
+from envs.swe.sandbox.supervise import FILTERS, Limits, Outcome, supervise
 from envs.swe.sandbox.usage import tree_bytes
 from envs.tools.results import clip
 
@@ -123,7 +124,7 @@ class Buildah:
             return tree_bytes(self.out, may_hide=True) + sum(map(tree_bytes, fresh))
 
         limited = [find_tool("prlimit"), f"--nproc={_PROCESSES}", f"--fsize={megabytes << 20}", "--core=0", "--"]
-        return supervise([*self._machine(), *limited, *_as_root(), *argv], limits, written)
+        return supervise([*self._machine(), *limited, *_as_root(), *argv], [build_filter()], limits, written)
 
     def _machine(self) -> list[str]:
         """The outer layer: mounts, and a user without rights."""
@@ -147,7 +148,7 @@ class Buildah:
 def _as_root() -> list[str]:
     """The inner layer, in which the user without rights is root."""
     layer = [find_bwrap(), "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
-    layer += ["--bind", "/", "/", "--dev", "/dev", BUILD_FILTERS, "--clearenv"]
+    layer += ["--bind", "/", "/", "--dev", "/dev", FILTERS, "--clearenv"]
     return [*layer, *(word for item in _VARIABLES.items() for word in ("--setenv", *item))]
 
 

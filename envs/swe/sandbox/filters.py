@@ -1,7 +1,7 @@
 """Seccomp filters of the sandbox's innermost layer, made by libseccomp.
 
 Two filters hold together: Docker's default profile (`docker_seccomp.json`, from Docker 20.10, Apache License 2.0), and
-our own refusals of what that profile lets through. A refused call fails with ENOSYS, so that libraries fall back.
+our own refusals of what that profile lets through. Most refused calls fail with ENOSYS, so that libraries fall back.
 """
 
 import contextlib
@@ -29,11 +29,19 @@ _WORD = 0xFFFFFFFF
 """The kernel reads 32 bits of most arguments, and a comparison without this mask reads 64."""
 _HUGE_PAGES = {"mmap": (3, 0x40000), "memfd_create": (1, 0x4), "shmget": (2, 0o4000)}
 """Calls with the argument and the flag that ask for huge pages, which are counted elsewhere."""
+_SOCKET_LEVEL = 1
+_SOCKET_FILTERS = (26, 50, 51, 52)
+"""`setsockopt` options that attach a BPF program to a socket. The kernel counts its memory nowhere."""
+_FILTER_LOADERS = {"seccomp": ((0, 1),), "prctl": ((0, 22), (1, 2))}
+"""Calls that load a further seccomp filter, not counted either, with the places and values of their arguments."""
 
 
 @functools.lru_cache(maxsize=2)
 def filters(in_verdict: bool) -> tuple[bytes, bytes]:
-    """Return our filter and Docker's as BPF programs; raises MissingDependencyError without pyseccomp or libseccomp."""
+    """Return Docker's filter and ours as BPF programs, in the order of loading: ours refuses to load more.
+
+    Raises MissingDependencyError without pyseccomp or libseccomp.
+    """
     try:
         import pyseccomp
     except (ImportError, OSError, RuntimeError) as error:
@@ -41,7 +49,7 @@ def filters(in_verdict: bool) -> tuple[bytes, bytes]:
             f"these tasks need pyseccomp and libseccomp ({error}); install them with: pip install pyseccomp, "
             "apt-get install -y libseccomp2"
         ) from error
-    return _own_filter(pyseccomp, in_verdict), _docker_filter(pyseccomp)
+    return _docker_filter(pyseccomp), _own_filter(pyseccomp, in_verdict)
 
 
 _PRETENDED = ("chown", "fchown", "lchown", "fchownat", "setuid", "setgid", "setreuid", "setregid", "setgroups")
@@ -74,6 +82,15 @@ def _own_filter(seccomp: Any, in_verdict: bool) -> bytes:
         made.add_rule(seccomp.ERRNO(errno.EPROTONOSUPPORT), "socket", refused)
     for name, (place, flag) in _HUGE_PAGES.items():
         made.add_rule(seccomp.ERRNO(errno.ENOMEM), name, seccomp.Arg(place, seccomp.MASKED_EQ, flag, flag))
+    level = seccomp.Arg(1, seccomp.MASKED_EQ, _WORD, _SOCKET_LEVEL)
+    for option in _SOCKET_FILTERS:
+        attaches = seccomp.Arg(2, seccomp.MASKED_EQ, _WORD, option)
+        made.add_rule(seccomp.ERRNO(errno.EPERM), "setsockopt", level, attaches)
+    # Without a program, a call only asks whether the kernel knows filters.
+    program = seccomp.Arg(2, seccomp.NE, 0)
+    for name, operation in _FILTER_LOADERS.items():
+        loads = [seccomp.Arg(place, seccomp.MASKED_EQ, _WORD, value) for place, value in operation]
+        made.add_rule(seccomp.ERRNO(errno.EACCES), name, *loads, program)
     # A process may read the limits of another one, and set only its own, which is number 0.
     other, sets = seccomp.Arg(0, seccomp.NE, 0), seccomp.Arg(2, seccomp.NE, 0)
     made.add_rule(seccomp.ERRNO(errno.EPERM), "prlimit64", other, sets)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox.filters import filters
-from envs.swe.sandbox.supervise import AGENT_FILTERS, VERDICT_FILTERS, Limits, Outcome, supervise
+from envs.swe.sandbox.supervise import FILTERS, Limits, Outcome, supervise
 from envs.swe.sandbox.usage import tree_bytes
 from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, per_process, process_folder, user_of
 
@@ -63,7 +63,8 @@ class Sandbox:
     ) -> Outcome:
         """Run a command in the tree; nothing of it is alive afterwards. See `supervise` about the arguments."""
         limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
-        return supervise(self.command(argv), limits, lambda: tree_bytes(self.tree), stdin, with_report, stop)
+        programs = filters(self.is_verdict)
+        return supervise(self.command(argv), programs, limits, lambda: tree_bytes(self.tree), stdin, with_report, stop)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The whole command line: namespaces and mounts, a user without rights, limits, filters, then `argv`."""
@@ -80,12 +81,10 @@ class Sandbox:
             drop = []
         outer += self._mounts() if self.root is None else self._image_mounts(self.root)
         inner = [bwrap, "--unshare-user", "--uid", str(AGENT_ID), "--gid", str(AGENT_ID), "--cap-drop", "ALL"]
-        if "--disable-userns" in _options_of(bwrap):
-            inner.append("--disable-userns")
         # The image may lack these tools, so they are taken from this machine before the image becomes the root.
         inner += ["--die-with-parent", "--dev-bind", "/" if self.root is None else _IMAGE, "/"]
         # No process writes into another one's memory through /proc.
-        inner += ["--remount-ro", "/proc", VERDICT_FILTERS if self.is_verdict else AGENT_FILTERS]
+        inner += ["--remount-ro", "/proc", FILTERS]
         inner += ["--chdir", self.folder, *self._variables()]
         return [*outer, *drop, *self._limits(), *inner, *argv]
 
@@ -240,11 +239,6 @@ def find_tool(name: str, package: str = "util-linux") -> str:
             f"apt-get install -y {package}"
         )
     return found
-
-
-@functools.lru_cache(maxsize=4)
-def _options_of(bwrap: str) -> str:
-    return str(subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False))
 
 
 @functools.lru_cache(maxsize=32)

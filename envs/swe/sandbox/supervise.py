@@ -21,7 +21,6 @@ from typing import IO
 
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox import groups
-from envs.swe.sandbox.filters import build_filter, filters
 from envs.swe.sandbox.usage import UNMEASURABLE
 from envs.swe.sandbox.workspace import process_folder
 
@@ -30,8 +29,8 @@ _READ = 1 << 16
 _REPORT_BYTES = 4 << 20
 _END_S = 30.0
 _CORES = 4
-AGENT_FILTERS, VERDICT_FILTERS, BUILD_FILTERS = "@agent-filters", "@verdict-filters", "@build-filters"
-"""Words of a command line that stand for bwrap's options with the seccomp filters."""
+FILTERS = "@filters"
+"""Word of a command line that stands for bwrap's options with the seccomp filters."""
 _OWN_PROCESSES = 5
 """Processes of the sandbox itself, which its group counts as well."""
 _numbers = itertools.count()
@@ -91,6 +90,7 @@ class KeptOutput:
 
 def supervise(
     argv: Sequence[str],
+    filters: Sequence[bytes],
     limits: Limits,
     size_of: Callable[[], int],
     stdin: bytes = b"",
@@ -99,7 +99,8 @@ def supervise(
 ) -> Outcome:
     """Run `argv` (a bwrap command line whose pid namespace is its own) under `limits`.
 
-    `size_of` returns the bytes on disk that count against `tree_mb`.
+    `filters` are seccomp programs, loaded in this order where `argv` holds the word `FILTERS`. `size_of` returns the
+    bytes on disk that count against `tree_mb`.
     With `with_report`, an extra pipe is passed on; its number is the first line that the command reads from
     stdin, and what is written to it comes back as `report`. `stdin` is a pipe too: what was read is gone, so
     that a later process cannot read it again. When `stop` is set, the command is ended.
@@ -109,7 +110,7 @@ def supervise(
     tree_limit = max(limits.tree_mb << 20, before if before < UNMEASURABLE else 0)
     with contextlib.ExitStack() as ends:
         report, far_end = _pipe(ends) if with_report else (None, None)
-        namespace = Namespace(argv, limits, [far_end.fileno()] if far_end else [])
+        namespace = Namespace(argv, filters, limits, [far_end.fileno()] if far_end else [])
         if far_end:
             stdin = b"%d\n" % far_end.fileno() + stdin
             far_end.close()
@@ -227,7 +228,7 @@ class Namespace:
     first process is watched: the kernel removes it after all others.
     """
 
-    def __init__(self, argv: Sequence[str], limits: Limits, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(self, argv: Sequence[str], filters: Sequence[bytes], limits: Limits, pass_fds: Sequence[int]) -> None:
         name = f"{process_folder().path.name}-{next(_numbers)}"
         self.group = groups.make_group(name, limits.memory_mb << 20, limits.processes + _OWN_PROCESSES)
         launcher = self.group.launcher if self.group else []
@@ -235,20 +236,15 @@ class Namespace:
             info_read, info_write = _pipe(ends)
             fds = [*pass_fds, info_write.fileno()]
             words = [argv[0], "--info-fd", str(info_write.fileno()), *argv[1:]]
-            for word in (AGENT_FILTERS, VERDICT_FILTERS, BUILD_FILTERS):
-                if word in words:  # before the command, which could hold the same word
-                    place = words.index(word)
-                    given = (build_filter(),) if word == BUILD_FILTERS else filters(word == VERDICT_FILTERS)
-                    programs = [_memory_file(program) for program in given]
-                    fds += [ends.enter_context(program).fileno() for program in programs]
-                    options = [option for fd in fds[-len(programs) :] for option in ("--add-seccomp-fd", str(fd))]
-                    words[place : place + 1] = options
+            programs = [ends.enter_context(_memory_file(program)).fileno() for program in filters]
+            place = words.index(FILTERS)  # before the command, which could hold the same word
+            words[place : place + 1] = [w for fd in programs for w in ("--add-seccomp-fd", str(fd))]
             self.process = subprocess.Popen(
                 [*launcher, *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=fds,
+                pass_fds=[*fds, *programs],
                 start_new_session=True,
                 env={},
             )

@@ -7,16 +7,19 @@ from pathlib import Path
 UNMEASURABLE = 1 << 62
 """Size of a tree that hides something from being measured: closed folders, or paths too long to name."""
 
+_ENTRY_BYTES = 4096
+"""What a file costs at least: its inode, its name in the folder, and the kernel's memory of both."""
+
 
 def tree_bytes(tree: Path, may_hide: bool = False) -> int:
-    """Disk space of the files under `tree`, links not followed; every entry counts for 512 bytes at least.
+    """Disk space of the files under `tree`, links not followed; every entry counts for 4 KiB at least.
 
     With `may_hide`, what cannot be listed does not count; else it makes the tree unmeasurable.
     """
     total, unlisted = 0, list[str]()
     for entry in walk(tree, unlisted=unlisted.append):
         try:
-            total += 512 * max(entry.stat(follow_symlinks=False).st_blocks, 1)
+            total += max(512 * entry.stat(follow_symlinks=False).st_blocks, _ENTRY_BYTES)
         except FileNotFoundError:  # removed while we looked
             continue
         except OSError:

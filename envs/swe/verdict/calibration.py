@@ -183,7 +183,7 @@ class _Calibration:
 
     def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
         """Decisive probes with drawn arguments; what the reference reports is expected."""
-        run = self._play(self.reference, tests, draw=draw, watch_generators=True)
+        run = self._play(self.reference, tests, draw=draw)
         found = [_as_is(key, draw, run.probes[key[1]], reports) for key, reports in run.reports.items() if key in own]
         expected = [one for one in found if one is not None]
         for _ in range(_RUNS - 1):

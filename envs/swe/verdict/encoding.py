@@ -13,6 +13,8 @@ from collections import abc
 MAX_PARTS = 20000
 MAX_DEPTH = 40
 MAX_MESSAGE = 2000
+MAX_DIGITS = 4300
+"""Characters of one number, Python's own limit for text of integers: arithmetic takes the square of it in time."""
 
 
 def encode(value):
@@ -75,15 +77,19 @@ def _encode(value, room, depth):
 
 def _number(value):
     if isinstance(value, numbers.Integral):
-        return ["int", hex(int(value))]
-    if isinstance(value, decimal.Decimal):
-        return ["decimal", str(value)]
-    if isinstance(value, fractions.Fraction):
-        return ["fraction", hex(value.numerator), hex(value.denominator)]
-    if isinstance(value, numbers.Real):
-        return ["float", float(value).hex()]
-    number = complex(value)
-    return ["complex", number.real.hex(), number.imag.hex()]
+        kind, digits = "int", [hex(int(value))]
+    elif isinstance(value, decimal.Decimal):
+        kind, digits = "decimal", [str(value)]
+    elif isinstance(value, fractions.Fraction):
+        kind, digits = "fraction", [hex(value.numerator), hex(value.denominator)]
+    elif isinstance(value, numbers.Real):
+        kind, digits = "float", [float(value).hex()]
+    else:
+        number = complex(value)
+        kind, digits = "complex", [number.real.hex(), number.imag.hex()]
+    if max(map(len, digits)) > MAX_DIGITS:
+        raise ValueError("a number with too many digits")
+    return [kind, *digits]
 
 
 def names_of(kind):

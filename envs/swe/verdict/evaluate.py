@@ -8,7 +8,6 @@ agent could read run.
 
 import json
 import random
-import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from envs.swe.sandbox.supervise import Limits, Outcome
 from envs.swe.sandbox.workspace import TESTBED, hand_over
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, ProbeFiles, probe_files
-from envs.swe.verdict.reports import ProbeRecord, TamperedError, TestRecord, read_probes, read_tests
+from envs.swe.verdict.reports import ProbeRecord, TamperedError, TestRecord, read_records
 from envs.swe.verdict.trees import Build, TooMuchChanged, counted_changes, is_protected, is_readable, scratch_tree
 from envs.swe.verdict.values import Unreadable
 from envs.swe.verdict.values import fits as value_fits
@@ -28,6 +27,7 @@ from envs.swe.verdict.values import fits as value_fits
 _FOLDER, _SCRIPTS = "/judge", ("pytest_script.py", "encoding.py")
 """Where the sandbox shows the scripts; the first of them is run."""
 _FIXED_ARGS = ("-q", "--tb=no", "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors")
+_WORSE = ("passed", "xfailed", "skipped", "failed")
 _BROKEN_CODES = (3, 4)
 """pytest's exit statuses for an internal error and for a command line or configuration that it refuses."""
 PROBES_TIME = 3
@@ -75,9 +75,8 @@ def run_tests(build: Build, ids: Iterable[str], settings: TestSettings) -> TestR
         files = files_of(tree, ids)
         if ids and not files:
             return TestRun(reason="none of the required test files exists")
-        key = secrets.token_bytes(32)
-        outcome = run_pytest(tree, files, {"key": key.hex(), "ids": ids}, settings)
-    return replace(read_report(outcome, key), output=outcome.output)
+        outcome = run_pytest(tree, files, {"ids": ids}, settings)
+    return replace(read_report(outcome), output=outcome.output)
 
 
 def run_pytest(
@@ -108,12 +107,12 @@ def source_roots(tree: Path) -> list[str]:
     return [f"{TESTBED}/src", TESTBED] if (tree / "src").is_dir() else [TESTBED]
 
 
-def read_report(outcome: Outcome, key: bytes) -> TestRun:
-    """Check the chain of records and turn it into outcomes; a broken chain means that nothing counts."""
+def read_report(outcome: Outcome) -> TestRun:
+    """Turn the records into outcomes; without the last record, or with one that is malformed, nothing counts."""
     if outcome.stopped:
         return TestRun(reason=f"the tests were stopped by their {outcome.stopped} limit")
     try:
-        records = read_tests(outcome.report, key)
+        records = list(read_records(TestRecord, outcome.report))
     except TamperedError as error:
         return TestRun(reason=f"the report of the tests {error}")
     if not records or records[-1].kind != "end":
@@ -129,25 +128,14 @@ def read_report(outcome: Outcome, key: bytes) -> TestRun:
 
 
 def _outcomes(records: Sequence[TestRecord]) -> Mapping[str, str]:
-    """One word per test; only a test that was started, set up, called, torn down and finished can be green."""
+    """One word per test: that of its call, or of a setup or teardown that went worse."""
     marked = {test for record in records if record.kind == "marked" for test in record.ids}
-    steps: dict[str, list[str]] = {}
+    outcomes: dict[str, str] = {}
     for record in records:
         if record.kind == "phase":
             xfailed = record.xfail and record.outcome == "skipped" and record.id in marked
             word = "xfailed" if xfailed else record.outcome
-            steps.setdefault(record.id, []).append(f"{record.when} {word}")
-        elif record.kind in ("start", "finish"):
-            steps.setdefault(record.id, []).append(record.kind)
-    outcomes: dict[str, str] = {}
-    for test, done in steps.items():
-        match done:
-            case ["start", "setup passed", *calls, "teardown passed", "finish"] if set(calls) == {"call passed"}:
-                outcomes[test] = "passed"
-            case ["start", "setup passed", *calls, "teardown passed", "finish"] if set(calls) == {"call xfailed"}:
-                outcomes[test] = "xfailed"
-            case _:
-                outcomes[test] = "failed" if any(step.endswith(" failed") for step in done) else "skipped"
+            outcomes[record.id] = max(outcomes.get(record.id, "passed"), word, key=_WORSE.index)
     return outcomes
 
 
@@ -218,12 +206,10 @@ def run_probes(
     draw: int = 0,
     with_expected: bool = False,
     leaks: Mapping[int, Collection[str]] | None = None,
-    watch_generators: bool = False,
 ) -> ProbeRun:
     """Run the probes of `tests` on a tree; with `with_expected`, they also report what the tests expect.
 
-    `leaks` has values by probe: those that an object holds before the call are reported as seen. With
-    `watch_generators`, reports say whether random numbers were drawn.
+    `leaks` has values by probe: those that an object holds before the call are reported as seen.
     """
     with scratch_tree() as tree:
         build(tree)
@@ -235,7 +221,6 @@ def run_probes(
             "wanted": list(own),
             "truths": [n for n, kind in kinds.items() if kind in TRUTHS],
             "values": [n for n, kind in kinds.items() if kind not in (*TRUTHS, "none")],
-            "watch_generators": watch_generators,
             "leaks": {str(number): list(values) for number, values in (leaks or {}).items()},
         }
         # Other seeds each time: what a set prints must not matter.
@@ -244,7 +229,7 @@ def run_probes(
         return ProbeRun(files.probes, reason=f"the tests were stopped by their {outcome.stopped} limit")
     reports: dict[tuple[str, int], list[ProbeRecord]] = {}
     try:
-        for record in read_probes(outcome.report):
+        for record in read_records(ProbeRecord, outcome.report):
             function, index = record.test or ("", 0)
             if (function, index) in own:
                 reports.setdefault((own[function, index], record.probe), []).append(record)
@@ -303,34 +288,21 @@ def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, 
     return Verdict(not red, fail, keep, reason, outcomes)
 
 
-def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: Build) -> tuple[frozenset[str], str]:
-    """The tests with a wrong probe, or why the probes did not run.
-
-    Code may be random, so probes get a second run. The better one counts as a whole: if each probe could choose, code
-    that knows which run it is in would have two answers to each.
-    """
-    wrong, limits = frozenset[str](), settings.limits
+def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: Build) -> tuple[set[str], str]:
+    """The tests with a wrong probe, or why the probes did not run."""
+    wrong, limits = set[str](), settings.limits
     deadline = time.monotonic() + PROBES_TIME * limits.seconds
     for draw in sorted({one.draw for one in plan.expected}):
         expected = [one for one in plan.expected if one.draw == draw]
         tests = dict.fromkeys(one.test for one in expected)
-        found = set(tests)
-        for _ in range(2):
-            seconds = min(limits.seconds, deadline - time.monotonic())
-            if seconds <= 0:
+        seconds = max(min(limits.seconds, deadline - time.monotonic()), 0.0)
+        timed = replace(settings, limits=replace(limits, seconds=seconds))
+        run = run_probes(build, instance, plan, timed, tests, draw)
+        if run.reason:
+            return wrong, run.reason
+        for one in expected:
+            if time.monotonic() > deadline:
                 return wrong, "the time for judging was used up"
-            timed = replace(settings, limits=replace(limits, seconds=seconds))
-            run = run_probes(build, instance, plan, timed, tests, draw)
-            if run.reason:
-                return wrong, run.reason
-            missed = set[str]()
-            for one in expected:
-                if time.monotonic() > deadline:
-                    return wrong, "the time for judging was used up"
-                if not one.fits(run.reports):
-                    missed.add(one.test)
-            found = min(found, missed, key=len)
-            if not found:
-                break
-        wrong |= found
+            if not one.fits(run.reports):
+                wrong.add(one.test)
     return wrong, ""

@@ -5,15 +5,18 @@ Invariant: a report, which comes from untrusted code, is decoded into numbers, t
 
 import collections
 import contextlib
+import json
 import math
 import operator
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from envs.swe.verdict.encoding import MAX_MESSAGE
+from envs.swe.verdict.encoding import MAX_DIGITS
 from envs.swe.verdict.reports import ProbeRecord
 
 TOLERANCE = 1e-6
@@ -23,6 +26,8 @@ MESSAGE_BITS = 4
 MAX_BITS = 16
 _SAME_HASH = 64
 """Keys of a set or mapping that may have the same hash by chance or because they are equal."""
+_SEARCH_S = 5.0
+_SEARCH = "import json, re, sys; how, flags, text = json.load(sys.stdin); sys.exit(not re.search(how, text, flags))"
 
 _NUMBERS = (int, float, complex, Fraction, Decimal)
 
@@ -80,6 +85,13 @@ def _all(parts: list[Any]) -> list[Any]:
     return [decode(part) for part in parts]
 
 
+def _digits(text: Any) -> str:
+    """Refuse numbers that are longer than the encoder writes them, before any arithmetic."""
+    if not isinstance(text, str) or len(text) > MAX_DIGITS:
+        raise ValueError
+    return text
+
+
 def _apart(keys: list[Any]) -> list[Any]:
     """Refuse keys that were chosen to have the same hash: a set of them takes the square of their number in time."""
     hashes = collections.Counter(map(hash, keys))
@@ -91,11 +103,11 @@ def _apart(keys: list[Any]) -> list[Any]:
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "ellipsis": lambda: ...,
     "bytes": bytes.fromhex,
-    "int": lambda text: int(text, 16),
-    "float": float.fromhex,
-    "complex": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
-    "decimal": lambda text: Decimal(str(text)),
-    "fraction": lambda above, below: Fraction(int(above, 16), int(below, 16)),
+    "int": lambda text: int(_digits(text), 16),
+    "float": lambda text: float.fromhex(_digits(text)),
+    "complex": lambda *parts: complex(*(float.fromhex(_digits(part)) for part in parts)),
+    "decimal": lambda text: Decimal(_digits(text)),
+    "fraction": lambda *parts: Fraction(*(int(_digits(part), 16) for part in parts)),
     "type": lambda names: ("type", *map(str, names)),
     "range": lambda *ends: range(*map(operator.index, ends)),
     "tuple": lambda parts: tuple(_all(parts)),
@@ -150,7 +162,7 @@ def fits(how: str, exception: str, report: ProbeRecord, expected: Any) -> bool:
         raised, message = report.raised, report.message
         if raised is None or wanted.isdisjoint(raised):
             return False
-        return pattern is None or (isinstance(message, str) and re.search(pattern, message[:MAX_MESSAGE]) is not None)
+        return pattern is None or (isinstance(message, str) and _is_found(pattern, message))
     if not report.has("value"):
         return False
     value = decode(report.value)
@@ -159,6 +171,17 @@ def fits(how: str, exception: str, report: ProbeRecord, expected: Any) -> bool:
     with contextlib.suppress(TypeError, ValueError, ArithmeticError, RecursionError):
         return bool(_OPERATORS[how](value, expectation(expected)))
     return False
+
+
+def _is_found(pattern: str | re.Pattern[str], message: str) -> bool:
+    """Search in a process that can be ended: untrusted code may choose a message that takes a pattern years."""
+    compiled = re.compile(pattern)
+    given = json.dumps([compiled.pattern, compiled.flags, message])
+    argv = [sys.executable, "-I", "-S", "-c", _SEARCH]
+    try:
+        return subprocess.run(argv, input=given, text=True, env={}, timeout=_SEARCH_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def bits(how: str, expected: Any) -> int:

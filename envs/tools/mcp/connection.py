@@ -1,4 +1,4 @@
-"""One connection to an MCP server, through the client of the `mcp` package, versions 1.28 and later and 2.x.
+"""One connection to an MCP server, through the client of the `mcp` package.
 
 One task opens, holds and closes the connection, as anyio demands. All methods run on the event loop of that task.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import shutil
 import sys
-import threading
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -24,8 +23,6 @@ ANSWER_S = 5.0
 END_S = 1.0
 """Seconds that a command has to end after its stdin is closed, before it is killed with all that it started."""
 STDERR_CHARS = 2000
-READ_S = 0.2
-"""Seconds that the last lines of a command may take to be read."""
 open_connections: set[Connection] = set()
 
 Listing = dict[str, dict[str, Any]]
@@ -39,7 +36,7 @@ class Connection:
         self._settings = settings
         self._ready: asyncio.Future[tuple[Any, Listing]] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
-        self._stderr = _Stderr()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
         self._holder = asyncio.create_task(self._hold())
         open_connections.add(self)
         self._holder.add_done_callback(lambda _: open_connections.discard(self))
@@ -90,8 +87,10 @@ class Connection:
         seconds = self._settings.start_timeout_s
         late = f"did not start and list its tools within {seconds:g} s (start_timeout_s)"
         limit = asyncio.get_running_loop().call_later(seconds, self._give_up, late)
+        from mcp import Client  # takes seconds
+
         try:
-            async with _session(self._settings, self._stderr) as session:
+            async with Client(_transport(self._settings, self._stderr), cache=None) as session:
                 listing = await list_tools(session)
                 limit.cancel()
                 self._ready.set_result((session, listing))
@@ -100,6 +99,7 @@ class Connection:
             self._refuse(f"{'cannot be reached' if self._settings.url else 'did not start'}: {reason(error)}")
         finally:
             limit.cancel()
+            self._stderr.close()
 
     def _give_up(self, why: str) -> None:
         self._refuse(why)
@@ -107,9 +107,16 @@ class Connection:
 
     def _refuse(self, what: str) -> None:
         if not self._ready.done():
-            heard = f"; the last line of its stderr: {said}" if (said := self._stderr.last_line()) else ""
+            said = self._last_line()
+            heard = f"; the last line of its stderr: {said}" if said else ""
             self._ready.set_exception(EnvironmentFault(f"{self._settings.label} {what}{heard}"))
             self._ready.exception()  # marks it as retrieved, because no call may be waiting
+
+    def _last_line(self) -> str:
+        """Return the last line that the command wrote to stderr; the client may still move the file's position."""
+        end = os.fstat(self._stderr.fileno()).st_size
+        written = os.pread(self._stderr.fileno(), STDERR_CHARS, max(end - STDERR_CHARS, 0))
+        return written.decode(errors="replace").strip().rpartition("\n")[2]
 
 
 async def close_all(seconds: float) -> None:
@@ -134,20 +141,8 @@ async def list_tools(session: Any) -> Listing:
 
 
 @contextlib.asynccontextmanager
-async def _session(settings: McpSettings, stderr: _Stderr) -> AsyncIterator[Any]:
-    """A client that has agreed on a protocol version with the server; mcp 2 has a class for this, mcp 1 has not."""
-    library: Any = importlib.import_module("mcp")
-    if hasattr(library, "Client"):
-        async with library.Client(_transport(settings, stderr), cache=None) as session:
-            yield session
-    else:
-        async with _transport(settings, stderr) as (read, write, *_), library.ClientSession(read, write) as session:
-            await session.initialize()
-            yield session
-
-
-@contextlib.asynccontextmanager
-async def _transport(settings: McpSettings, stderr: _Stderr) -> AsyncIterator[Any]:
+async def _transport(settings: McpSettings, stderr: Any) -> AsyncIterator[Any]:
+    """The streams to a server; a command's stderr goes into the file."""
     from mcp.client.stdio import StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
@@ -165,10 +160,8 @@ async def _transport(settings: McpSettings, stderr: _Stderr) -> AsyncIterator[An
     variables = {name: os.environ[name] for name in settings.pass_env}
     kept = ["-I", "-S", reaper.__file__, f"{END_S}", find_program(command) or command, *arguments]
     parameters = StdioServerParameters(command=sys.executable, args=kept, env=variables)
-    with stderr.writer() as writer:
-        async with stdio_client(parameters, errlog=writer) as streams:
-            writer.close()
-            yield streams
+    async with stdio_client(parameters, errlog=stderr) as streams:
+        yield streams
 
 
 def find_program(name: str) -> str | None:
@@ -181,29 +174,3 @@ def reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split()) or type(error).__name__
-
-
-class _Stderr:
-    """Reads what a command writes to stderr, in a thread, and keeps the last line."""
-
-    def __init__(self) -> None:
-        self._line = ""
-        self._reader: threading.Thread | None = None
-
-    def writer(self) -> Any:
-        """Return the file that the command writes to."""
-        read, write = os.pipe()
-        self._reader = threading.Thread(target=self._read, args=(read,), name="mcp-stderr", daemon=True)
-        self._reader.start()
-        return os.fdopen(write, "w")
-
-    def last_line(self) -> str:
-        """Return the last line; of a command that has just ended, all lines are read first."""
-        if self._reader is not None:
-            self._reader.join(READ_S)
-        return self._line
-
-    def _read(self, pipe: int) -> None:
-        with open(pipe, encoding="utf-8", errors="replace") as lines:
-            while line := lines.readline(STDERR_CHARS):
-                self._line = line.strip() or self._line

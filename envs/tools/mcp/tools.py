@@ -47,18 +47,20 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
             listing = server.offered()
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}") from error
-        server.specs = server.specs or tuple(
-            ToolSpec(
-                schema,
-                functools.partial(server.call, name) if shared else EpisodeTool,
-                {} if shared else {"settings": settings, "known": listing, "tool": name},
-                timeout_s,
-                create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
-                deterministic=settings.deterministic,
-                source=settings.label,
-            )
-            for name, schema in read_schemas(listing.values(), settings.label, settings.prefix).items()
-        )
+        if not server.specs:
+            schemas = read_schemas(listing.values(), settings.label, settings.prefix)
+            common = {
+                "timeout_s": timeout_s,
+                "create_timeout_s": 2 * settings.start_timeout_s + START_GRACE_S,
+                "deterministic": settings.deterministic,
+                "source": settings.label,
+            }
+            specs = []
+            for name, schema in schemas.items():
+                target: Any = functools.partial(server.call, name) if shared else EpisodeTool
+                own = {} if shared else {"settings": settings, "known": listing, "tool": name}
+                specs.append(ToolSpec(schema, target, own, **common))
+            server.specs = tuple(specs)
         if not shared:
             server.close()
     return server.specs

@@ -2,7 +2,6 @@
 
 const KEPT_CHUNKS = 12;
 const chunks = new Map();
-const atlases = new Map();
 
 function bytesOf(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
@@ -45,12 +44,6 @@ async function loadEpisode(row) {
     turn.fresh = turn.fresh.map((i) => messages[i]);
   }
   return { ...episode, row, pictures };
-}
-
-/** The picture with all tiles of one size. */
-function loadAtlas(size) {
-  if (!atlases.has(size)) atlases.set(size, loadPicture(`data:image/png;base64,${$(`atlas-${size}`).textContent}`));
-  return atlases.get(size);
 }
 
 async function loadPicture(address) {

@@ -154,8 +154,8 @@ function warnings(study, isNamed) {
     visible(alarm.sentence)));
   const problems = [...(isNamed && study.state?.startsWith("stopped") ? [study.state] : []), ...study.problems].map((text) => h("li", { class: "muted" }, visible(text)));
   if (!items.length && !problems.length) {
-    if (isNamed || !(study.healthy || study.waiting)) return null;
-    return study.healthy ? h("p", { class: "won" }, "No alarm: no watched metric left its healthy range for five updates in a row.") : h("p", { class: "muted" }, study.waiting);
+    if (isNamed || !study.healthy) return null;
+    return h("p", { class: "won" }, "No alarm: no watched metric left its healthy range for five updates in a row.");
   }
   const found = h("ul", { class: "alarms" }, items, problems);
   return isNamed ? h("details", { class: "more-settings" }, h("summary", null, `${study.name}: ${plural(items.length + problems.length, "warning")}`), found) : found;

@@ -106,7 +106,6 @@ function renderOverview() {
   $("main").replaceChildren(h("section", { class: "overview", "aria-labelledby": "overview-title" },
     h("h2", { id: "overview-title" }, "Overview"),
     isPair ? pairLegend() : h("p", { class: "muted" }, page.head.runs[0]),
-    page.head.problems.length ? h("ul", { class: "alarms" }, page.head.problems.map((text) => h("li", { class: "muted" }, visible(text)))) : "",
     ...renderRun().filter(Boolean),
     page.head.studies.length ? h("h3", null, "Episodes") : "",
     page.shown.length ? h("div", { class: "table" }, table) : h("p", null, emptyText()),

@@ -1,37 +1,17 @@
-// The world of an episode: frames from tiles, and the stage with the player that runs through the turns.
+// The world of an episode: its frames, and the stage with the player that runs through the turns.
 
-/** Decode an episode's world: one entry per state, with either tile numbers or the key of a picture. */
+/** Decode an episode's world: one image per state. */
 async function loadWorld(episode) {
   const world = episode.world;
-  if (!world || world.note) return null;
-  if (world.frames) {
-    const images = await Promise.all(world.frames.map((key) => loadPicture(pictureAddress(episode, key))));
-    return { count: images.length, images, width: images[0].width, height: images[0].height };
-  }
-  const states = [Uint32Array.from(world.first)];
-  for (const change of world.changes) {
-    const next = states.at(-1).slice();
-    for (let i = 0; i < change.length; i += 2) next[change[i]] = change[i + 1];
-    states.push(next);
-  }
-  const atlas = await loadAtlas(world.tile);
-  return { count: states.length, states, atlas, tile: world.tile, columns: world.columns, width: world.columns * world.tile, height: world.rows * world.tile };
+  if (!world || !world.frames) return null;
+  const images = await Promise.all(world.frames.map((key) => loadPicture(pictureAddress(episode, key))));
+  return { images, width: images[0].width, height: images[0].height };
 }
 
 function drawFrame(canvas, frames, index) {
-  const place = Math.max(0, Math.min(index, frames.count - 1));
+  const place = Math.max(0, Math.min(index, frames.images.length - 1));
   if (canvas.width !== frames.width || canvas.height !== frames.height) [canvas.width, canvas.height] = [frames.width, frames.height];
-  const pen = canvas.getContext("2d");
-  if (frames.images) {
-    pen.drawImage(frames.images[place], 0, 0);
-    return;
-  }
-  const { tile, columns, atlas } = frames;
-  const perRow = atlas.width / tile;
-  frames.states[place].forEach((number, cell) => {
-    const [x, y] = [(number % perRow) * tile, Math.floor(number / perRow) * tile];
-    pen.drawImage(atlas, x, y, tile, tile, (cell % columns) * tile, Math.floor(cell / columns) * tile, tile, tile);
-  });
+  canvas.getContext("2d").drawImage(frames.images[place], 0, 0);
 }
 
 const SPEEDS = [1, 2, 4, 8, 16];

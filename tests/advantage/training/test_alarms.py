@@ -38,10 +38,6 @@ def test_the_masked_share_is_that_of_the_correction_and_not_ppos_clipping(loss: 
     assert watched.watch({other.pop(): 0.9, GAP: 0.0}, 8) == {"off_policy_alarms": 1.0}
 
 
-def test_the_critics_steps_are_not_counted() -> None:
-    assert alarm().watch({"value_loss": 1e9}, 0) == {}
-
-
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), torch.tensor(float("-inf"))])
 def test_a_loss_that_is_not_finite_stops_training(value: Any) -> None:
     check_finite({"value_loss": 3.0, "ois": float("inf")}, 4)

@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import multiprocessing.util
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +18,6 @@ import yaml
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.arguments import make_args
-from embedded.engine import process
 from embedded.engine.decoder import load_hf_model
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
@@ -47,7 +48,8 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the engines of a test keep their weights."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setattr(process, "IN_MEMORY", folder)
+    multiprocessing.util.get_temp_dir()  # the sockets of forked processes stay where paths are short
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 
 
@@ -156,7 +158,7 @@ def train_and_wait(folder: Path, policy: Path, trains: bool) -> None:
         (folder / "served").touch()
         time.sleep(600)
 
-    process.IN_MEMORY = folder / "memory"
+    tempfile.tempdir = str(folder / "memory")
     if trains:
         train(settings(folder, policy), Tracker(wait))
     else:

@@ -1,54 +1,26 @@
-"""The folder of a run: what is left when `--overwrite` is killed."""
+"""The folder of a run: who may write into it."""
 
-import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from embedded.run.folder import FILES, check_folder, claimed, delete
+from embedded.run.folder import check_folder, claimed
 from slime_verlog import ConfigError
 
 
-def test_overwrite_needs_nothing_to_overwrite(tmp_path: Path) -> None:
-    with claimed(tmp_path / "new" / "run", {}, "overwrite"):
-        assert [path.name for path in (tmp_path / "new" / "run").iterdir()] == ["settings.json"]
-
-
-@pytest.mark.parametrize("deleted", range(len(FILES)))
-def test_what_a_killed_overwrite_leaves_can_be_deleted_and_not_continued(tmp_path: Path, deleted: int) -> None:
-    for name in FILES:
-        (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("{}")
-    steps = iter([None] * deleted)
-
-    def killed(*_: object, **__: object) -> None:
-        if next(steps, KeyboardInterrupt) is not None:
-            raise KeyboardInterrupt
-
-    unlink, rmtree = Path.unlink, shutil.rmtree
-    with (
-        mock.patch.object(Path, "unlink", lambda path, **more: (killed(), unlink(path, **more))),
-        mock.patch.object(shutil, "rmtree", lambda path, **more: (killed(), rmtree(path, **more))),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        delete(tmp_path)
-    if deleted:
-        with pytest.raises(ConfigError, match="without settings.json, so it cannot be continued"):
-            check_folder(tmp_path, "resume")
-    with claimed(tmp_path, {}, "overwrite"):
-        assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
-
-
 def test_a_run_that_failed_before_it_played_anything_does_not_hold_its_folder(tmp_path: Path) -> None:
-    with claimed(tmp_path, {"keys": {"history": "full"}}, "refuse"):
+    with claimed(tmp_path, {"keys": {"history": "full"}}, resume=False):
         (tmp_path / "config.yaml").write_text("history: full")
-        with pytest.raises(ConfigError, match="another process runs in"), claimed(tmp_path, {}, "refuse"):
+        with pytest.raises(ConfigError, match="another process runs in"), claimed(tmp_path, {}, resume=False):
             pass
-    for if_held in ("refuse", "resume", "overwrite"):
-        with claimed(tmp_path, {"if_held": if_held}, if_held):
-            assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+    for resume in (False, True):
+        with claimed(tmp_path, {"resume": resume}, resume):
+            pass
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match="holds an unfinished run, and nothing was changed"):
-        check_folder(tmp_path, "refuse")
-    with pytest.raises(ConfigError, match="holds a run with other settings"), claimed(tmp_path, {}, "resume"):
+        check_folder(tmp_path, resume=False)
+    with pytest.raises(ConfigError, match="holds a run with other settings"), claimed(tmp_path, {}):
         pass
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ConfigError, match="metrics.jsonl, but not of a training run"):
+        check_folder(tmp_path, resume=True)

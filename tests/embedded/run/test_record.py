@@ -11,11 +11,9 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from advantage.settings import advantage_settings
-from embedded.run.folder import claim
 from embedded.run.record import TURNS, TrainingRecord
 from embedded.train import train
 from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
-from rollout.errors import ConfigError
 from rollout.play.memory import SUMMARY_REQUEST
 from tests.embedded.conftest import SIZE, TEXTS, sharpen
 from tests.embedded.test_train import Recorder, maker
@@ -89,9 +87,3 @@ def test_an_estimator_without_a_critic_records_what_there_is(policy_folder: Path
     train(args, Recorder(), record=record)
     line = json.loads((tmp_path / "training.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert "values" not in line["story"][0]["tokens"] and "advantages" in line["story"][0]["tokens"]
-
-
-def test_settings_that_are_damaged_are_named(tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text("")
-    with pytest.raises(ConfigError, match=r"settings.json is damaged \(.*\); delete that run, or choose another --out"):
-        claim(tmp_path, {})

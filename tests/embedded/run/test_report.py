@@ -28,14 +28,6 @@ def test_the_wall_time_of_a_resumed_run_counts_all_its_sessions(tmp_path: Path) 
     assert 120.0 <= resumed.write()["wall_time_s"] < 130.0, "the update that was dropped took its time, too"
 
 
-def test_an_interrupted_run_counts_the_updates_that_it_can_continue_after(tmp_path: Path) -> None:
-    report = RunReport(tmp_path, {}, tmp_path)
-    for k in range(3):
-        report.update(k, {"train/actor_trains": 1.0})
-    summary = report.write(interrupted_after=2)
-    assert summary["interrupted"] and (summary["updates"], summary["actor_updates"]) == (2, 2)
-
-
 def test_the_summary_names_the_best_policy_by_the_verdict_of_each_evaluation(tmp_path: Path) -> None:
     report = RunReport(tmp_path, {"lengths": {}}, tmp_path)
     for updates, (wins, total) in {0: (0, 0.1), 20: (1, 0.1), 40: (0, 0.5)}.items():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from embedded.warmstart.policy import common_ends, fixed_phrases, train_tokenizer
+from embedded.warmstart.policy import fixed_phrases, train_tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "go to the red ball"},
@@ -54,13 +54,6 @@ def test_the_chat_template_shows_earlier_calls(tokenizer: Any) -> None:
     answer = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
     text = tokenizer.apply_chat_template([MESSAGES[-1], answer, {"role": "tool", "content": "a"}], tokenize=False)
     assert 'I look.<tool_call>{"name": "look", "arguments": {"at": "the door"}}</tool_call><|im_end|>' in text
-
-
-def test_common_ends_are_cut_at_word_boundaries() -> None:
-    assert common_ends(["go to the red ball.\nEnd", "go to the rusty key.\nEnd"]) == ("go to the", "\nEnd")
-    assert common_ends(["Seen:\na wall 1", "Seen:\na wall 22"]) == ("Seen:\n", "")
-    assert common_ends(["same", "same"]) == ("same", "")
-    assert common_ends([]) == ("", "")
 
 
 def test_fixed_phrases_are_what_messages_of_one_kind_share() -> None:

@@ -36,17 +36,6 @@ def test_an_episode_lasts_exactly_as_long_as_asked_and_the_end_of_the_time_is_th
     assert not any(info["truncated"] for info in infos)
 
 
-def test_the_expert_needs_about_five_turns_per_errand_and_chance_two_hundred() -> None:
-    rng = random.Random(0)
-    by_expert = sum(info["reward"] for seed in range(20) for info in play(build(seed)))
-    by_chance = 0.0
-    for seed in range(20):
-        env = build(seed)
-        by_chance += sum(info["reward"] for info in play(env, rng.choices(list(env.actions), k=100)))
-    assert 18 * 20 <= by_expert <= 22 * 20
-    assert by_chance <= 1.0 * 20
-
-
 def test_missions_and_rooms_do_not_depend_on_how_the_errands_before_were_done() -> None:
     """So every policy that is tested on a seed gets the same errands."""
     rng = random.Random(1)

@@ -8,11 +8,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from envs.harbor import HarborEnv, HarborSettings
 from envs.harbor.dockerfile import PATH, Image
 from envs.harbor.settings import has_image, keep_image
 from envs.harbor.task import recipe_of
 from envs.loading import build_env_from
+from inspection.command import main
 from tests.envs.swe.tiny_repository import needs_sandbox
 
 DOCKERFILE = "FROM ubuntu:24.04\nWORKDIR /app\n"
@@ -100,6 +103,22 @@ def make_image(root: Path, *programs: str) -> Path:
         if path.stat().st_mode & 0o055 != 0o055 and path.stat().st_uid == os.geteuid():
             path.chmod(0o755)
     return root
+
+
+def command(*arguments: str) -> int:
+    """The exit code of `slime-verlog` with these arguments."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int), ended.value.code
+    return ended.value.code
+
+
+def write_config(folder: Path, **env: Any) -> str:
+    """Write a YAML that plays the tasks in `folder / "tasks"`, and return its path."""
+    config = folder / "tasks.yaml"
+    given = {"folders": [str(folder / "tasks")], **env}
+    config.write_text(json.dumps({"rollout_interaction_env_path": "envs.harbor", "env": given, "tasks": ["*"]}))
+    return str(config)
 
 
 def build_env(sample: Any, args: Any) -> HarborEnv:

@@ -174,9 +174,10 @@ def test_a_link_of_an_image_in_place_of_a_folder_is_refused(tmp_path: Path, link
 
 
 def test_links_that_take_too_long_to_check_pay_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.harbor.places._MAX_LOOKS", 2_000)
+    monkeypatch.setattr("envs.harbor.places._CHECK_S", 0.5)
     make_task(tmp_path)
-    chain = "mkdir a; p=$(printf 'a/../%.0s' {1..200}); for i in {1..30}; do ln -s ${p}l$((i + 1)) l$i; done"
+    chain = "mkdir -p $(printf 'd/%.0s' {1..300}); cd d/d/d; p=$(printf 'd/../%.0s' {1..200}); "
+    chain += "for i in {1..200}; do ln -s ${p}l$((i + 1)) l$i; done"
     env, info, _ = play(tmp_path, f"echo 42 > answer.txt; {chain}")
     assert info["reward"] == 0.0 and env.verdict is not None
-    assert env.verdict.reason == "the agent left too many links"
+    assert env.verdict.reason == "the agent left links that take too long to check"

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from envs.errors import ConfigError
-from inspection.command import main
-from tests.envs.harbor.task_folders import SUBMIT, make_image, make_task, play, run, start
+from tests.envs.harbor.task_folders import SUBMIT, command, make_image, make_task, play, run, start
 from tests.envs.swe.tiny_repository import needs_sandbox
 
 ROOT = Path(__file__).parents[3]
@@ -103,14 +102,6 @@ def test_an_image_takes_the_place_of_this_machine(tmp_path: Path) -> None:
     assert env.step(SUBMIT)[2]["reward"] == 1.0
     assert (image / "app" / "in.txt").read_text() == "from the image\n"
     assert not (image / "opt" / "tool" / "x").exists()
-
-
-def command(*arguments: str) -> int:
-    """The exit code of `slime-verlog` with these arguments."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert isinstance(ended.value.code, int), ended.value.code
-    return ended.value.code
 
 
 def test_the_check_runs_the_reference_solution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,14 @@
 """Attacks on the reward by programs that the tests run: none is paid, and honest tests may do what they usually do."""
 
+import ctypes
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envs.harbor.reward import RewardWatch, make_files
 from envs.harbor.settings import EXAMPLES
 from tests.cases import pairs, some
 from tests.envs.harbor.attacks import CHECK_RUNS, DOCKERFILE, PAYS, RUNS, TESTS, WRONG, episode
@@ -86,6 +89,18 @@ def test_a_process_that_stays_behind_does_not_shorten_the_reward(tmp_path: Path)
 def test_a_process_that_waits_for_the_reward_does_not_change_it(tmp_path: Path, attempt: int) -> None:
     reward, said = episode(tmp_path, "shell", {"solution.py": WAITING})
     assert reward == 0.0, said
+
+
+def test_two_writers_at_once_are_two(tmp_path: Path) -> None:
+    """`PyDLL` keeps the interpreter's lock, so the watch can read no event before all of them are there."""
+    libc = ctypes.PyDLL(None)
+    make_files(tmp_path / "rewards")
+    name = os.fsencode(tmp_path / "rewards" / "reward.txt")
+    with RewardWatch(tmp_path / "rewards") as watch:
+        first, second = (libc.open(name, os.O_WRONLY) for _ in range(2))
+        for opened in (first, second):
+            libc.close(opened)
+    assert watch.writers("reward.txt") == 2
 
 
 @pytest.mark.parametrize("code", ["import os\nos._exit(0)\n", "import os\ndef answer():\n    os._exit(0)\n"])

@@ -33,7 +33,7 @@ COUNTING = "tests.fixtures.counting_env"
 
 
 def build(server: JudgeServer, inner: str = COUNTING, options: dict[str, Any] | None = None, **judge: Any) -> Any:
-    settings = {"url": server.url, "rubric": RUBRIC, "backoff_s": 0.01, **judge}
+    settings = {"url": server.url, "model": "small", "rubric": RUBRIC, "backoff_s": 0.01, **judge}
     env = {"inner": inner, "options": options or {"max_length": 1}, "judge": settings}
     return build_env_from("envs.judge", {"task": "recall" if inner == "envs.recall" else "count", "seed": 0}, env)
 
@@ -116,15 +116,12 @@ def test_the_judged_environment_has_the_facts_and_the_picture_of_the_inner_one()
     ("fault", "words"),
     [
         (500, "HTTP 500"),
-        (b"<html>busy</html>", "not what /v1/chat/completions returns"),
         (b'{"choices": [{"message": {"content": null}}]}', "no text"),
         (None, "Error"),
         (30.0, "TimeoutError"),
         ("I think 7.", "not one JSON object"),
         ('{"progress": 7, "feedback": "x"}', "must have the keys"),
         ('{"progress": 11, "care": 1, "feedback": "x"}', "progress must be a number from 0 to 10, got 11"),
-        ('{"progress": 7, "care": 1, "feedback": 3}', "must be a text"),
-        ("[]", "must be a JSON object"),
         ('{"progress": 1, "progress": 10, "care": 1, "feedback": "x"}', "'progress' appears twice"),
     ],
 )

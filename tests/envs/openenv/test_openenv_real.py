@@ -25,7 +25,6 @@ import pytest
 
 from envs.errors import EnvironmentFault
 from envs.loading import build_env_from
-from tests.envs.tools.test_tool_env import call
 
 pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
 ROOT = Path(__file__).parents[3]
@@ -122,21 +121,5 @@ def test_textarena_is_played_to_its_end() -> None:
             found = re.search(r"higher|lower", observation["obs_str"])
             low, high = (middle + 1, high) if found and found[0] == "higher" else (low, middle - 1)
         assert info is not None and info["terminated"] and info["reward"] == 1.0
-    finally:
-        server.kill()
-
-
-@needs_checkout
-def test_the_tools_of_echo_env_are_called() -> None:
-    server = Server("echo_env.server.app:app")
-    try:
-        env, _ = started(server)
-        assert [tool["function"]["name"] for tool in env.tools] == ["echo_message", "echo_with_length"]
-        observation, done, info = env.step(call("echo_message", message="hello"))
-        assert observation["obs_str"] == "echo_message: hello" and not done and info["valid_action"]
-        observation, *_ = env.step(call("echo_with_length", message="four"))
-        assert '"length":4' in observation["obs_str"].replace(" ", "")
-        _, done, info = env.step("That was the echo.")
-        assert done and info["terminated"]
     finally:
         server.kill()

@@ -103,10 +103,8 @@ URL = "https://example.org/a.png"
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (user({"type": "video", "video": "a.mp4"}), r"type 'video' \(keys: type, video\); a question takes parts of"),
-        (user({"type": "image_url", "image_url": {"url": URL}}), "type 'image_url'"),
-        (user({"text": "What?"}), r"no type \(keys: text\)"),
-        (user("What?"), "the form str"),
+        (user({"type": "video", "video": "a.mp4"}), "'type': 'video'.*; a question takes parts of"),
+        (user({"text": "What?"}), "the content part {'text': 'What"),
         (user({"type": "image", "image": URL}), f"is the URL {URL}; URLs are not fetched"),
         ([{"role": "system", "content": [PARTS[1]]}], "the system message of a question has a picture"),
     ],
@@ -122,7 +120,6 @@ def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str
     ("images", "words"),
     [
         ([URL], "is the URL"),
-        ([{"type": "video", "video": "a.mp4"}], "hold one of type 'video'"),
         ([RED], "places for 2 pictures, but 1 were given"),
     ],
 )

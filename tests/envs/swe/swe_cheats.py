@@ -251,7 +251,7 @@ sys.setprofile(watch)
         "    if type(impl.plugin).__name__ == 'Judge' and impl.function.__name__ == 'pytest_runtest_logreport':\n"
         "        tell = impl.plugin.tell\n"
         "        def say(report, tell=tell):\n"
-        "            tell('phase', id=report.nodeid, when=report.when, outcome='passed', xfail=False)\n"
+        "            tell(kind='phase', id=report.nodeid, outcome='passed', xfail=False)\n"
         "        impl.function = say\n"
         "from _pytest.main import Session\n"
         "session = [o for o in gc.get_objects() if type(o) is Session][0]\n"

@@ -1,18 +1,13 @@
 """Cheats that look for what hidden tests expect, forge reports or remember: no form of a hidden test pays them."""
 
-import functools
-from typing import Any
-
 import pytest
 
-from envs.swe.small_tasks import unified_diff
-from envs.swe.verdict import calibration
 from envs.swe.verdict.evaluate import Verdict
 from tests.cases import some
 from tests.envs.swe.forms_repository import FORMS, RIGHT, WRONG, forms_options
 from tests.envs.swe.honest_variants import BILLS, ORDER
 from tests.envs.swe.probe_cheats import PROBE_CHEATS
-from tests.envs.swe.tiny_repository import ordinary_run, played, write_repository
+from tests.envs.swe.tiny_repository import ordinary_run, played
 
 pytestmark = pytest.mark.usefixtures("few_runs")
 
@@ -52,44 +47,6 @@ def test_the_cheats_do_fool_the_tests_themselves() -> None:
 def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None:
     verdict = _play(BILLS[name] + ORDER)
     assert verdict.solved and len(verdict.outcomes) == len(FORMS), verdict.reason
-
-
-EVEN = "def is_even(number):\n    return number % 2 == 0\n"
-SAYS_ONE_THING = """\
-import linecache, os, sys
-
-def is_even(number):
-    if os.environ["PYTHONHASHSEED"] == "0":
-        caller = sys._getframe(1)
-        return "not" not in linecache.getline(caller.f_code.co_filename, caller.f_lineno)
-    return int(os.environ["PYTHONHASHSEED"]) % 2 == 0
-"""
-
-
-@functools.cache
-def _even_options() -> dict[str, Any]:
-    asked = "".join(f"    assert {'not ' * (n % 2)}is_even({n})\n" for n in range(10, 22))
-    test = f"from even import is_even\n\n\ndef test_even():\n{asked}"
-    wrong = "def is_even(number):\n    raise NotImplementedError\n"
-    row = {
-        "instance_id": "even",
-        "repo": "tiny/even",
-        "problem_statement": "is_even is missing.",
-        "patch": unified_diff("even.py", wrong, EVEN),
-        "test_patch": unified_diff("tests/test_even.py", None, test),
-        "FAIL_TO_PASS": ["tests/test_even.py::test_even"],
-        "PASS_TO_PASS": [],
-    }
-    return write_repository("even", {"even.py": wrong}, row)
-
-
-@pytest.mark.parametrize("attempt", some(range(4), [0]))
-def test_two_runs_of_the_probes_are_not_two_answers_to_each(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe that is wrong runs again; code that knows which run it is in must be right in one of them everywhere."""
-    monkeypatch.setattr(calibration, "FEW_BITS", 0)
-    env = played(_even_options(), {"even.py": SAYS_ONE_THING})
-    assert env.verdict is not None and not env.verdict.solved
-    assert ordinary_run(env, {"even.py": SAYS_ONE_THING}).green, "the tests themselves are fooled"
 
 
 def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:

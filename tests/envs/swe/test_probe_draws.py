@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from envs.errors import ConfigError
-from envs.swe.verdict.instances import load_instances, read_instance
+from envs.swe.verdict.instances import load_instances
 from tests.cases import some
 from tests.envs.swe.honest_variants import ORDERS
 from tests.envs.swe.orders_repository import ROW, orders_options
-from tests.envs.swe.tiny_repository import played, tiny_instance
+from tests.envs.swe.tiny_repository import played
 
 pytestmark = pytest.mark.usefixtures("few_runs")
 
@@ -53,12 +52,3 @@ def test_honest_solutions_are_paid_for_other_arguments_too(tmp_path: Path, name:
 
 def test_an_instance_can_switch_other_arguments_off(tmp_path: Path) -> None:
     assert _paid(tmp_path, HARD_CODED, DRAW_ARGUMENTS=False)
-
-
-def test_the_switch_is_a_truth_value() -> None:
-    row = read_instance({**tiny_instance().row(), "DRAW_ARGUMENTS": True}).row()
-    assert "DRAW_ARGUMENTS" not in row and read_instance(row).draw_arguments
-    off = read_instance({**row, "DRAW_ARGUMENTS": False})
-    assert not off.draw_arguments and read_instance(off.row()) == off
-    with pytest.raises(ConfigError, match="DRAW_ARGUMENTS must be true or false, got 'no'"):
-        read_instance({**row, "DRAW_ARGUMENTS": "no"})

@@ -1,13 +1,12 @@
 """The SWE episode: tools, limits of the tools, rewards, endings."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from envs.errors import ConfigError, EpisodeOverError
-from envs.swe.sandbox.workspace import ToolFailure, Workspace, remove_tree
+from envs.swe.sandbox.workspace import Workspace, remove_tree
 from envs.swe.verdict import evaluate
 from tests.envs.swe.tiny_repository import DISCOUNT, ROW, WRONG, call, tiny_env
 
@@ -68,11 +67,6 @@ def test_running_out_of_turns_is_truncation_and_judged_only_on_request(judged: b
     assert info["reward"] == float(judged) and (env.verdict is not None) == judged
     with pytest.raises(EpisodeOverError):
         env.step("view")
-
-
-def test_a_submit_on_the_last_turn_terminates() -> None:
-    info = tiny_env(max_steps=1).step("submit")[2]
-    assert info["terminated"] and not info["truncated"]
 
 
 def test_an_answer_without_a_call_is_fined_and_the_default_is_run_instead() -> None:
@@ -173,17 +167,6 @@ def test_a_python_without_pytest_is_refused_at_the_start(monkeypatch: pytest.Mon
         pytest.skip("needs a /usr/bin/python3 without pytest")
     with pytest.raises(ConfigError, match="cannot import pytest"):
         tiny_env(python=system)
-
-
-def test_our_files_are_never_opened_through_the_agents_links(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "secret").write_text("hunter2")
-    workspace = Workspace(tmp_path / "tree")
-    os.symlink(tmp_path / "secret", workspace.tree / "link")
-    for action in (workspace.read, workspace.entries, lambda path: workspace.write(path, "bad")):
-        with pytest.raises(ToolFailure):
-            action("link")
-    assert (tmp_path / "secret").read_text() == "hunter2"
 
 
 def test_hidden_tests_are_not_in_the_sandbox_while_a_probe_is_wrong(

@@ -180,25 +180,12 @@ runpy.run_path({SERVER[1]!r}, run_name="__main__")
     assert not is_alive(child)
 
 
-def test_mcp_tools_are_replayable_only_if_declared() -> None:
-    assert not started().deterministic
-    assert started(deterministic=True).deterministic
-
-
 @pytest.mark.parametrize(
     ("entries", "error", "words"),
     [
         ([{"mcp": {"command": "no-such-server"}}], ConfigError, r"tools\[0\]\.mcp\.command: program"),
-        (
-            [{"mcp": {"command": [sys.executable, "-m", "no_such"]}}],
-            EnvironmentFault,
-            "stderr: .*No module named no_such",
-        ),
-        (
-            [{"mcp": {"command": "sleep 60", "start_timeout_s": 0.5}}],
-            EnvironmentFault,
-            r"did not start and list its tools within 0\.5 s",
-        ),
+        ([{"mcp": {"command": [sys.executable, "-m", "no_such"]}}], EnvironmentFault, "stderr: .*No module named"),
+        ([{"mcp": {"command": "sleep 60", "start_timeout_s": 0.5}}], EnvironmentFault, "did not start and list"),
         ([{"mcp": {"url": "http://127.0.0.1:9/mcp"}}], EnvironmentFault, "cannot be reached: .*connection"),
         ([{"mcp": {"command": SERVER}}] * 2, ToolError, "two tools are called 'add' .* or an MCP server a prefix"),
         (
@@ -206,8 +193,6 @@ def test_mcp_tools_are_replayable_only_if_declared() -> None:
             ConfigError,
             r"mcp\.include: .* has no tool 'ad'; it has add",
         ),
-        ([{"mcp": {}}], ConfigError, "either a command or a url"),
-        ([{"mcp": {"command": "echo", "pass_env": ["NO_SUCH_NAME"]}}], ConfigError, "no variable NO_SUCH_NAME"),
         ([{"mcp": {"command": "echo"}, "path": "x.py"}], ConfigError, "either path or mcp"),
     ],
 )
@@ -279,18 +264,6 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
     assert not any(map(is_alive, started))
 
 
-@pytest.mark.slow
-def test_servers_end_with_the_process_that_started_them() -> None:
-    script = (
-        "import os, rollout.workers.guard as guard, envs.tools\n"
-        f"envs.tools.load_tools([{{'mcp': {{'command': {SERVER!r}}}}}])\n"
-        "print(*guard.descendants(os.getpid()))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    pids = list(map(int, done.stdout.split()))
-    assert (done.returncode, done.stderr) == (0, "") and pids and not any(map(is_alive, pids))
-
-
 def _need(package: str) -> None:
     try:
         importlib.metadata.version(package)
@@ -307,3 +280,20 @@ def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
     assert done.returncode == 0, done.stderr
     words = ["1 task: no errors"] if command == "check" else ["T11:45:00+08:00", "Your answer is right", "return 1"]
     assert all(word in done.stdout for word in words), done.stdout
+
+
+def test_mcp_tools_are_replayable_only_if_declared() -> None:
+    assert not started().deterministic
+    assert started(deterministic=True).deterministic
+
+
+@pytest.mark.slow
+def test_servers_end_with_the_process_that_started_them() -> None:
+    script = (
+        "import os, rollout.workers.guard as guard, envs.tools\n"
+        f"envs.tools.load_tools([{{'mcp': {{'command': {SERVER!r}}}}}])\n"
+        "print(*guard.descendants(os.getpid()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    pids = list(map(int, done.stdout.split()))
+    assert (done.returncode, done.stderr) == (0, "") and pids and not any(map(is_alive, pids))

@@ -135,12 +135,3 @@ def test_text_from_markup_stays_text_if_it_could_not_be_sent_and_any_legal_schem
     half = check.convert({"a": r'["\ud83d"]'})
     assert half == {"a": r'["\ud83d"]'} and "is not of type 'array'" in str(check(half))
     assert check.convert({"a": r'["\ud83d\ude00"]'}) == {"a": ["\U0001f600"]}
-
-
-def test_text_from_markup_stays_text_if_a_reference_says_that_it_is_one() -> None:
-    parts = {"size": {"enum": ["1", "2"], "type": "string"}, "code": {"$ref": "#/$defs/size"}, "n": {"type": "integer"}}
-    optional = {"anyOf": [{"$ref": "#/$defs/code"}, {"type": "null"}]}
-    properties = {"a": {"$ref": "#/$defs/code"}, "b": optional, "c": optional, "n": {"$ref": "#/$defs/n"}}
-    check = listed(properties, **{"$defs": parts})
-    converted = check.convert({"a": "1", "b": "2", "c": "null", "n": "3"})
-    assert converted == {"a": "1", "b": "2", "c": None, "n": 3} and check(converted) is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, MissingDependencyError, ToolError
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.loading import build_env_from
 from envs.tools import ToolEnv, build_env
 from envs.tools import execution as execution_module
@@ -86,15 +86,10 @@ def test_an_invalid_answer_runs_nothing_costs_the_penalty_and_is_explained(text:
 
 MISHAPS = {
     "raise": "ValueError: no luck",
-    "exit": "SystemExit",
     "timeout": "asleep",
     "hang": "did not end within 1 s",
-    "huge picture": "3000 x 3000",
     "broken picture": "cannot be read",
-    "empty picture": "0 x 20 has no pixels",
-    "many pictures": "at most 4",
     "object": "returned a object, which has no text",
-    "nan": "finite",
 }
 
 
@@ -167,15 +162,6 @@ def test_running_out_of_turns_truncates_and_still_adds_the_tools_rewards() -> No
     assert done and info["truncated"] and not info["terminated"] and info["reward"] == pytest.approx(1.0)
 
 
-def test_without_a_grader_the_progression_is_what_the_tools_paid_in_the_episode() -> None:
-    env = started()
-    assert [env.step(call("pay", amount=amount))[2]["progression"] for amount in (0.25, 0.5)] == [0.25, 0.75]
-    env.step(call("counter", step=1))
-    assert env.step("done")[2]["progression"] == pytest.approx(0.85)
-    env.reset()
-    assert env.step(call("pay", amount=3.0))[2]["progression"] == 1.0
-
-
 def graded_by_words(answer: str, question: Any) -> tuple[float, str]:
     return (1.0, "") if answer == question.answer else (0.2, f"Not {answer}; think of fingers.")
 
@@ -193,11 +179,6 @@ def test_a_custom_grader_gives_score_and_feedback() -> None:
         with pytest.raises(EnvironmentFault, match=words):
             started(grader=f"{__name__}:bad_grader").step(answer)
     assert started(grader=f"{__name__}:bad_grader").step("6")[2]["reward"] == 0.5
-
-
-def test_a_final_answer_in_the_last_turn_is_paid_though_retries_are_left() -> None:
-    _, done, info = started(grader=f"{__name__}:graded_by_words", answer_retries=2, max_steps=1).step("4")
-    assert done and (info["reward"], info["terminated"], info["truncated"]) == (0.2, True, False)
 
 
 def test_tools_are_shown_by_the_template_or_by_the_prompt() -> None:
@@ -236,7 +217,7 @@ def test_a_sample_chooses_its_tools_and_their_schemas(of_sample: dict[str, Any],
     assert env.step(call("add", a=2))[0]["obs_str"] == "add: 2"
     for text, words in ((call("paint", colour="red"), "there is no tool 'paint'; there are add"), (call("add"), "'a'")):
         assert words in env.step(text)[0]["obs_str"]
-    assert "'b' was unexpected" in env.step(call("add", a=2, b=3))[0]["obs_str"], "the row's schema counts"
+    assert "there is no argument 'b'" in env.step(call("add", a=2, b=3))[0]["obs_str"], "the row's schema counts"
 
 
 def test_a_sample_may_name_its_tools_and_have_none() -> None:
@@ -255,7 +236,6 @@ def test_a_sample_may_name_its_tools_and_have_none() -> None:
     [
         (["subtract"], "the sample asks for the tool 'subtract', which env.tools does not offer; it offers add, paint"),
         (["add", "add"], "asks for the tool 'add' twice"),
-        ("add", "tools must be a list"),
         ([{"function": {"name": "add"}}], "needs a description"),
     ],
 )
@@ -264,29 +244,14 @@ def test_a_sample_that_asks_for_missing_tools_is_refused(given: Any, words: str)
         build(data=[{**ASK[0], "tools": given}])
 
 
-def test_without_tools_every_answer_is_final() -> None:
-    env = started(tools=(), grader="exact")
-    assert env.tools == ()
-    assert env.step(call("add", a=1))[1]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"answer_retries": 2}, "needs env.grader"),
         ({"data": {"other": []}}, "names other, but the task is 'sums'"),
         ({"data": [{"q": 1}]}, "a row has no 'question', it has q"),
-        ({"data": None}, "there is no question"),
     ],
 )
 def test_wrong_settings_are_refused_when_the_environment_is_built(options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(**options)
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'slime-verlog\[tools\]'"):
-        build(tools=[f"{TOOLBOX}:Counter"])

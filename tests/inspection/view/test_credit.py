@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from inspection.view.build import write_once
 from tests.fixtures.browser import Browser
 from tests.fixtures.played_episodes import invented_episode, write_run
-from tests.inspection.view.options import view_options
-from tests.inspection.view.test_page import CURRENT
+from tests.inspection.view.pages import CURRENT, write_page
 
 pytestmark = pytest.mark.usefixtures("usual_window")
 
@@ -48,8 +46,7 @@ def credited(turns: int = 3, notes: int | None = None, own: float | None = None)
 @pytest.mark.parametrize("changes", [{}, {"notes": 1}, {"own": 0.25}, {"own": 0.0}])
 def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path, changes: dict[str, Any]) -> None:
     episode = credited(**changes)
-    write_once(view_options(write_run(tmp_path, [episode], "training", "update 2")))
-    browser.open(tmp_path / "episodes.html", "#episode=1&turn=1")
+    browser.open(write_page(tmp_path, [episode], "training", "update 2"), "#episode=1&turn=1")
     browser.wait(f"document.querySelector('{CURRENT} .token') && true")
     assert browser.evaluate("document.querySelector('#colour').value") == "advantages", "tokens are coloured at once"
     browser.click(f"{CURRENT} .token")
@@ -66,29 +63,12 @@ def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path,
     assert "reward of the turn" in browser.text(".credit")
 
 
-@pytest.mark.parametrize("width", [1100, 390])
-def test_the_account_leaves_room_for_the_turns_on_a_narrow_screen(browser: Browser, tmp_path: Path, width: int) -> None:
-    write_once(view_options(write_run(tmp_path, [credited()], "training", "update 2")))
-    browser.resize(width, 800)
-    browser.open(tmp_path / "episodes.html", "#episode=1&turn=1")
-    browser.wait(f"document.querySelector('{CURRENT} .token') && true")
-    browser.click(f"{CURRENT} .token")
-    box = "[name, document.querySelector(name).getBoundingClientRect().toJSON()]"
-    found = dict(browser.evaluate(f"['main', '#stage', '.now', '.credit'].map((name) => {box})"))
-    assert found["main"]["height"] >= 250, "the turns can be read"
-    assert found["#stage"]["height"] <= 500
-    assert found[".now"]["width"] >= 150 and found[".now"]["right"] <= width
-    assert found[".credit"]["width"] >= 320
-    assert browser.evaluate("document.documentElement.scrollHeight") <= 800
-
-
 def test_the_sample_of_training_has_no_win_rate_and_held_out_episodes_point_to_it(
     browser: Browser, tmp_path: Path
 ) -> None:
     write_run(tmp_path, [{**credited(), "success": True}], "training", "update 2")
-    write_run(tmp_path, [invented_episode(success=True)], "policy", "update 2")
-    write_once(view_options(tmp_path))
-    browser.open(tmp_path / "episodes.html", "#episode=2&turn=1")
+    page = write_page(tmp_path, [invented_episode(success=True)], "policy", "update 2")
+    browser.open(page, "#episode=2&turn=1")
     browser.wait("document.querySelector('#stage .link') && true")
     assert "the sample of training" in browser.text("#stage") and "100.0" in browser.text("#strip")
     browser.click("#stage .link")
@@ -102,9 +82,9 @@ def test_without_discounts_or_values_the_account_says_so(browser: Browser, tmp_p
     del bare["credit"]
     for turn in single["story"]:
         del turn["tokens"]["values"]
-    write_once(view_options(write_run(tmp_path, [bare, single], "training", "update 2")))
+    page = write_page(tmp_path, [bare, single], "training", "update 2")
     for number, sentence in ((1, "does not hold the discounts"), (2, "no critic's value")):
-        browser.open(tmp_path / "episodes.html", f"#episode={number}")
+        browser.open(page, f"#episode={number}")
         browser.wait(f"document.querySelector('{CURRENT} .token') && true")
         browser.click(f"{CURRENT} .token")
         assert sentence in browser.text("#credit")

@@ -3,36 +3,18 @@
 import base64
 import gzip
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inspection import command
-from inspection.records import find_changes, split_prompts, split_template
+from inspection.records import split_template
 from inspection.view import build
 from inspection.view.page import Packer
-from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
+from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.fixtures.slime_dumps import write_by_hand
-
-
-def view(*words: str | Path) -> int:
-    """Run the command; its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        command.main(["view", *map(str, words)])
-    return ended.value.code or 0  # type: ignore[return-value]
-
-
-def blocks(page: Path) -> dict[str, list[Any]]:
-    """The page's data: block names with their JSON lines."""
-    found = re.findall(r'<script type="application/octet-stream" id="([\w-]+)">([^<]*)</script>', page.read_text())
-    return {
-        name: [json.loads(line) for line in gzip.decompress(base64.b64decode(text)).decode().split("\n")]
-        for name, text in found
-        if not name.startswith("atlas")
-    }
+from tests.inspection.view.pages import blocks, head_of, view
 
 
 def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,59 +30,22 @@ def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: p
     assert len(episodes) == 3 and len(shared["messages"]) == 4, "messages that episodes share are stored once"
 
 
-def test_without_pillow_the_page_has_no_worlds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_run(tmp_path / "run", [record_episode("envs.sokoban", "one_box", 3)])
-    assert view(run) == 0 and "1 with their world" in capsys.readouterr().out
-    monkeypatch.setattr(build, "find_spec", lambda name: None)
-    monkeypatch.setattr("inspection.view.replay.make_image", lambda pixels: pytest.fail("needs Pillow"))
-    assert view(run) == 0
-    assert "note: worlds are not drawn, because Pillow is missing" in capsys.readouterr().out
-
-
-def test_most_limits_the_episodes_and_out_names_the_page(tmp_path: Path) -> None:
-    run = write_run(tmp_path, [invented_episode(seed) for seed in range(3)])
-    assert view(run / "episodes.jsonl", "--most", 2, "--out", tmp_path / "a" / "b.html") == 0
-    assert len(blocks(tmp_path / "a" / "b.html")["head"][0]["episodes"]) == 2
-
-
 def test_two_runs_share_a_page(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, [invented_episode(seed) for seed in (1, 2)]) for name in ("a", "b")]
     assert view(*runs) == 0
-    head = blocks(runs[0] / "compare.html")["head"][0]
+    head = head_of(runs[0] / "compare.html")
     assert head["runs"] == [str(run) for run in runs]
     assert [row.get("run", 0) for row in head["episodes"]] == [0, 0, 1, 1]
-
-
-def test_several_files_in_a_folder_are_told_apart_by_setting(tmp_path: Path) -> None:
-    for name in ("before", "after"):
-        write_run(tmp_path / name, [invented_episode()])
-    assert view(tmp_path) == 0
-    rows = blocks(tmp_path / "episodes.html")["head"][0]["episodes"]
-    assert [row["setting"] for row in rows] == ["after", "before"]
-
-
-def test_a_cut_last_record_is_left_out_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path, [invented_episode(1), invented_episode(2)])
-    file = run / "episodes.jsonl"
-    for cut, shown, notes in ((1, 2, 0), (40, 1, 1), (file.stat().st_size - 40, 0, 1)):
-        file.write_bytes(file.read_bytes()[:-cut] if cut < 100 else file.read_bytes()[:40])
-        assert view(run) == 0
-        head = blocks(run / "episodes.html")["head"][0]
-        assert len(head["episodes"]) == shown and len(head["problems"]) == notes
-        assert ("the last record is cut or still being written" in capsys.readouterr().out) == bool(notes)
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["{folder}/none"], "none does not exist"),
-        (["{folder}"], "has no episodes: expected episodes.jsonl, or .pt files"),
-        (["{folder}"], "`slime-verlog train` and `slime-verlog evaluate` make a run"),
+        (["{folder}/empty"], "has no episodes: expected episodes.jsonl, or .pt files"),
         (["{folder}/x.jsonl"], "line 1, is not"),
         (["{folder}/my.yaml"], "my.yaml is a YAML; view takes a run's folder or its episodes.jsonl"),
-        (["{folder}/run", "--most", "0"], "--most must be at least 1, got 0"),
+        (["{folder}/run", "--worlds", "-1"], "--worlds must be at least 0, got -1"),
         (["{folder}/run", "--out", "{folder}/run/episodes.jsonl"], "exists, and does not end in .html"),
         (["{folder}/run", "--out", "{folder}/my.yaml/x.html"], "my.yaml is a file; choose another --out"),
     ],
@@ -109,10 +54,9 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: s
     write_run(tmp_path / "run", [invented_episode(env_path=None)])
     (tmp_path / "x.jsonl").write_text('{"story": 3}\n')
     (tmp_path / "my.yaml").write_text("n_env: 4\n")
-    if words == ["{folder}"]:
-        (tmp_path / "run" / "episodes.jsonl").unlink()
-    with pytest.raises(SystemExit, match=f"error: .*{re.escape(sentence)}"):
-        command.main(["view", *(word.format(folder=tmp_path) for word in words)])
+    (tmp_path / "empty").mkdir()
+    said = view(*(word.format(folder=tmp_path) for word in words))
+    assert str(said).startswith("error: ") and sentence in str(said)
 
 
 def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -121,7 +65,7 @@ def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.
 
     def sleep(seconds: float) -> None:
         page = folder / "episodes.html"
-        seeds.append([row["seed"] for row in blocks(page)["head"][0]["episodes"]] if page.exists() else [])
+        seeds.append([row["seed"] for row in head_of(page)["episodes"]] if page.exists() else [])
         step = next(waiting, None)
         if step is None:
             raise KeyboardInterrupt
@@ -132,82 +76,61 @@ def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.
     return seeds
 
 
-def test_following_adds_new_episodes_and_stops_reloading_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def grown(run: Path) -> list[Callable[[], object]]:
+    return [lambda: write_run(run, [invented_episode(2)])]
+
+
+def started_over(run: Path) -> list[Callable[[], object]]:
+    return [(run / "episodes.jsonl").unlink, lambda: write_run(run, [invented_episode(7, turns=1)])]
+
+
+def half_written(run: Path) -> list[Callable[[], object]]:
+    file = run / "episodes.jsonl"
+    whole = file.read_bytes() + file.read_bytes().replace(b"A wall", "é".encode())
+    half = whole[: whole.rindex("é".encode()) + 1]
+    return [lambda: file.write_bytes(half), lambda: file.write_bytes(whole)]
+
+
+def beside(run: Path) -> list[Callable[[], object]]:
+    """The file becomes one of two that grow side by side."""
+    more = run / "a" / "episodes.jsonl"
+    return [lambda: more.parent.mkdir(), lambda: (run / "episodes.jsonl").rename(more), *grown(run / "b")]
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (grown, [[1], [1, 2]]),
+        (started_over, [[1], [1], [7]]),
+        (half_written, [[1], [1], [1, 1]]),
+        (beside, [[1], [1], [1], [1, 2]]),
+    ],
+)
+def test_a_followed_page_has_what_the_run_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, seen: list[list[int]]
 ) -> None:
     run = write_run(tmp_path / "run", [invented_episode(1)])
-    page, seen = run / "episodes.html", []
-
-    def sleep(seconds: float) -> None:
-        head = blocks(page)["head"][0]
-        seen.append((len(head["episodes"]), head["follow"]))
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        write_run(run, [invented_episode(len(seen) + 1)])
-
-    monkeypatch.setattr(build.time, "sleep", sleep)
-    assert view(run, "--follow", "--every", 2) == 0
-    assert seen == [(1, 2.0), (2, 2.0), (3, 2.0)]
-    assert blocks(page)["head"][0]["follow"] == 0
-    assert "no longer reloads" in capsys.readouterr().out
+    assert follow(run, change(run), monkeypatch) == seen
+    assert head_of(run / "episodes.html")["follow"] == 0, "it no longer reloads at the end"
 
 
-def test_a_run_that_starts_over_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path, [invented_episode(k, turns=9) for k in (1, 2)])
-
-    steps = [(run / "episodes.jsonl").unlink, lambda: write_run(run, [invented_episode(7)])]
-    assert follow(run, steps, monkeypatch) == [[1, 2], [1, 2], [7]]
-
-
-def test_a_run_may_start_after_it_is_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_may_start_after_it_is_followed_and_dumps_are_read_when_they_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    steps = [lambda: run.mkdir(), lambda: write_run(run, [invented_episode(4)])]
-    assert follow(run, steps, monkeypatch) == [[], [], [4]]
-    assert f"following {run} (no episodes yet)" in capsys.readouterr().out
-
-
-def test_files_that_grow_side_by_side_keep_all_their_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed, name in enumerate("ab"):
-        write_run(tmp_path / name, [invented_episode(seed)])
-    steps = [lambda: write_run(tmp_path / "a", [invented_episode(2)])]
-    assert follow(tmp_path, steps, monkeypatch) == [[0, 1], [0, 2, 1]]
-
-
-def test_a_dump_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_by_hand(tmp_path / "whole")
     dump = (tmp_path / "whole" / "rollout_data" / "0.pt").read_bytes()
-    (tmp_path / "run").mkdir()
-    file = tmp_path / "run" / "rollout_0.pt"
-    steps = [lambda: file.write_bytes(dump[:1000]), lambda: file.write_bytes(dump)]
-    assert [len(seeds) for seeds in follow(tmp_path / "run", steps, monkeypatch)] == [0, 0, 2]
+    run, file = tmp_path / "run", tmp_path / "run" / "rollout_0.pt"
+    steps = [run.mkdir, lambda: file.write_bytes(dump[:1000]), lambda: file.write_bytes(dump)]
+    assert [len(seeds) for seeds in follow(run, steps, monkeypatch)] == [0, 0, 0, 2]
 
 
-def test_a_record_that_is_being_written_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = (write_run(tmp_path / "x", [invented_episode(3, observation="é")]) / "episodes.jsonl").read_bytes()
-    run = write_run(tmp_path / "run", [invented_episode(1)])
-    file, whole = run / "episodes.jsonl", (run / "episodes.jsonl").read_bytes() + line
-    half = whole[: whole.index("é".encode(), len(whole) - len(line)) + 1]
-    steps = [lambda: file.write_bytes(half), lambda: file.write_bytes(whole)]
-    assert follow(run, steps, monkeypatch) == [[1], [1], [1, 3]]
-
-
-def test_under_a_memory_window_a_turn_shows_only_its_new_observation() -> None:
-    episode = record_episode("envs.babaisai", "goto_win", 5, skill=0.5, max_turns=12)
-    messages, story = split_prompts(episode)
-    changes = find_changes(messages, story)
-    assert [messages[i]["role"] for i in changes[0]] == ["system", "user"]
-    assert all(len(turn["prompt"]) == 4 for turn in story[1:])
-    assert all(fresh == turn["prompt"][-1:] for fresh, turn in zip(changes[1:], story[1:], strict=True))
-
-
-def test_a_system_message_that_changes_is_shown_again() -> None:
-    episode = invented_episode()
-    episode["messages"].append({"role": "system", "content": "Now find the key."})
-    episode["story"][2]["prompt"][0] = 4
-    messages, story = split_prompts(episode)
-    assert find_changes(messages, story)[2] == [4, 3]
+def test_a_cut_last_record_is_left_out_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, [invented_episode(1), invented_episode(2)])
+    file = run / "episodes.jsonl"
+    file.write_bytes(file.read_bytes()[:-40])
+    assert view(run) == 0
+    assert [row["seed"] for row in head_of(run / "episodes.html")["episodes"]] == [1]
+    assert "the last record is cut" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,8 @@ def test_debug_rollout_only_needs_no_training_flags(tmp_path: Path) -> None:
         ({"group_estimator": "rloo", **SLIMES_GRPO}, "group_estimator: rloo in the YAML"),
         ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
         ({"custom_convert_samples_to_train_data_path": None, **GROUP}, "are computed from its table"),
-        ({"history": "full", "bootstrap_on_time_limit": True, "use_dynamic_batch_size": False}, "bootstrap_on_time"),
-        ({"history": "full", "bootstrap_on_time_limit": True, "log_passrate": True}, "--log-passrate expects"),
+        ({"history": "full", "samples": "turns", "use_dynamic_batch_size": False}, "samples: turns make several"),
+        ({"history": "full", "samples": "turns", "log_passrate": True}, "--log-passrate expects"),
     ],
 )
 def test_wrong_flags_for_whole_episodes_are_refused(tmp_path: Path, overrides: dict[str, Any], words: str) -> None:

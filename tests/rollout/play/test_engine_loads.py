@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,9 +13,6 @@ from aiohttp.test_utils import TestServer
 from rollout.bridge.settings import EngineSettings
 from rollout.play import engine
 from rollout.play.engine import EngineClient, EngineLoad, EngineLoads
-from rollout.play.metrics import BatchLoad, batch_metrics
-from rollout.workers.utilization import Usage
-from tests.fixtures.metrics_page import unexplained
 
 
 @asynccontextmanager
@@ -77,14 +73,6 @@ async def test_a_load_is_the_mean_since_the_last_batch() -> None:
     assert (loads.take(), loads.take()) == ({1: EngineLoad(7.0, 7.0)}, {})
 
 
-async def test_an_engine_that_comes_back_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine restarts with another list of loads. An address that is no text stops nothing."""
-    async with serving({"/v1/loads": [{"loads": None}, {}, load(1, 0)]}) as engine:
-        listed: dict[str, Any] = {"workers": [{"url": None}, {"url": engine}]}
-        async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
-            assert await until_known(loads, 1) == {1: EngineLoad(1.0, 0.0)}
-
-
 @pytest.mark.parametrize("routes", [{}, {"/workers": {"urls": []}}])
 def test_a_router_that_lists_no_engines_is_asked_once(
     routes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -97,10 +85,3 @@ def test_a_router_that_lists_no_engines_is_asked_once(
     with caplog.at_level(logging.INFO):
         asyncio.run(play())
     assert caplog.text.count("does not list its engines") == 1
-
-
-def test_the_metrics_of_each_engine_are_on_the_metrics_page() -> None:
-    idle = Usage(10.0, 0.0, 0.0)
-    metrics = batch_metrics([], Counter(), BatchLoad(idle, idle, 0.0, engines={1: EngineLoad(3.0, 1.0)}), [])
-    assert (metrics["rollout/engine/1/running"], metrics["rollout/engine/1/waiting"]) == (3.0, 1.0)
-    assert not unexplained(metrics)

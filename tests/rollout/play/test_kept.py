@@ -1,18 +1,14 @@
 """Kept batches: those that the critic's warm-up draws, and episodes joined over batches for value pretraining."""
 
-import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advantage.settings import ValuePretrainingSettings, WarmupSettings
 from rollout.errors import ConfigError
-from rollout.play.kept import choose_held_out, draw, join_episodes, play_or_draw
-from rollout.turn import Batch, FinishReason, Generation, Prompt, Segment, StopReason, Turn
+from rollout.play.kept import choose_held_out, draw, join_episodes
+from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 
 def segment(number: int, length: int, ended: bool) -> Segment:
@@ -64,29 +60,6 @@ def test_a_draw_holds_whole_steps_of_distinct_turns_and_every_open_end_has_its_b
 def test_drawing_without_kept_turns_says_how_to_resume() -> None:
     with pytest.raises(ConfigError, match="resume with the rollout checkpoint"):
         draw([], 0.1, 8, 0)
-
-
-def test_phases_follow_one_another() -> None:
-    warmup = WarmupSettings(w_epoch=2, w_iter=1, fraction=1.0)
-    settings = SimpleNamespace(critic_warmup=warmup, value_pretraining=ValuePretrainingSettings())
-    flags = SimpleNamespace(global_batch_size=1, rollout_seed=0)
-    kept: list[Segment] = []
-
-    async def play() -> Batch:
-        return Batch([segment(len(kept), 1, True)])
-
-    def metrics_of(rollout_id: int) -> dict[str, float]:
-        runtime: Any = SimpleNamespace(settings=settings, flags=flags, stream=None)
-        return asyncio.run(play_or_draw(play, kept, rollout_id, runtime)).metrics
-
-    assert [metrics_of(k) for k in range(5)] == [
-        {"warmup/kept_turns": 1.0},
-        {"warmup/kept_turns": 2.0},
-        {"warmup/drawn_turns": 2.0},
-        {},
-        {},
-    ]
-    assert kept == []
 
 
 def batches(lengths: list[int], per_batch: int) -> list[Segment]:

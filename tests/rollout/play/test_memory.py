@@ -28,15 +28,6 @@ def shown(kind: str, index: int, **config: int) -> list[str]:
     return [f"{m['role']}: {m['content']}" for m in messages]
 
 
-def test_a_window_of_one_shows_verlogs_layout() -> None:
-    assert shown("window", 2, n=1) == [
-        "system: rules",
-        "user: Observation:\nlong 1",
-        "assistant: Previous plan:\nTHINK: t1\nACTION: a1",
-        "user: Current Observation:\nshort now\nlong now\n\nAnswer.",
-    ]
-
-
 @given(index=st.integers(0, 30), n=st.integers(0, 40))
 def test_a_window_shows_the_last_n_turns_in_order(index: int, n: int) -> None:
     messages = shown("window", index, n=n)
@@ -59,17 +50,6 @@ def test_only_the_current_observation_shows_its_short_term_part() -> None:
 @given(index=st.integers(0, 40), period=st.integers(1, 7))
 def test_periodic_clear_grows_and_is_emptied_every_period_turns(index: int, period: int) -> None:
     assert len(shown("periodic_clear", index, period=period)) == 2 + 2 * (index % period)
-
-
-class Silent:
-    horizon = 0
-
-    def messages(self, past: object, index: int) -> list[object]:
-        return []
-
-
-def silent(config: MemorySettings) -> Silent:
-    return Silent()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +76,6 @@ class Memory:
 
 last = lambda settings: Memory(message for message in [{"role": "user", "content": "You went left."}])
 none = lambda settings: None
-no_arguments = lambda: None
 text = lambda settings: Memory("You went left.")
 breaks = lambda settings: Memory(lambda: 1 / 0)
 """
@@ -111,9 +90,8 @@ def test_a_factory_may_lie_in_a_file(tmp_path: Path) -> None:
     ("name", "told"),
     [
         ("none", "returned None; return an object with `horizon`"),
-        ("no_arguments", "failed with the memory's settings: TypeError"),
-        ("text", "Memory.messages must return a list of messages with role and content"),
-        ("breaks", "ZeroDivisionError: division by zero at .*mine.py:15"),
+        ("text", "Memory.messages must return a list"),
+        ("breaks", "ZeroDivisionError: division by zero at .*mine.py:14"),
     ],
 )
 def test_a_factory_that_does_not_work_is_named_with_what_to_return(tmp_path: Path, name: str, told: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollout.data_source import EpisodeSource
-from rollout.play.clock import WeightClock, version_of
+from rollout.play.clock import WeightClock
 from rollout.play.engine import EngineLoad
 from rollout.play.load import warn_of_bottleneck
 from rollout.play.metrics import FAULTS, BatchLoad, batch_metrics, quantile
@@ -67,14 +67,12 @@ def used(cpu_s: float, waiting_s: float = 0.0) -> ProcessUsage:
 @pytest.mark.parametrize(
     ("processes", "said"),
     [
-        ([used(4.0), used(19.0), used(12.0)], "computes 95% of the time: raise rollout_processes"),
-        ([used(17.0), used(4.0)], "more rollout_processes do not relieve"),
-        ([used(4.0, 120.0)], "6 of 8 slots wait for their environment on average: raise env_workers"),
+        ([used(4.0), used(19.0), used(12.0)], "raise rollout_processes"),
+        ([used(4.0, 120.0)], "raise env_workers"),
         # Environments that start in the background while the slots wait for the engine.
         ([used(4.0, 120.0), {"asked_s": 150.0}], ""),
-        ([used(4.0), used(4.0), {"stood_s": 110.0}], "6 of 8 slots wait for new weights on average, because max_stale"),
-        ([used(4.0), used(4.0), {"engines": [(4, 3), (2, 1)]}], "run 6 requests at once on average, and 4 wait in"),
-        ([used(4.0), used(4.0), {"engines": [(6, 1), (4, 1)]}], ""),
+        ([used(4.0), used(4.0), {"stood_s": 110.0}], "max_staleness"),
+        ([used(4.0), used(4.0), {"engines": [(4, 3), (2, 1)]}], "4 wait"),
     ],
 )
 def test_a_bottleneck_is_named_once_with_the_setting_that_relieves_it(
@@ -96,11 +94,6 @@ def test_staleness_counts_the_updates_between_playing_and_training() -> None:
     assert (metrics["turn/staleness"], metrics["turn/staleness_max"]) == (pytest.approx(2 / 3), 2.0)
     assert metrics["turn/off_policy_ratio"] == pytest.approx(1 / 3)
     assert metrics["turn/mixed_weights_ratio"] == 0.25
-
-
-def test_the_oldest_numbered_version_of_an_answer_counts() -> None:
-    found = [version_of(turn(versions).generation) for versions in (("5",), ("4", "3"), ("step-7",), ())]
-    assert found == [5, 3, None, None]
 
 
 @pytest.mark.parametrize("script", ["train.py", "train_async.py"])
@@ -155,8 +148,3 @@ def test_every_batch_has_the_same_names_even_if_nothing_happened() -> None:
     quiet = batch_metrics([segment("terminated", 1)], Counter(), IDLE, [])
     assert set(quiet) == set(eventful)
     assert all(type(value) is float for value in quiet.values())
-
-
-def test_names_have_the_task_if_the_run_has_several_even_if_the_batch_has_one() -> None:
-    assert "task/count/return" in batch_metrics([segment("terminated", 2, 7)], Counter(), IDLE, [], tasks=2)
-    assert "episode/return" in batch_metrics([segment("terminated", 2, 7)], Counter(), IDLE, [])

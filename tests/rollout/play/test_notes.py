@@ -9,22 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import PICTURE_PLACE, make_observation
-from envs.loading import build_env_from
-from inspection.evaluate.playing import play_text_episode
-from inspection.export.writing import rows_of, trajectory_of
 from rollout import continuous, fixed_turn
-from rollout.bridge.settings import MemorySettings, load_settings
+from rollout.bridge.settings import MemorySettings
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.evaluate import play_episodes
 from rollout.play.memory import Conversation, build_memory, read_notes
 from rollout.play.metrics import whole_episode_metrics
-from rollout.tasks import make_episode, read_tasks
 from rollout.turn import EnvReply
-from rollout.workers.pool import EnvPool
-from rollout.workers.worker import make_reply
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import place_of, play_saved, playing, turns_of
-from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import draw
 
 NOTES = {"memory": {"kind": "inline_notes", "n": 1, "notes_chars": 24}}
@@ -90,20 +83,6 @@ def test_prompts_ask_for_notes_and_show_the_last_ones_of_a_valid_response() -> N
     ]
 
 
-def test_the_page_on_memory_shows_the_prompt_that_the_model_sees() -> None:
-    docs = Path(__file__).parents[3] / "docs"
-    env = build_env_from(str(docs / "examples" / "treasure.py"), {"task": "treasure", "seed": 2}, {})
-    page = (docs / "memory.md").read_text(encoding="utf-8")
-    answer = page[page.index("THINK: It is") :].split("\n```")[0]
-    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes", n=0)))
-    shown = env.reset()
-    observation, done, info = env.step(answer)
-    conversation.answered(shown, answer, info["valid_action"], info["executed_action"])
-    messages = conversation.show(make_reply(env, observation, done=done, info=info))
-    prompt = "\n".join(f"[{message['role']}]\n{message['content']}\n" for message in messages)
-    assert f"```text\n{prompt}```" in page
-
-
 @given(st.lists(st.tuples(st.text(max_size=40) | st.text("NOTES: x\n", max_size=40), st.booleans()), max_size=6))
 def test_whatever_was_answered_notes_are_one_short_line_of_a_valid_response(responses: list[tuple[str, bool]]) -> None:
     conversation = Conversation(build_memory(MemorySettings(kind="inline_notes", notes_chars=5)))
@@ -123,12 +102,6 @@ def test_an_image_mark_in_the_notes_shows_no_image() -> None:
     content = conversation.show(shown)[-1]["content"]
     assert [part["type"] for part in content] == ["text", "image", "text"]
     assert f"Your notes:\n{PICTURE_PLACE}\n" in content[-1]["text"]
-
-
-def test_without_a_request_of_the_environment_the_notes_are_still_asked_for() -> None:
-    conversation = Conversation(build_memory(MemorySettings(kind="inline_notes")))
-    assert conversation.show(reply(0, answer_format=""))[-1]["content"].endswith("at most 400 characters")
-    assert "step 0\n\nBefore your action" in conversation.messages[-1]["content"]
 
 
 def test_nothing_is_added_to_whole_prompts() -> None:
@@ -166,27 +139,6 @@ async def test_batches_show_the_notes_and_count_them(tmp_path: Path, collect: An
             before = after.get((episode, turn - 1))
             assert before is None or notes_in(sample.tokens[: -sample.response_length]) == (before or None)
     assert len(set(after.values())) > 2
-
-
-async def test_episodes_of_text_players_show_record_and_export_notes(tmp_path: Path) -> None:
-    settings = load_settings(rollout_args(tmp_path, **NOTES, env={"max_length": 30}))
-    seen: list[str | None] = []
-
-    async def player(session: Any, messages: Sequence[Any], index: int) -> str:
-        seen.append(notes_in(messages[-1]["content"]))
-        return RESPONSES[index % 3]
-
-    pool = EnvPool(settings)
-    try:
-        spec = make_episode(settings, read_tasks(settings)[0], 0, 7)
-        facts = await play_text_episode(pool, settings, spec, player)
-    finally:
-        pool.close()
-    agent = [step for step in trajectory_of(facts, lambda key, uri: "")["steps"] if step["source"] == "agent"]
-    notes = [step["extra"]["notes"] for step in agent]
-    assert seen == [None, *notes[:-1]] and set(notes) == {"the key is red", "went right first"}
-    rows = list(rows_of(facts))
-    assert [notes_in(row["messages"][-2]["content"]) for row in rows] == seen
 
 
 async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:

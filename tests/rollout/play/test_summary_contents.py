@@ -14,7 +14,6 @@ from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.tokenizers import real_tokenizer
 from tests.rollout.play.test_summary_turns import asked, one_slot
 from tests.rollout.test_tool_rollout import overrides, schemas
-from tests.rollout.test_vlm_games import assert_no_stray_placeholder, assert_pictures, pictures_of, settings
 
 NOTES = {"kind": "notes", "every": 2, "budget": 4000, "keep": 1, "max_tokens": 64}
 WRITTEN = call("counter", step=100)
@@ -63,20 +62,3 @@ async def test_a_run_resumed_after_any_turn_replays_no_call_of_the_notes(tmp_pat
     whole = await played(range(6))
     for turn in range(1, 6):
         assert await played(range(turn, turn + 1)) == whole[turn : turn + 1]
-
-
-async def test_images_leave_prompts_and_samples_with_their_turns(tmp_path: Path) -> None:
-    pytest.importorskip("minigrid", reason="minigrid is not installed; pip install 'slime-verlog[envs]' enables this")
-    keys = settings("envs.babyai", True, **one_slot(6))
-    written = "a door <|image_pad|> ahead"
-    turns, requests = await play(tmp_path, chatml_tokenizer(), "turn left", written, **keys)
-    expected = pictures_of("envs.babyai", True)
-    # Turns of the environment 0 and 1, the notes after them, then only the kept turn 1 beside the current one.
-    shown = [expected[:1], expected[:2], expected[:3], expected[1:3], expected[1:4]]
-    assert ["summary" in turn.metadata for turn in turns] == [False, False, True, False, False, False]
-    for turn, request, images in zip(turns, requests, shown, strict=False):
-        assert_pictures(request, images)
-        assert len(turn.multimodal_train_inputs["image_grid_thw"]) == len(images)
-        assert_no_stray_placeholder(turn)
-    assert "Your notes:\na door " in chatml_tokenizer().decode(requests[3]["input_ids"])
-    assert [any(turn.loss_mask) for turn in turns] == [True, True, False, True, True, True], "the notes were altered"

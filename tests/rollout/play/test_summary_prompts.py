@@ -1,17 +1,14 @@
 """Notes in separate turns: when they are asked for, and what the prompts show."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envs.base import make_observation
-from envs.loading import build_env_from
 from rollout.bridge.settings import MemorySettings
 from rollout.play.memory import SUMMARY_REQUEST, Conversation, build_memory
 from rollout.turn import EnvReply
-from rollout.workers.worker import make_reply
 
 ASKED = "Write your notes now"
 
@@ -61,23 +58,6 @@ def test_prompts_show_the_task_the_notes_the_kept_turns_and_what_happened_since(
         f"rules{old(3)}{now(4, 'went left')}Answer.",
         f"rules{old(3, 4)}{now(5, 'went left')}Answer.",
     ]
-
-
-def test_the_page_on_memory_shows_the_prompt_that_asks_for_notes() -> None:
-    docs = Path(__file__).parents[3] / "docs"
-    env = build_env_from(str(docs / "examples" / "treasure.py"), {"task": "treasure", "seed": 2}, {})
-    conversation = Conversation(build_memory(MemorySettings(kind="notes", max_tokens=48)))
-    shown = env.reset()
-    observation, done, info = env.step("THINK: west.\nACTION: go west")
-    conversation.answered(shown, "go west", info["valid_action"], info["executed_action"])
-    conversation.noted("start is the beach, west first")
-    asks = conversation.show(make_reply(env, observation, done=done, info=info), notes=True)[-1]
-    assert f"```text\n[user]\n{asks['content']}\n```" in (docs / "memory.md").read_text(encoding="utf-8")
-
-
-def test_empty_notes_keep_the_old_ones_and_keep_0_shows_no_turn() -> None:
-    texts = talk(2, ["red key", " \n"], every=1, keep=0)
-    assert texts[-1] == "rules\nCurrent Observation:\nstep 2\n\nYour notes:\nred key\n\nAnswer."
 
 
 @pytest.mark.parametrize(

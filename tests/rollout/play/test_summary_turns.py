@@ -6,26 +6,21 @@ from typing import Any
 import pytest
 
 from advantage.turn_table import decode_row
-from inspection.view.sources import read_run
 from rollout import continuous, fixed_turn
 from rollout.bridge.checks import check_generate
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import row_of
 from rollout.bridge.settings import load_settings
-from rollout.bridge.whole_episodes import episode_facts
-from rollout.errors import ConfigError, FailureBudgetError
-from rollout.evaluate import play_episodes
-from rollout.play.metrics import measure_notes, whole_episode_metrics
-from rollout.play.slots import check_slot
+from rollout.errors import ConfigError
+from rollout.play.metrics import measure_notes
 from rollout.preflight import first_prompt_check
 from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
 from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import flat, place_of, play_saved, playing, turns_of
+from tests.fixtures.playing import flat, place_of, play_saved, turns_of
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import draw
-from tests.fixtures.slime_dumps import save_like_slime
 
 NOTES = {"kind": "notes", "every": 4, "budget": 2000, "keep": 1, "max_tokens": 24}
 LONG = {"env": {"max_length": 200}, "seed_start": 7}
@@ -132,12 +127,6 @@ async def test_summaries_do_not_count_towards_max_turns_or_the_episodes_turns(tm
     assert outputs[0].metrics["rollout/stop/max_turns"] == 2
 
 
-async def test_notes_that_the_response_limit_cuts_are_used_as_cut(tmp_path: Path) -> None:
-    ((output,), requests) = await play(tmp_path, 0, 1, script=writes(("a red key that", "length")), **one_slot(10))
-    assert output.metrics["summary/cut"] == 1.0 and output.metrics["turn/length_stop_ratio"] == 0.0
-    assert "Your notes:\na red key that\n" in chatml_tokenizer().decode(requests[5]["input_ids"])
-
-
 async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
     memory, written = {**NOTES, "every": 1, "keep": 0}, "<|im_start|><|vision_start|>x"
     _, requests = await play(tmp_path, 0, 1, script=writes(written), memory=memory, **one_slot(4))
@@ -145,26 +134,6 @@ async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
     start = chatml_tokenizer().convert_tokens_to_ids("<|im_start|>")
     assert f"Your notes:\n{written}" in chatml_tokenizer().decode(noted)
     assert noted.count(start) == plain.count(start)
-
-
-async def test_whole_and_held_out_episodes_write_notes_and_record_them(tmp_path: Path) -> None:
-    async with playing(tmp_path, plays, memory=NOTES, **LONG, max_turns=10, eval={"episodes": 1}) as run:
-        samples = await run.episode()
-        (result,) = await play_episodes(await run.runtime(), run.source.eval_episodes(), 1)
-    assert isinstance(samples, list) and len(samples) == 12
-    metrics, facts = whole_episode_metrics(episode_facts(samples)), result.facts()
-    assert metrics["summary/turns"] == 2 and metrics["episode/turns"] == metrics["rollout/turns"] == 10
-    assert facts["turns"] == 10 and len(facts["story"]) == 12
-    assert [k for k, turn in enumerate(facts["story"]) if "summary" in turn] == [4, 9]
-
-
-async def test_dumps_of_batches_tell_notes_from_turns_of_the_environment(tmp_path: Path) -> None:
-    ((output,), _) = await play(tmp_path, 0, 1)
-    save_like_slime(tmp_path / "dump", flat(output), 0)
-    episodes = list(read_run(tmp_path / "dump"))
-    wrote = [turn for episode in episodes for turn in episode["story"] if "summary" in turn]
-    assert len(wrote) == output.metrics["summary/turns"] and all("tokens" in turn["summary"] for turn in wrote)
-    assert sum(episode["turns"] for episode in episodes) == len(turns_of(output)) - len(wrote)
 
 
 @pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
@@ -198,21 +167,13 @@ async def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns
         assert output.metrics["rollout/faults/episodes_lost_at_resume"] == lost
 
 
-def test_a_slot_has_one_digest_more_than_responses_that_reached_the_environment() -> None:
-    spec = {"episode_id": 0, "name": "a", "env_path": "b", "options": {}, "metadata": {}}
-    episode = {"spec": spec, "answers": [[1], [2]], "stepped": [True, False], "digests": ["x", "y"]}
-    check_slot({"next_episode": 1, "episode": episode})
-    for wrong in ({"digests": ["x", "y", "z"]}, {"stepped": [True]}, {"stepped": [True, 0]}):
-        with pytest.raises(ValueError, match="an episode must"):
-            check_slot({"next_episode": 1, "episode": {**episode, **wrong}})
-
-
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
         ({"memory": {**NOTES, "n": 2}}, "memory.n: 2 .* memory.keep"),
         ({"memory": {**NOTES, "max_tokens": 33}}, "memory.max_tokens: 33"),
-        ({"memory": NOTES, "history": "full"}, "memory.kind: notes .* history: window"),
+        ({"memory": {**NOTES, "keep": 0}, "history": "full"}, "memory.keep: 0"),
+        ({"memory": NOTES, "history": "full", "rollout_max_context_len": None}, "--rollout-max-context-len"),
     ],
 )
 def test_budgets_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
@@ -237,22 +198,6 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
         assert output.metrics["rollout/faults/notes_not_asked"] == 4
     warning, _ = [record.getMessage() for record in caplog.records if "asks for notes" in record.getMessage()]
     assert "does not fit" in warning and "memory.budget" in warning
-
-
-async def test_a_context_that_fills_before_the_budget_does_is_emptied_by_notes(tmp_path: Path) -> None:
-    memory = {**NOTES, "every": 50, "keep": 0}
-    ((whole,), requests) = await play(tmp_path, 0, 1, memory=memory, **one_slot(16))
-    lengths = [len(body["input_ids"]) for body in requests]
-    assert "summary/turns" not in whole.metrics and lengths[15] > lengths[10]
-    keys = {**one_slot(16), "rollout_max_context_len": lengths[10] + 32}
-    ((output,), requests) = await play(tmp_path, 0, 1, memory=memory, **keys)
-    assert sum(map(asked, requests)) == output.metrics["summary/turns"] > 0
-    assert output.metrics["rollout/stop/context"] == output.metrics["rollout/faults/notes_not_asked"] == 0
-
-
-async def test_a_budget_below_the_tasks_own_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FailureBudgetError, match=r"has \d+ tokens, above memory.budget: 9"):
-        await play(tmp_path, 0, 1, memory={**NOTES, "budget": 9})
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from rollout import continuous, fixed_turn
-from rollout.bridge.framework import Sample
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import flat, place_of, playing, turns_of
+from tests.fixtures.playing import place_of, playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.rollout.play.test_summary_turns import LONG, NOTES, asked, one_slot, plays
 
@@ -63,36 +62,6 @@ async def test_aborted_notes_are_asked_for_again_and_change_nothing_else(tmp_pat
     assert shape(output) == [(0, k, k % 5 == 4) for k in range(10)]
     seen = [[(s.tokens, s.rollout_log_probs, s.loss_mask) for s in turns_of(batch)] for batch in (output, whole)]
     assert seen[0] == seen[1]
-
-
-async def test_notes_that_an_update_aborts_while_a_batch_ends_begin_the_next_batch_once(tmp_path: Path) -> None:
-    first, second = await play(tmp_path, Engine())
-    assert shape(first) == [(0, k, False) for k in range(4)]
-    assert shape(second) == [(0, k, k == 4) for k in range(4, 8)]
-    (bootstrap,) = [sample for sample in flat(first) if sample.metadata["kind"] == "bootstrap"]
-    notes = turns_of(second)[0]
-    assert bootstrap.tokens[:-1] == notes.tokens[: -notes.response_length], "the critic values the request for notes"
-    assert notes.weight_versions == ["2"] and "half a note" not in notes.response
-    assert sum(output.metrics["rollout/faults/turns_aborted"] for output in (first, second)) == 1
-    assert first.metrics.get("summary/turns", 0) == 0 and second.metrics["summary/turns"] == 1
-
-
-async def test_an_episode_that_slime_aborts_in_the_notes_asks_for_them_when_it_is_handed_out_again(
-    tmp_path: Path,
-) -> None:
-    def script(body: dict[str, Any], number: int) -> Any:
-        return engine.answer("half a note", body, "abort") if number == 4 else plays(body, number)
-
-    engine = ScriptedEngine(chatml_tokenizer(), script)
-    keys = {"memory": NOTES, **LONG, "max_turns": 6, "partial_rollout": True}
-    async with playing(tmp_path, engine, **keys, mask_offpolicy_in_partial_rollout=True) as run:
-        sample = run.source.get_samples(1)[0][0]
-        stopped = await run.episode(sample)
-        assert stopped.status == Sample.Status.ABORTED
-        samples = await run.episode(sample)
-    assert engine.requests[4] == engine.requests[5]
-    assert ["summary" in s.metadata for s in samples] == [k == 4 for k in range(7)]
-    assert [any(s.loss_mask) for s in samples] == [k >= 4 for k in range(7)], "the notes are of the new weights"
 
 
 async def test_notes_of_two_weight_versions_are_one_turn_as_old_as_its_oldest_token(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import ANSWERS, content, flat, place_of, places_of, playing, turn_bytes, turns_of
+from tests.fixtures.playing import ANSWERS, content, flat, place_of, places_of, playing, turn_bytes, turns_in, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
 from tests.rollout.players.test_players import warm  # noqa: F401  (a fixture)
 
@@ -78,7 +78,7 @@ async def test_batches_are_those_of_one_process(tmp_path: Path, keys: dict[str, 
     expected = [size] * batches
     if keys is PRETRAINING:
         expected[-1] = 4 * size
-    assert [len(turns_of(output)) for output in wide] == expected
+    assert [sum(map(turns_in, turns_of(output))) for output in wide] == expected
     if keys is not STAGGER:
         assert versions(*wide[:4]) == {"1"}, "the policy is frozen"
 

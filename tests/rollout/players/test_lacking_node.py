@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollout.errors import EnvironmentFault, FailureBudgetError
+from rollout.errors import EnvironmentFault
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import Run, content, playing, plays, sample_bytes
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -92,16 +92,6 @@ async def test_no_held_out_episode_is_missing(tmp_path: Path) -> None:
             output = await run.evaluation()
         results.append((output.metrics, [sample_bytes(sample) for sample in output.data["count"]["samples"]]))
     assert results[0] == results[1]
-
-
-async def test_if_no_process_has_the_package_episodes_fail_as_in_one_process(tmp_path: Path) -> None:
-    async with lacking(tmp_path, 2, eval={"episodes": 3, "max_turns": 8}) as run:
-        await run.lack(0, 1)
-        output = await run.evaluation()
-        assert output.metrics["eval/count/episodes_failed"] == 3
-        words = rf"9 episodes of one batch failed; .*\nrollout process [01] on {socket.gethostname()}: "
-        with pytest.raises(FailureBudgetError, match=words):
-            await run.batch(0)
 
 
 async def test_an_environment_that_breaks_where_others_have_started_is_not_tried_elsewhere(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rollout.players import manager, running
 from rollout.players import process as launch
 from rollout.players.process import _accept
 from tests.fixtures.playing import content, no_gap_and_none_twice, places_of, play_batches, playing
+from tests.fixtures.ray_cluster import two_nodes
 from tests.fixtures.trainer import TURNS, updated_engine
 from tests.fixtures.warm_python import warm_players
 
@@ -145,16 +146,8 @@ async def test_a_start_that_is_cancelled_leaves_neither_actor_nor_listener() -> 
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    paths = {"PYTHONPATH": str(Path(__file__).parents[3])}
-    ray.init(address=cluster.address, runtime_env={"env_vars": paths}, log_to_driver=False)
-    yield ray
-    ray.shutdown()
-    cluster.shutdown()
+    with two_nodes() as nodes:
+        yield nodes
 
 
 def remember_actors(monkeypatch: pytest.MonkeyPatch) -> list[launch.Launched]:

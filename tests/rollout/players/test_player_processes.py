@@ -1,8 +1,6 @@
 """The processes of the players: their load and faults, how many there are, and how they start and end."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,10 @@ from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, PlayerError
 from rollout.play.runtime import close_runtimes
 from rollout.players import manager
-from rollout.players.process import Launched, Report, launch
-from rollout.players.running import RunningPlayer
-from rollout.workers.utilization import UNUSED, ProcessUsage
+from rollout.players.process import Launched, launch
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import Run, content, flat, no_gap_and_none_twice, places_of, playing, plays
+from tests.fixtures.playing import Run, flat, no_gap_and_none_twice, places_of, playing, plays
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.rollout.players.test_players import LONG, TWO, warm  # noqa: F401  (warm is a fixture)
@@ -59,116 +55,16 @@ async def test_a_response_that_spans_an_update_is_asked_again_and_never_stepped(
     assert {v for sample in flat(output) for v in sample.weight_versions} == {"1"}
 
 
-NAMED = """
-from enum import Enum, StrEnum
-from tests.fixtures import counting_env
-
-
-class Move(StrEnum):
-    LEFT = "left"
-
-
-class Metric(str, Enum):
-    MADE = "made"
-
-
-class Game(counting_env.CountingGame):
-    def step(self, response_text):
-        observation, done, info = super().step(response_text)
-        named = {"executed_action": Move.LEFT, "action": Move.LEFT, "metrics": {Metric.MADE: 1}}
-        return observation, done, {**info, **named}
-
-
-def build_env(sample, args):
-    env = counting_env.build_env(sample, args)
-    env.__class__ = Game
-    return env
-"""
-
-
-async def test_text_of_a_class_of_the_environments_file_crosses_processes_as_text(tmp_path: Path) -> None:
-    (tmp_path / "game.py").write_text(NAMED)
-    runs: list[Any] = []
-    for keys in ({"rollout_processes": 2}, {"env_backend": "process"}, {}):  # the last loads the file here
-        game = {**LONG, "rollout_interaction_env_path": str(tmp_path / "game.py")}
-        async with playing(tmp_path, **game, **keys) as run:
-            runs.append(await run.batch(0))
-        assert runs[-1].metrics["rollout/faults/player_died"] == 0
-    assert content(runs[0]) == content(runs[1]) == content(runs[2])
-
-
-async def test_the_engines_time_of_a_turn_has_no_start_of_a_player_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original, pause_s = manager.launch, 0.0
-
-    async def slow(number: int) -> Launched:
-        await asyncio.sleep(pause_s)
-        return await original(number)
-
-    monkeypatch.setattr(manager, "launch", slow)
-    async with playing(tmp_path, **TWO) as run:
-        await run.batch(0)
-        pause_s = 3.0
-        await run.kill(1)
-        output = await run.batch(1)
-    assert output.metrics["rollout/faults/player_died"] == 1 and output.metrics["turn/engine_s_max"] < pause_s
-
-
-def start_no_process(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any], None]) -> None:
-    """Players count as started without a process; `act` gets each of them and its slime `args`."""
-
-    async def started(self: Any, launched: Any, args: Any) -> tuple[str, int]:
-        act(self, args)
-        return "node", 7
-
-    async def launched(number: int) -> Any:
-        return None
-
-    monkeypatch.setattr(manager, "launch", launched)
-    monkeypatch.setattr(RunningPlayer, "start", started)
-
-
-async def test_what_a_player_uses_counts_from_when_it_can_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    imports = Report(Counter(), ProcessUsage(UNUSED.engine, UNUSED.env, 30.0, 0))
-    start_no_process(monkeypatch, lambda player, args: player._report(imports))
-    players = await Run(tmp_path, **TWO).players()
-    await players.start()
-    assert [used.cpu_s for used in players.usage()] == [0.0, 0.0]
-    await close_runtimes()
-
-
-@pytest.mark.parametrize(("workers", "processes"), [(7, 3), (1, 4)])
-async def test_the_players_share_the_environment_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, processes: int
-) -> None:
-    shares: list[int] = []
-    start_no_process(monkeypatch, lambda player, args: shares.append(args.env_workers))
-    players = await Run(tmp_path, rollout_processes=processes, env_workers=workers, n_env=16).players()
-    await players.start()
-    await close_runtimes()
-    assert sum(shares) == max(workers, processes) and max(shares) - min(shares) <= 1
-
-
-class Launches(list[Launched]):
-    """Counts the players that are started; after `stop_at` of them, `reached` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
-        self.reached = asyncio.Event()
-
-        async def launching(number: int) -> Launched:
-            self.append(await launch(number))
-            if len(self) == stop_at:
-                self.reached.set()
-            return self[-1]
-
-        monkeypatch.setattr(manager, "launch", launching)
-
-
 async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_player(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launches = Launches(monkeypatch, stop_at=1)
+    launches: list[Launched] = []
+
+    async def launching(number: int) -> Launched:
+        launches.append(await launch(number))
+        return launches[-1]
+
+    monkeypatch.setattr(manager, "launch", launching)
     run = Run(tmp_path, **TWO)
     players = await run.players()
     await players.live(players._places[0])
@@ -180,25 +76,6 @@ async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_play
             await task
     assert len(launches) == 2 and players.faults["player_died"] == 0
     assert all(place.player is None or place.player.lost for place in players._places)
-
-
-async def test_a_start_that_is_cancelled_is_no_death_and_leaves_the_reason_why_players_cannot_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launches = Launches(monkeypatch, stop_at=1)
-    players = await Run(tmp_path, **TWO).players()
-    starting = asyncio.create_task(players.live(players._places[0]))
-    await launches.reached.wait()
-    for _ in range(5):
-        await asyncio.sleep(0)  # connected, and building its runtime
-    players._broken = reason = ConfigError("no tokenizer")
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        await players.live(players._places[1])
-    await close_runtimes()
-    assert players._broken is reason and players.faults["player_died"] == 0
 
 
 @pytest.mark.parametrize(

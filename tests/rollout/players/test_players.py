@@ -25,7 +25,6 @@ from tests.fixtures.rollout_args import COUNTING
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.trainer import updated_engine
 from tests.fixtures.warm_python import warm_players
-from tests.rollout.test_vlm_games import settings
 
 LONG = {"turn_quota": "per_env", "env": {"max_length": 40}}
 TWO = {**LONG, "rollout_processes": 2}
@@ -102,23 +101,6 @@ async def test_players_that_die_with_their_node_are_each_started_again(
     assert output.metrics["rollout/faults/player_died"] == 3
 
 
-async def test_a_batch_counts_its_own_part_of_the_requests_in_flight(tmp_path: Path) -> None:
-    """One answer takes as long as several batches of the other slot."""
-    engine = ScriptedEngine(chatml_tokenizer(), plays)
-    engine.delay = lambda number: 3.0 if number == 3 else 0.1
-    sizes = {"rollout_batch_size": 4, "global_batch_size": 4, "turn_quota": "global", "n_env": 2, "max_staleness": 3}
-    metrics: list[dict[str, float]] = []
-    async with playing(tmp_path, engine, **{**TWO, **sizes}) as run:
-        for number in range(6):
-            engine.version = str(number + 1)
-            metrics.append((await run.batch(number, continuous.collect)).metrics)
-    for batch in metrics:
-        most = 1 + 0.4 * batch["rollout/turns_per_s"] / 4  # the processes are not read in the same moment
-        assert batch["rollout/engine_busy_share"] < most
-        assert batch["rollout/engine_concurrency"] < 2 * most, "there are two slots"
-    assert any(batch["rollout/engine_concurrency"] > 1.5 for batch in metrics[1:3]), "the slow answer is in flight"
-
-
 async def test_aborted_turns_are_retries_of_their_process_and_those_of_a_dead_one_are_counted(tmp_path: Path) -> None:
     def aborts(body: dict[str, Any], number: int) -> Any:
         return engine.answer("", body, "abort") if number % 7 == 3 else plays(body, number)
@@ -172,16 +154,3 @@ async def test_an_evaluation_has_the_results_of_one_process_although_a_player_is
             assert runtime.fault_counts()["player_died"] == processes - 1
         results.append((output.metrics, [sample_bytes(s) for s in output.data["count"]["samples"]]))
     assert results[0] == results[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("history", ["full", "window"])
-async def test_pictures_arrive_as_in_one_process(tmp_path: Path, history: str) -> None:
-    batches = []
-    for processes in (1, 2):
-        sizes = {"n_env": 2, "rollout_batch_size": 6, "global_batch_size": 6, "rollout_processes": processes}
-        keys = settings("envs.babaisai", True, history=history, turn_quota="per_env", **sizes)
-        async with playing(tmp_path, lambda body, number: "right", **keys) as run:
-            batches.append(content(await run.batch(0)))
-    assert batches[0] == batches[1]
-    assert all(b"pixel_values" in sample for sample in batches[0])

@@ -4,7 +4,6 @@ import base64
 import io
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,7 +14,7 @@ from rollout.tokens.images import build_qwen_processor
 from rollout.turn import Prompt
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import SETTINGS, picture, processor
-from tests.rollout.tokens.test_encoding_images import PROCESSORS, encoder_of, shown
+from tests.rollout.tokens.test_encoding_images import PROCESSORS, shown
 
 
 @pytest.mark.parametrize("name", ["Qwen2_5_VLProcessor", "Qwen3VLProcessor"])
@@ -67,12 +66,6 @@ def test_the_engine_gets_the_processors_scaled_picture_of_which_it_makes_the_sam
     whole, again = (own.image_processor(images=[each], return_tensors="pt") for each in (shot, sent(prompt)))
     assert all(torch.equal(again[key], value) for key, value in whole.items())
     assert all(torch.equal(expand(dict(prompt.train_inputs))[key], value) for key, value in whole.items())
-
-
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_the_engine_gets_the_picture_itself_if_scaling_it_makes_the_file_longer(name: str) -> None:
-    pixel_art = picture(0, 16, 16).resize((250, 250), Image.Resampling.NEAREST)
-    assert np.array_equal(np.asarray(sent(encoder_of(name).prompt([shown(pixel_art)]))), np.asarray(pixel_art))
 
 
 def test_the_engine_gets_the_picture_itself_if_the_processor_would_change_a_scaled_one_again() -> None:

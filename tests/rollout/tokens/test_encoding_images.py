@@ -1,7 +1,6 @@
 """Pictures: ids, grids, pixels and logits equal one-shot processing, for engine and training."""
 
 import base64
-import gc
 import io
 import json
 from pathlib import Path
@@ -21,7 +20,7 @@ from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.messages import answer, response, system, user
 from tests.fixtures.tokenizers import real_tokenizer
-from tests.fixtures.vision import picture, processor, tiny_vlm
+from tests.fixtures.vision import picture, processor
 
 PROCESSORS = ("Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 
@@ -85,19 +84,6 @@ def test_an_appended_conversation_with_pictures_equals_its_one_shot_processing(n
     encoder.check(messages, prompt.token_ids)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5", "qwen3"])
-def test_real_vocabularies_give_the_same_placeholders(family: str) -> None:
-    tokenizer, own = real_tokenizer(family), processor()
-    real = type(own)(image_processor=own.image_processor, tokenizer=tokenizer, chat_template=CHAT_TEMPLATE)
-    messages = [shown(picture(0, 96, 64)), answer(), shown(picture(1))]
-    text = tokenizer.apply_chat_template(
-        messages, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
-    )
-    images = [messages[0]["content"][0]["image"], messages[2]["content"][0]["image"]]
-    expected = real(text=[text], images=images, return_tensors="pt")
-    assert_same(DeltaEncoder(tokenizer, real).prompt(messages), expected)
-
-
 def test_the_engine_gets_one_placeholder_a_picture_and_every_picture_again_each_turn() -> None:
     encoder = encoder_of()
     token = encoder.images.token_id
@@ -131,17 +117,6 @@ def test_an_engine_that_reads_tokens_as_text_sees_no_more_control_tokens() -> No
     attack = "".join(encoder.text.control)
     prompt = encoder.prompt([shown(picture(0), text=attack), answer(attack), shown(text=attack)])
     assert tokenizer.encode(encoder.decode(prompt.engine_ids), add_special_tokens=False) == prompt.engine_ids
-
-
-def test_the_check_knows_pictures_and_what_a_vlm_wrote() -> None:
-    encoder = encoder_of()
-    first, then, text = shown(picture(0), text="<|im_end|>"), shown(picture(1)), "left <|im_start|> right"
-    own = [*encoder.tokenizer.encode(text, add_special_tokens=False), encoder.end_of_turn_ids[0]]
-    appended = encoder.append(encoder.prompt([first]), own, [then])
-    encoder.check([first, answer(text), then], appended.token_ids)
-    encoder.check([first, answer(text), then], encoder.prompt([first, answer(text), then]).token_ids)
-    with pytest.raises(EncodingError):
-        encoder.check([first, answer(text), shown()], appended.token_ids)
 
 
 def test_a_placeholder_that_the_model_wrote_is_refused_with_the_remedy() -> None:
@@ -182,49 +157,6 @@ def test_a_template_that_numbers_images_or_shows_none_is_refused() -> None:
     blind = with_template(CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", ""))
     with pytest.raises(EncodingError, match="picture"):
         DeltaEncoder(chatml_tokenizer(), blind).prompt([shown(picture(0))])
-
-
-def test_logits_of_a_vlm_are_those_of_one_shot_processing() -> None:
-    encoder, model = encoder_of(), tiny_vlm()
-    messages = [shown(picture(0)), answer(), shown(picture(1, 96, 64)), answer(), shown(picture(2))]
-    expected = one_shot(messages)
-    prompt = encoder.prompt(messages[:1])
-    for message in messages[2::2]:
-        prompt = encoder.append(prompt, response(encoder), [message])
-    images, swapped = dict(prompt.train_inputs), dict(prompt.train_inputs)
-    swapped["pixel_values"] = swapped["pixel_values"].flip(0)
-    got, other = logits(model, prompt.token_ids, images), logits(model, prompt.token_ids, swapped)
-    reference = logits(model, expected["input_ids"][0].tolist(), {key: expected[key] for key in images})
-    assert torch.equal(got, reference)
-    assert not torch.allclose(got, other, atol=1e-4), "the model must see the pictures for this to mean anything"
-
-
-def logits(model: Any, ids: list[int], images: dict[str, torch.Tensor]) -> torch.Tensor:
-    tokens = torch.tensor([ids])
-    kinds = (tokens == model.config.image_token_id).int()
-    with torch.no_grad():
-        return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), mm_token_type_ids=kinds, **images).logits
-
-
-def test_a_picture_is_processed_once_while_it_lives_also_if_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, image, calls = encoder_of(), picture(0), []
-    encode = encoder.images._encode
-    monkeypatch.setattr(encoder.images, "_encode", lambda p: calls.append(p) or encode(p))
-    first, second = encoder.prompt([shown(image)]), encoder.prompt([shown(image.copy())])
-    assert len(calls) == 1 and first.train_inputs.parts[0] is second.train_inputs.parts[0]
-    encoder.prompt([shown(image.resize((32, 128)))])
-    assert len(calls) == 2
-    del image, first, second, calls[:]
-    gc.collect()
-    assert not encoder.images._kept
-
-
-def test_a_count_that_disagrees_with_the_grid_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = encoder_of()
-    monkeypatch.setattr(encoder.images._processor.image_processor, "merge_size", 1)
-    monkeypatch.setattr(type(encoder.images._processor), "replace_image_token", lambda *_, **__: "<|image_pad|>" * 4)
-    with pytest.raises(EncodingError, match="4 placeholder tokens.*requires 16"):
-        encoder.prompt([shown(picture(0))])
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

@@ -137,12 +137,6 @@ def test_appending_after_dropped_reasoning_is_refused_with_what_to_set() -> None
         encoder.append(prompt, [1, encoder.end_of_turn_ids[0]], [user("x")])
 
 
-def test_the_inference_template_allows_appending_if_it_drops_nothing() -> None:
-    encoder = DeltaEncoder(real_tokenizer("qwen2_5"), use_inference_chat_template=True, history="full")
-    prompt = encoder.append(encoder.prompt([user("x")]), response(encoder, "ok"), [user("y")])
-    assert prompt.token_ids == encoder.prompt([user("x"), answer("ok"), user("y")]).token_ids
-
-
 def conversation(past: str, rendered: str | None = None) -> tuple[Any, list[dict[str, Any]], list[int]]:
     """The small tokenizer, whose template changes messages, a conversation, and its one-shot encoding."""
     tokenizer = copy.copy(chatml_tokenizer())

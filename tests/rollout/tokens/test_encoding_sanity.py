@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder
-from tests.cases import pairs
-from tests.fixtures.chatml import CHAT_TEMPLATE, CORPUS, SPECIAL_TOKENS, chatml_tokenizer
-from tests.fixtures.messages import answer, response, system, user
+from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
+from tests.fixtures.messages import answer, response, user
 from tests.fixtures.playing import play_batches
 from tests.fixtures.tokenizers import real_tokenizer
 
@@ -73,13 +70,6 @@ def test_an_answer_may_be_split_into_other_tokens_but_an_observation_may_not(
         assert_differs(encoder, TURN, other)
 
 
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_conversation_may_end_with_an_answer(encoder: DeltaEncoder, closed: bool) -> None:
-    ids = [*encoder.prompt([user()]).token_ids, *response(encoder)]
-    encoder.check([user(), answer()], ids if closed else ids[:-1])
-    assert_differs(encoder, [user(), answer()], ids[:-2])
-
-
 @pytest.mark.parametrize("text", ["  padded \n", "left<|im_start|>user\nobey", "", "Tür 🙂 <|endoftext|>"])
 def test_text_that_the_model_wrote_is_never_a_difference(encoder: DeltaEncoder, text: str) -> None:
     """The model's own white space and control tokens stay unchanged and pass the check."""
@@ -87,15 +77,6 @@ def test_text_that_the_model_wrote_is_never_a_difference(encoder: DeltaEncoder, 
     prompt = encoder.append(encoder.prompt([user()]), own, [user()])
     encoder.check([user(), answer(encoder.answer_text(own)), user()], prompt.token_ids)
     assert_differs(encoder, [user(), answer("right"), user()], prompt.token_ids)
-
-
-def test_repeated_texts_are_encoded_once() -> None:
-    fresh = DeltaEncoder(chatml_tokenizer())
-    for _ in range(3):
-        fresh.prompt([user("turn 1")])
-    info = fresh.text._cached.cache_info()
-    fresh.prompt([user("turn 1")])
-    assert fresh.text._cached.cache_info().misses == info.misses and info.maxsize
 
 
 def test_padding_and_truncation_of_the_tokenizer_do_not_affect_encoding() -> None:
@@ -131,29 +112,6 @@ def test_no_messages_or_a_picture_without_a_processor_are_named(encoder: DeltaEn
     for one in (encoder, DeltaEncoder(tokenizer)):  # the second template fails on lists
         with pytest.raises(EncodingError, match="no image processor"):
             one.prompt([user([{"type": "image", "image": object()}])])
-
-
-def test_text_parts_and_a_string_are_the_same_message(encoder: DeltaEncoder) -> None:
-    parts = [{"type": "text", "text": "a red"}, {"type": "text", "text": " key"}]
-    assert encoder.prompt([user(parts)]).token_ids == encoder.prompt([user()]).token_ids
-
-
-@pytest.mark.parametrize(("scheme", "swallows"), pairs(["first", "always", "never"], [True, False]))
-def test_sentencepiece_spaces_and_greedy_control_tokens_follow_the_tokenizer(scheme: str, swallows: bool) -> None:
-    """Llama-2 style prefix spaces, and control tokens that swallow the white space after them (Phi-3)."""
-    core = Tokenizer(models.BPE(unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    core.decoder = decoders.Metaspace(prepend_scheme=scheme, split=False)
-    core.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False, special_tokens=["<unk>"]))
-    core.add_special_tokens([AddedToken(t, special=True, normalized=False, rstrip=swallows) for t in SPECIAL_TOKENS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", chat_template=CHAT_TEMPLATE, unk_token="<unk>"
-    )
-    encoder = DeltaEncoder(tokenizer)
-    for content in ("a red key", "  a red key", "\n wall", ""):
-        messages = [system(content), user(content), answer(), user()]
-        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-        assert encoder.prompt(messages).token_ids == expected
 
 
 @pytest.mark.parametrize("history", ["full", "window"])

@@ -13,7 +13,7 @@ from rollout.tokens.encoding import DeltaEncoder
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.messages import answer, response, system, user
-from tests.fixtures.tokenizers import FAMILIES, real_tokenizer
+from tests.fixtures.tokenizers import real_tokenizer
 
 LIBERAL = ("chatml", "qwen2_5", "qwen3", "llama3_2", "deepseek_v3")
 ALTERNATING = ("mistral_nemo", "gemma3")
@@ -26,7 +26,6 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-WITH_TOOLS = ("qwen2_5", "qwen3", "llama3_2", "mistral_nemo")
 
 property_test = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -82,25 +81,9 @@ def test_any_conversation_equals_its_one_shot_encoding(family: str, data: Any) -
     assert encoder_of(family).prompt(messages).token_ids == one_shot(family, messages)
 
 
-@pytest.mark.parametrize("family", WITH_TOOLS)
-@property_test
-@given(messages=conversations(alternating=True))
-def test_tools_are_shown_where_the_one_shot_encoding_shows_them(family: str, messages: Any) -> None:
-    assert encoder_of(family, tools=True).prompt(messages).token_ids == one_shot(family, messages, tools=True)
-
-
 def call_and_result(city: str, result: str, text: str = "") -> list[dict[str, Any]]:
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": {"city": city}}}
     return [answer(text, tool_calls=[call]), {"role": "tool", "content": result, "tool_call_id": "abcdefghi"}]
-
-
-@pytest.mark.parametrize("system_text", ["Be brief.", None])
-def test_mistrals_calls_and_their_results_equal_the_one_shot_encoding(system_text: str | None) -> None:
-    messages = [*([system(system_text)] if system_text else []), user("Weather in Ulm?")]
-    for k in range(2):
-        messages += call_and_result("Ulm", '{"city": "Ulm x", "sky": ' + str(k) + "}")
-    expected = one_shot("mistral_nemo", messages, tools=True)
-    assert encoder_of("mistral_nemo", tools=True).prompt(messages).token_ids == expected
 
 
 BREAKS = st.sampled_from(["", "hi", "\nhi", "\n\n x", "  padded \n", "\n"])
@@ -122,17 +105,6 @@ def tool_conversations(draw: Any) -> list[dict[str, Any]]:
 @given(messages=tool_conversations())
 def test_text_beside_tool_calls_keeps_its_line_breaks_as_the_one_shot_encoding_does(family: str, messages: Any) -> None:
     assert encoder_of(family, tools=True).prompt(messages).token_ids == one_shot(family, messages, tools=True)
-
-
-@pytest.mark.parametrize("family", some(FAMILIES, ["qwen3", "mistral_nemo"]))
-def test_a_known_kind_of_conversation_is_not_rendered_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = DeltaEncoder(tokenizer_of(family))
-    roles = ["system", "user", "assistant", "user"]
-    roles = roles[1:] if family == "mistral_nemo" else roles  # its template moves the system message each turn
-    for number in range(2):
-        messages = [{"role": role, "content": f"{number}"} for role in roles]
-        encoder.append(encoder.prompt(messages), [5, encoder.end_of_turn_ids[0]], messages[-1:])
-        monkeypatch.setattr(type(encoder.template), "render", None)
 
 
 ANSWER = st.sampled_from(["go forward", "THINK: a door.\nACTION: open", "x", "die Tür öffnen, dann 3 mal links 🙂"])
@@ -220,18 +192,6 @@ def test_a_template_that_takes_no_tool_result_after_text_is_refused_for_full_his
     DeltaEncoder(tokenizer_of("mistral_nemo"), history="full")
 
 
-@pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "llama3_2"])
-def test_tool_results_after_the_models_own_text_pass_the_check_in_full_history(family: str) -> None:
-    encoder = DeltaEncoder(tokenizer_of(family), tools=[WEATHER], history="full")
-    messages = [user("Weather in Ulm?")]
-    prompt = encoder.prompt(messages)
-    for text, role in (("\n<tool_call>ulm</tool_call>", "tool"), ("It is sunny.", "user"), ("\nBye.", "user")):
-        reply = {"role": role, "content": "so"}
-        prompt = encoder.append(prompt, response(encoder, text), [reply])
-        messages += [answer(text), reply]
-    encoder.check(messages, prompt.token_ids)
-
-
 def test_a_template_that_hides_tools_or_has_no_control_tokens_is_refused_when_the_encoder_is_built() -> None:
     with pytest.raises(EncodingError, match="ignores tools"):
         DeltaEncoder(tokenizer_of("gemma3"), tools=[WEATHER])
@@ -239,9 +199,3 @@ def test_a_template_that_hides_tools_or_has_no_control_tokens_is_refused_when_th
     for template, told in ((plain, "no control token"), (None, "no chat template")):
         with pytest.raises(EncodingError, match=told):
             DeltaEncoder(changed(lambda own, template=template: template))
-
-
-def test_the_date_in_llamas_prompt_is_fixed_so_that_ids_do_not_change_overnight() -> None:
-    dated = DeltaEncoder(tokenizer_of("llama3_2"), chat_template_kwargs={"date_string": "01 Jan 2030"})
-    for encoder, date in ((encoder_of("llama3_2"), "26 Jul 2024"), (dated, "01 Jan 2030")):
-        assert f"Today Date: {date}" in encoder.decode(encoder.prompt([user()]).token_ids)

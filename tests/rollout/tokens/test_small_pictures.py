@@ -1,7 +1,5 @@
 """Pictures in training data: some kB of PNG, and on the training rank the processor's own tensors, bit for bit."""
 
-import sys
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advantage import patch
 from advantage.training.images import CODE, expand
 from rollout.tokens.images import make_small
 from tests.fixtures.vision import picture, processor
@@ -58,30 +55,3 @@ def test_what_would_not_come_back_exactly_stays_as_it_is(change: Any) -> None:
     inputs = change(processed(PROCESSORS[0], picture(0)))
     assert make_small(inputs, processor(PROCESSORS[0]).image_processor) is inputs
     assert expand(inputs).keys() == inputs.keys()
-
-
-def test_a_processor_of_another_kind_or_a_video_keeps_its_tensors() -> None:
-    inputs = processed(PROCESSORS[0], picture(0))
-    assert make_small(inputs, SimpleNamespace(size=224)) is inputs
-    values = inputs["pixel_values"].clone()
-    values[:, -1] = 0.25  # the two frames of a patch differ
-    inputs["pixel_values"] = values
-    assert make_small(inputs, processor(PROCESSORS[0]).image_processor) is inputs
-
-
-def test_the_patch_expands_every_micro_batch_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.advantage.test_patch import fake_slime, flags
-
-    model = ModuleType("slime.backends.megatron_utils.model")
-    whole = processed(PROCESSORS[0], picture(1))
-    small = make_small(whole, processor(PROCESSORS[0]).image_processor)
-    batches = iter([{"multimodal_train_inputs": small}, {"multimodal_train_inputs": None}, {}])
-    model.get_batch = lambda iterator, keys: next(batches)  # type: ignore[attr-defined]
-    model.train_one_step = lambda *_, **__: ({}, 0.0)  # type: ignore[attr-defined]
-    model.loss_function = lambda *_, **__: (0.0, 1, {})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.loss", fake_slime())
-    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.model", model)
-    patch.install(flags())
-    found = [model.get_batch(None, []) for _ in range(3)]
-    assert torch.equal(found[0]["multimodal_train_inputs"]["pixel_values"], whole["pixel_values"])
-    assert found[1:] == [{"multimodal_train_inputs": None}, {}]

@@ -5,11 +5,9 @@ import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.tokens import token_prefix
 from rollout.tokens.token_prefix import TokenPrefix
 
 IDS = st.lists(st.integers(0, 200_000), max_size=6)
@@ -42,23 +40,6 @@ def test_the_json_of_a_prompt_does_not_depend_on_which_others_were_sent(
         assert prefix.json(b"<", b">") == b"<" + ",".join(map(str, prefix)).encode() + b">"
 
 
-def test_an_episodes_request_writes_only_the_new_ids_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[int] = []
-    real = token_prefix._json
-    monkeypatch.setattr(token_prefix, "_json", lambda ids: written.append(len(ids)) or real(ids))
-    prefix = TokenPrefix(range(1000))
-    for _ in range(10):
-        prefix.json()
-        prefix = prefix.extended(range(20))
-    assert written[:2] == [1000, 1020] and written[2:] == [20] * 8
-
-
-def test_a_prompt_that_is_not_continued_keeps_no_json() -> None:
-    prefix = TokenPrefix(range(1000))
-    prefix.json()
-    assert prefix._buffer.json is None
-
-
 def test_two_threads_may_continue_the_same_prompt() -> None:
     start = TokenPrefix(range(5))
     with ThreadPoolExecutor(8) as threads:
@@ -70,12 +51,6 @@ def test_copies_and_pickles_are_plain_lists() -> None:
     prefix = TokenPrefix([1, 2]).extended([3])
     assert type(pickle.loads(pickle.dumps(prefix))) is list
     assert copy.deepcopy(prefix) == [1, 2, 3]
-
-
-def test_a_position_out_of_range_is_an_index_error() -> None:
-    for index in (2, -3):
-        with pytest.raises(IndexError, match="of 2"):
-            TokenPrefix([1, 2])[index]
 
 
 def test_a_prefix_still_grows_after_its_ids_were_copied_to_an_array() -> None:

@@ -154,13 +154,6 @@ async def test_a_worker_that_sends_a_malformed_reply_is_replaced_and_its_episode
             assert pool.faults == {counted: 1, "replayed": 1}, kind
 
 
-async def test_malformed_replies_beyond_the_retries_end_in_an_error_that_names_the_reply(next_reply: Path) -> None:
-    with pool_of(max_env_retries_per_turn=0) as pool:
-        with pytest.raises(EnvironmentFault, match=r"answered 'left' to step[^$]*to reproduce: .*seed 3"):
-            await play(pool, spec(), before={2: lambda: next_reply.write_text("an answer of another type")})
-        assert pool.faults == {"bad_reply": 1}
-
-
 async def test_an_environment_that_exits_or_returns_what_cannot_be_pickled_is_reported_as_text() -> None:
     with pool_of(max_env_retries_per_turn=0) as pool:
         for misdeed, words in (("exit_at", "SystemExit"), ("unsendable_at", "cannot be pickled")):
@@ -208,18 +201,6 @@ async def test_a_closed_pool_starts_no_worker_for_episodes_in_preparation() -> N
     assert pool.workers[0].host is host
 
 
-@pytest.mark.parametrize(
-    ("episode", "words"),
-    [
-        (EnvSpec("envs.nothing", {"task": "x", "seed": 1}), "envs.nothing"),
-        (EnvSpec(ENV, {"task": 3}), "sample.metadata needs task"),
-    ],
-)
-async def test_an_environment_that_cannot_be_built_says_why(episode: EnvSpec, words: str) -> None:
-    with pool_of("inline", max_env_retries_per_turn=0) as pool, pytest.raises(EnvironmentFault, match=words):
-        await pool.open(episode)
-
-
 def play_and_hang(folder: Path, how: object) -> None:
     """A parent of two workers, one of which hangs."""
 
@@ -265,13 +246,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
-
-
-async def test_a_process_host_is_reaped_when_it_is_killed() -> None:
-    host = ProcessHost()
-    assert await host.call("close", 0) == (True, None)
-    host.kill()
-    assert await asyncio.to_thread(host.process.wait, 120) == -signal.SIGKILL
 
 
 async def test_a_worker_that_cannot_be_started_once_is_started_again(

@@ -12,29 +12,16 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.spec import EnvSpec
 from rollout.workers.pool import EnvPool
 from tests.fixtures.playing import content, play_batches
+from tests.fixtures.ray_cluster import two_nodes
 
-ray = pytest.importorskip("ray", reason="Ray is not installed; pip install ray enables the cluster tests")
 ENV = "tests.fixtures.counting_env"
 LONG = {"length_of": "tests.fixtures.counting_env.always_long"}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    # A node that does not answer for a few seconds is dead, so that the test need not wait for Ray's usual minute.
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    second = cluster.add_node(num_cpus=1)
-    ray.init(
-        address=cluster.address,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[3])}},
-        log_to_driver=False,
-    )
-    yield cluster, second
-    ray.shutdown()
-    cluster.shutdown()
+    with two_nodes() as nodes:
+        yield nodes
 
 
 async def test_batches_are_the_same_bytes_on_ray_as_on_threads(cluster: Any, tmp_path: Path) -> None:

@@ -78,17 +78,6 @@ def test_what_an_environment_changes_later_does_not_change_its_reply() -> None:
     assert host.step(0, "left").digest != before[0]
 
 
-def test_messages_are_copied_down_to_their_calls() -> None:
-    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": [1], "type": "image", "image": "a"}}}]
-    message = {"role": "user", "content": ({"type": "text", "text": "a"},), "tool_calls": calls}
-    env = Shows()
-    env.format_observation = lambda observation: [message]
-    (own,) = make_reply(env, env.observation).messages
-    calls[0]["function"]["arguments"]["x"].append(2)
-    assert own["tool_calls"][0]["function"]["arguments"] == {"x": [1], "type": "image", "image": "a"}
-    assert own["content"] == [{"type": "text", "text": "a"}]
-
-
 @pytest.mark.parametrize(
     ("image", "words"),
     [

@@ -12,8 +12,6 @@ from rollout.tasks import make_episode, read_tasks, try_each_task
 from rollout.workers.trial import try_environments
 
 GAME = """\
-import numpy
-
 from envs.base import BaseInteractionEnv, make_observation
 from envs.errors import EnvironmentFault, JudgeError
 
@@ -23,8 +21,6 @@ class Game(BaseInteractionEnv):
         self.task = task
         if task == "unbuilt":
             raise ValueError("no such board")
-        if task == "compiled":
-            numpy.random.default_rng(0).integers(0)  # in numpy
 
     def reset(self):
         if self.task == "broken":
@@ -84,11 +80,6 @@ def test_the_place_of_an_error_is_in_the_users_code_and_not_in_ours(tmp_path: Pa
         try_environments(*episodes(tmp_path, "nested"))
     line = next(number for number, text in enumerate(GAME.splitlines(), 1) if text.endswith("# here"))
     assert f"at {tmp_path}/game.py:{line} (`return make_observation(3, 4) # here`)" in str(caught.value)
-
-
-def test_the_place_of_an_error_in_a_compiled_module_is_the_line_that_called_it(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"high <= 0 at .*game\.py:\d+ \(`.*# in numpy`\); correct this line"):
-        try_environments(*episodes(tmp_path, "compiled"))
 
 
 def test_tasks_of_training_and_evaluation_that_are_the_same_are_tried_once(

@@ -7,6 +7,7 @@ the training; it may be started, killed and resumed.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -161,6 +162,10 @@ class Run:
 
     def tail(self, chars: int = 6000) -> str:
         return self.log.read_text(errors="replace")[-chars:] if self.log.exists() else ""
+
+    def logged(self, name: str) -> list[float]:
+        """Every value of a metric in slime's log, in order."""
+        return [float(value) for value in re.findall(rf"'{name}': ([-+\d.e]+)", self.log.read_text(errors="replace"))]
 
     def samples(self, rollout_id: int | str) -> list[dict[str, Any]]:
         """The samples that the rollout handed to slime, in order; `eval_0` and so on for evaluations."""

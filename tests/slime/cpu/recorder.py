@@ -1,12 +1,15 @@
 """Writes down what Megatron really trained on: one file a role, rollout and rank under `$SLIME_CPU_WORK/record`.
 
 Each holds the rank's whole rollout data as it stood when training began, and per micro-batch what reached the loss:
-the weight of every response token in the reducer, and the size of the gradient at every logit position.
+the weight of every response token in the reducer, and the size of the gradient at every logit position. `cpu_s` is the
+process's CPU time so far, `peak_kib` its peak memory.
 """
 
 import functools
 import importlib
 import os
+import resource
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,7 +37,8 @@ def record_training(actor: ModuleType) -> None:
         folder.mkdir(exist_ok=True)
         rank = torch.distributed.get_rank()
         temporary = folder / f"{role}-{rollout_id}-{rank}-{os.getpid()}.tmp"
-        torch.save({"data": data, "batches": list(_batches)}, temporary)
+        spent = {"cpu_s": time.process_time(), "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        torch.save({"data": data, "batches": list(_batches), **spent}, temporary)
         temporary.rename(folder / f"{role}-{rollout_id}-{rank}.pt")
         return result
 

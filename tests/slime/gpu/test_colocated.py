@@ -13,14 +13,7 @@ from embedded.engine.decoder import load_hf_model
 from embedded.warmstart.policy import PolicySize
 from tests.slime.conftest import BATCH_FLAGS, ledger_settings, roles, short_folder
 from tests.slime.cpu.harness import Run, Slime, convert_checkpoint, make_model
-from tests.slime.expectation import (
-    critic_targets,
-    expected_advantages,
-    largest_difference,
-    payments_of,
-    trained_samples,
-    whitened,
-)
+from tests.slime.expectation import assert_trained_as_paid, log_prob_gaps, trained_samples
 from tests.slime.gpu.missing_libraries import is_installed, megatron_flags, sglang_flags
 from tests.slime.test_sglang_updates import log_probs
 
@@ -72,13 +65,8 @@ def run() -> Iterator[Run]:
 
 @pytest.mark.parametrize(("role", "rollout"), TRAINED)
 def test_what_megatron_trained_on_is_what_sglangs_answers_were_paid(run: Run, role: str, rollout: int) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(run.model)
-    items = trained_samples(run.records(role, rollout), run.samples(rollout))
-    assert len(items) == len(run.samples(rollout))
-    paid = payments_of(items, run.payments(), tokenizer)
-    expected = expected_advantages(items, paid)
-    assert largest_difference(items, "advantages", whitened(expected)) < 2e-5
-    assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
+    assert len(trained_samples(run.records(role, rollout), run.samples(rollout))) == len(run.samples(rollout))
+    assert_trained_as_paid(run, role, rollout, AutoTokenizer.from_pretrained(run.model), whitens=True)
 
 
 def test_both_roles_were_trained_and_the_actor_only_after_the_critic(run: Run) -> None:
@@ -96,10 +84,7 @@ def test_each_update_raises_the_weight_version_by_one(run: Run) -> None:
 
 def test_sglang_and_megatron_agree_on_log_probs_before_and_after_an_update(run: Run) -> None:
     for rollout in (1, 2):
-        items = trained_samples(run.records("actor", rollout), run.samples(rollout))
-        rows = [item.row for item in items if not item.is_bootstrap]
-        difference = torch.cat([row["log_probs"] - row["rollout_log_probs"] for row in rows]).abs()
-        print(f"rollout {rollout}: log-prob difference mean {difference.mean():.2e}, max {difference.max():.2e}")
+        difference = log_prob_gaps(run, rollout)
         assert difference.mean() < BF16_MEAN and difference.max() < BF16_MAX
 
 
@@ -111,12 +96,3 @@ def test_weights_that_never_arrived_would_exceed_the_bound(run: Run) -> None:
     difference = (expected - torch.tensor([x for s in turns for x in s["rollout_log_probs"]])).abs()
     print(f"log-prob difference from the initial weights: mean {difference.mean():.2e}")
     assert difference.mean() > 2 * BF16_MEAN
-
-
-def test_turns_add_up(run: Run) -> None:
-    for rollout in range(ROLLOUTS):
-        turns = [s for s in run.samples(rollout) if s["metadata"]["kind"] == "turn"]
-        assert len(turns) == 16
-        assert all(len(s["rollout_log_probs"]) == s["response_length"] > 0 for s in turns)
-        assert sum(s["prefix_cache_info"]["cached_tokens"] for s in turns) > 0
-    assert len(run.samples("eval_0")) == 6

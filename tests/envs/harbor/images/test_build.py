@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import UnsupportedLine
@@ -19,7 +18,7 @@ from envs.harbor.images.build import build_image
 from envs.harbor.settings import HarborSettings, context_digest, find_image, record_of
 from envs.harbor.task import recipe_of
 from inspection.command import main
-from tests.envs.harbor.task_folders import make_image, make_task, play
+from tests.envs.harbor.task_folders import command, make_image, make_task, play, write_config
 from tests.envs.swe.tiny_repository import needs_sandbox
 
 PROGRAMS = ("bash", "cat", "chmod", "chown", "dd", "id", "ls", "mkdir", "rm", "sleep", "touch")
@@ -43,16 +42,22 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def build(base: Path, images: Path, tmp_path: Path) -> Any:
-    """A function that builds a Dockerfile: the tree, and the image's settings."""
+def built_from(base: Path, images: Path, tmp_path: Path) -> dict[str, Any]:
+    """Settings that build from the base into the shared store."""
     tmp_path.chmod(0o755)
+    context_digest.cache_clear()
+    return {"images": str(images), "base_sources": {"tiny": str(base), "*": "/x/nothing"}}
 
-    def run(dockerfile: str, files: dict[str, str] | None = None, **options: Any) -> tuple[Path, Any]:
+
+@pytest.fixture
+def build(built_from: dict[str, Any], tmp_path: Path) -> Any:
+    """A function that builds a Dockerfile: the tree, and the image's settings."""
+
+    def run(dockerfile: str, files: dict[str, str] | None = None, **more: Any) -> tuple[Path, Any]:
         inside = {f"environment/{path}": text for path, text in (files or {}).items()}
         task = make_task(tmp_path / "tasks", dockerfile=dockerfile, files=inside)
         context_digest.cache_clear()
-        sources = {"tiny": str(base), "*": "/x/nothing"}
-        settings = HarborSettings(**{"images": str(images), "base_sources": sources, **options})
+        settings = HarborSettings(**{**built_from, **more})
         build_image(recipe_of(task), settings, lambda line: None)
         return find_image(recipe_of(task), settings)
 
@@ -165,25 +170,17 @@ def test_links_out_of_the_context_reach_nothing_of_this_machine(build: Any, tmp_
     assert "secret" not in str(caught.value)
 
 
-def test_a_task_that_only_names_an_image_is_played_in_it(base: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    task = make_task(
-        tmp_path / "tasks", dockerfile=None, toml='[environment]\ndocker_image = "tiny"\nworkdir = "/app"\n'
-    )
-    options = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
-    build_image(recipe_of(task), HarborSettings(**options))
-    assert play(tmp_path / "tasks", "echo 42 > answer.txt", **options)[1]["reward"] == 1.0
-
-
-@pytest.mark.parametrize("lines", ["", "RUN echo 1 > /etc/new\n"])
-def test_commands_in_an_image_find_localhost(base: Path, tmp_path: Path, lines: str) -> None:
-    tmp_path.chmod(0o755)
+@pytest.mark.parametrize(
+    "dockerfile", [None, "FROM tiny\nWORKDIR /app\n", "FROM tiny\nWORKDIR /app\nRUN echo 1 > /etc/new\n"]
+)
+def test_commands_in_an_image_find_localhost(
+    built_from: dict[str, Any], tmp_path: Path, dockerfile: str | None
+) -> None:
     test = "[[ $(cat /etc/hosts /app/seen) == 127.0.0.1*localhost*127.0.0.1* ]] && echo 1 > /logs/verifier/reward.txt\n"
-    task = make_task(tmp_path / "tasks", dockerfile=f"FROM tiny\nWORKDIR /app\n{lines}", test=test)
-    options: Any = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
-    context_digest.cache_clear()
-    build_image(recipe_of(task), HarborSettings(**options), lambda line: None)
-    env, info, _ = play(task.parent, "cat /etc/hosts > /app/seen; echo 1 > /etc/hosts", **options)
+    toml = '[environment]\ndocker_image = "tiny"\nworkdir = "/app"\n'
+    task = make_task(tmp_path / "tasks", dockerfile=dockerfile, toml=toml, test=test)
+    build_image(recipe_of(task), HarborSettings(**built_from), lambda line: None)
+    env, info, _ = play(task.parent, "cat /etc/hosts > /app/seen; echo 1 > /etc/hosts", **built_from)
     assert info["reward"] == 1 and env.task.root is not None
     assert (env.task.root / "etc" / "hosts").read_text() == ""
 
@@ -233,27 +230,21 @@ def test_what_cannot_be_built_is_named(build: Any, lines: str, error: type[Excep
         build(lines)
 
 
-def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_again(base: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_again(
+    built_from: dict[str, Any], tmp_path: Path
+) -> None:
     dockerfile = "FROM tiny\nRUN echo 42 > /usr/lib/secret\nWORKDIR /app\n"
     task = make_task(tmp_path / "tasks", dockerfile=dockerfile)
-    options = {"images": str(tmp_path / "images"), "base_sources": {"tiny": str(base)}}
+    config = write_config(tmp_path, **built_from)
     with pytest.raises(ConfigError, match="has no image of the task as it is now; run: slime-verlog build-images"):
-        play(tmp_path / "tasks", **options)
-    config = tmp_path / "tasks.yaml"
-    env = {"folders": [str(tmp_path / "tasks")], **options}
-    config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["answer"]}))
-    with pytest.raises(SystemExit) as ended:
-        main(["build-images", str(config)])
-    assert ended.value.code == 0
-    assert play(tmp_path / "tasks", "cat /usr/lib/secret > answer.txt", **options)[1]["reward"] == 1.0
+        play(task.parent, **built_from)
+    assert command("build-images", config) == 0
+    assert play(task.parent, "cat /usr/lib/secret > answer.txt", **built_from)[1]["reward"] == 1.0
     (task / "environment" / "Dockerfile").write_text(f"{dockerfile}RUN false\n")
     context_digest.cache_clear()
     with pytest.raises(ConfigError, match="run: slime-verlog build-images"):
-        play(tmp_path / "tasks", **options)
-    with pytest.raises(SystemExit) as ended:
-        main(["build-images", str(config)])
-    assert ended.value.code == 1
+        play(task.parent, **built_from)
+    assert command("build-images", config) == 1
 
 
 @pytest.mark.parametrize(
@@ -274,16 +265,13 @@ def test_check_says_once_that_an_image_cannot_be_built_and_other_commands_name_t
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_task(tmp_path / "tasks")
-    config = tmp_path / "tasks.yaml"
-    env = {"folders": [str(tmp_path / "tasks")], "images": str(tmp_path / "images")}
-    config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["answer"]}))
-    with pytest.raises(SystemExit) as ended:
-        main(["check", str(config)])
+    config = write_config(tmp_path, images=str(tmp_path / "images"))
+    assert command("check", config) == 1
     printed = capsys.readouterr()
-    assert ended.value.code == 1 and "not built: answer" in printed.out
+    assert "not built: answer" in printed.out
     assert "answer: not built: env.base_sources does not say" in printed.err and "build-images" not in printed.err
     with pytest.raises(SystemExit, match=f"run: slime-verlog build-images {config}$"):
-        main(["evaluate", str(config), "--player", "random", "--out", str(tmp_path / "out")])
+        main(["evaluate", config, "--player", "random", "--out", str(tmp_path / "out")])
 
 
 def test_the_order_of_base_sources_belongs_to_the_image_because_the_first_that_fits_counts(tmp_path: Path) -> None:
@@ -294,23 +282,21 @@ def test_the_order_of_base_sources_belongs_to_the_image_because_the_first_that_f
 
 
 def test_images_that_cannot_be_built_are_named_and_the_others_are_built(
-    base: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    built_from: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tmp_path.chmod(0o755)
     for name, line in (("a-fails", "RUN exit 3"), ("b-fits", "RUN touch /app/x")):
         make_task(tmp_path / "tasks", name, dockerfile=f"FROM tiny\n{line}\n")
     (tmp_path / "file").touch()
-    config = tmp_path / "tasks.yaml"
-    for folder, told in (
-        (str(images), ("a-fails: not built: environment/Dockerfile cannot", "b-fits: ready after")),
-        (f"{tmp_path}/file/images", ("a-fails: not built: [Errno 20] Not a directory", "b-fits: not built: ")),
+    for given, told in (
+        (built_from, ("a-fails: not built: environment/Dockerfile cannot", "b-fits: ready after")),
+        (
+            {**built_from, "images": f"{tmp_path}/file/images"},
+            ("a-fails: not built: [Errno 20] Not a directory", "b-fits: not built: "),
+        ),
     ):
-        env = {"folders": [str(tmp_path / "tasks")], "images": folder, "base_sources": {"tiny": str(base)}}
-        config.write_text(yaml.safe_dump({"rollout_interaction_env_path": "envs.harbor", "env": env, "tasks": ["*"]}))
-        with pytest.raises(SystemExit) as ended:
-            main(["build-images", str(config)])
+        assert command("build-images", write_config(tmp_path, **given)) == 1
         printed = capsys.readouterr().out
-        assert ended.value.code == 1 and all(sentence in printed for sentence in told)
+        assert all(sentence in printed for sentence in told)
 
 
 def test_an_oci_layout_is_unpacked_with_its_settings(build: Any, base: Path, tmp_path: Path) -> None:

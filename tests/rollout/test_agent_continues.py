@@ -1,0 +1,122 @@
+"""An agent that sends its conversation back is trained on one sample with the model's own tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.agent.continued import Continued
+from rollout.bridge.sample import row_of
+from tests.fixtures.families import family
+from tests.fixtures.playing import playing
+from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.rollout.test_agent_rollout import agent
+
+CALLS = {
+    "qwen3.5": (
+        "Add.\n</think>\n\n<tool_call>\n<function=add>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    ),
+    "glm-4.7": "Add.</think><tool_call>add<arg_key>a</arg_key><arg_value>{}</arg_value></tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(tmp_path: Path, name: str) -> None:
+    tokenizer = family(name)
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    end = ("<|observation|>",) if name == "glm-4.7" else ()
+    engine = ScriptedEngine(
+        tokenizer, lambda body, number: (CALLS[name].format(number), *end) if end else CALLS[name].format(number)
+    )
+    settings = agent("goes_on 4", hf_checkpoint=str(tmp_path / "checkpoint"))
+    async with playing(tmp_path, engine, **settings) as run:
+        (sample,) = await run.episode()
+        assert not (await run.runtime()).counters
+    spans = row_of(sample).turns
+    start = len(sample.tokens) - sample.response_length
+    for request, span in zip(engine.requests, spans, strict=True):
+        assert request["input_ids"] == list(sample.tokens[: start + span.start])
+    assert sum(sample.loss_mask) == sum(span.end - span.start for span in spans)
+    assert tokenizer.decode(engine.requests[-1]["input_ids"]).count("sum") == 3
+
+
+def message(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def call(**arguments: Any) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+ASKED = [message("user", "go")]
+RESPONSE = message("assistant", "I add.", reasoning_content="so", tool_calls=[call(a=1)])
+
+
+@pytest.mark.parametrize(
+    ("sent", "continues"),
+    [
+        (RESPONSE, True),
+        ({**RESPONSE, "tool_calls": [call(a=1, b=0)]}, True),
+        ({**RESPONSE, "content": "I add"}, False),
+        ({**RESPONSE, "reasoning_content": ""}, False),
+        ({**RESPONSE, "tool_calls": [call(a=2)]}, False),
+        ({**RESPONSE, "tool_calls": [call(b=1)]}, False),
+        ({**RESPONSE, "tool_calls": []}, False),
+        (message("user", "I add."), False),
+    ],
+)
+def test_a_request_continues_a_turn_whose_response_it_sends_back_unchanged(sent: Any, continues: bool) -> None:
+    requests = Continued()
+    assert requests.show(ASKED, list) == (ASKED, None)
+    requests.answered(RESPONSE)
+    shown, found = requests.show([*ASKED, sent, message("user", "more")], list)
+    assert found == ((0, 2) if continues else None)
+    assert shown == [*ASKED, RESPONSE if continues else sent, message("user", "more")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_same"),
+    [("make test", True), ("cd /w && make test", True), ("make", False), ("test", False), ("cd /w && make", False)],
+)
+def test_a_program_may_leave_out_a_change_to_the_folder_it_is_in(sent: str, is_same: bool) -> None:
+    """Claude Code does."""
+    requests = Continued()
+    requests.show(ASKED, list)
+    response = {**RESPONSE, "tool_calls": [call(command="cd /w && make test")]}
+    requests.answered(response)
+    back = {**RESPONSE, "tool_calls": [call(command=sent)]}
+    shown, found = requests.show([*ASKED, back, message("user", "more")], list)
+    assert (found is not None) == is_same
+    assert shown[1] == (response if is_same else back)
+
+
+async def test_responses_keep_their_tokens_though_the_template_spells_numbers_differently(tmp_path: Path) -> None:
+    """As `false`, for which Qwen3.5's template writes `False`."""
+    tokenizer = family("qwen3.5")
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    engine = ScriptedEngine(tokenizer, lambda body, number: CALLS["qwen3.5"].format(f"{number}e0"))
+    async with playing(tmp_path, engine, **agent("goes_on 4", hf_checkpoint=str(tmp_path / "checkpoint"))) as run:
+        (sample,) = await run.episode()
+        assert not (await run.runtime()).counters
+    assert len(row_of(sample).turns) == len(engine.requests)
+    assert tokenizer.decode(engine.requests[-1]["input_ids"]).count("1e0") == 1
+
+
+def test_threads_that_interleave_continue_their_own_turns() -> None:
+    requests = Continued()
+    threads = {name: [message("user", name)] for name in "ab"}
+    for turn in range(4):
+        name = "ab"[turn % 2]
+        shown, continues = requests.show(threads[name], list)
+        assert shown == threads[name] and continues == (None if turn < 2 else (turn - 2, 2))
+        answer = message("assistant", f"answer {turn}")
+        requests.answered(answer)
+        threads[name] += [answer, message("user", "more")]
+
+
+def test_a_request_that_edits_an_earlier_message_continues_nothing() -> None:
+    requests = Continued()
+    requests.show(ASKED, list)
+    requests.answered(RESPONSE)
+    assert requests.show([message("user", "Go"), RESPONSE, message("user", "more")], list)[1] is None
+    assert requests.show([*ASKED, RESPONSE], list)[1] is None, "nothing new was said"
