@@ -149,19 +149,24 @@ async def test_delta_pushes_are_refused_on_a_resume_whose_engine_would_play_with
 
 
 class Endless(ScriptedEngine):
-    """Some responses take longer than the weights stay: each update aborts them. `stuck` of them at once."""
+    """The responses to `stuck` of its prompts take longer than any weights stay: each update aborts them."""
 
     def __init__(self, stuck: int) -> None:
         super().__init__(chatml_tokenizer(), self.play)
-        self.stuck, self.in_flight = stuck, 0
+        self.stuck, self.endless = stuck, list[list[int]]()
+
+    def never_ends(self, body: dict[str, Any]) -> bool:
+        prompt = body["input_ids"]
+        if len(self.endless) < self.stuck and draw(body, 5) == 0:
+            self.endless.append(prompt)
+        # An aborted response is asked for again behind what there is of it.
+        return any(prompt[: len(first)] == first for first in self.endless)
 
     async def play(self, body: dict[str, Any], number: int) -> dict[str, Any]:
         version = self.version
-        if draw(body, 5) == 0 and self.in_flight < self.stuck:
-            self.in_flight += 1
+        if self.never_ends(body):
             while self.version == version:
                 await asyncio.sleep(0.001)
-            self.in_flight -= 1
             return self.answer("ACTION: ", body, "abort")
         await asyncio.sleep(0.002)
         return self.answer(plays(body, number), body)
