@@ -259,6 +259,7 @@ FORMS: Mapping[str, Form] = {
     "token": scan_token,
     "turn": scan_turn,
     "bi_level": scan_bi_level,
+    "compaction": scan_dual,  # differs between stretches alone: advantage/stretches.py
 }
 
 

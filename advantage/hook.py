@@ -23,6 +23,7 @@ from advantage.gae import Links, discounts_of, edges_of, links_of, solve_inside,
 from advantage.notes import compare_notes
 from advantage.packing import LocalTokens, PackedTurns, check_first_tokens, local_tokens, pack_turns, per_token
 from advantage.settings import KL_SPLIT, ROLE, AdvantageSettings, advantage_settings
+from advantage.stretches import cut_at_notes, stretch_columns
 from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     """Write `advantages` and `returns` into `rollout_data`: one row per sample, shaped and typed like `values`.
 
     Rows are 0 on untrained tokens; on trained tokens, returns = advantages + values. With `gae_form: turn`, each token
-    has its turn's advantage and return. The last reader removes the turn table. With `policy_loss: dis`, the actor's
-    data also gets the staleness of each token.
+    has its turn's advantage and return; `compaction` shrinks advantages, not returns. The last reader removes the turn
+    table. With `policy_loss: dis`, the actor's data also gets the staleness of each token.
 
     Args:
         args: slime's arguments. `AdvantageSettings` has the YAML's keys. The hook also reads `kl_coef`, this process's
@@ -96,14 +97,22 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
     # Between turns, over all ranks.
     columns, device = batch.columns, values.device
     labels = [column.to(device).double() for column in (columns.segment, columns.index, turn_flags(columns))]
-    table, mine = exchange.rows(torch.stack([*labels, *links], 1))
-    segment, index, flags, *links_of_all = table.unbind(1)
-    following = link_turns(segment, index, flags.long())
-    next_value, next_advantage = solve_links(Links(*links_of_all), following)
+    more = stretch_columns(turns, inside, discounts, lambdas) if form == "compaction" else ()
+    table, mine = exchange.rows(torch.stack([*labels, *links, *more], 1))
+    segment, index, flags, v, w, a, p, q, *more = table.unbind(1)
+    following, links = link_turns(segment, index, flags.long()), Links(v, w, a, p, q)
+    stretches = cut_at_notes(following, flags.long(), links, *more) if more else None
+    if stretches is not None:
+        following, links = stretches.following, stretches.links
+    next_value, next_advantage = solve_links(links, following)
 
     # Every token.
     carry = edges.carry(next_value[mine], next_advantage[mine])
+    if stretches is not None:
+        carry += stretches.paid[mine].to(device)
     advantages, returns = inside.finish(carry)
+    if stretches is not None:
+        advantages *= torch.repeat_interleave(stretches.scale[mine].to(advantages), turns.lengths)
     rollout_data["advantages"] = batch.unpack(advantages)
     rollout_data["returns"] = batch.unpack(returns)
     if role != "critic":

@@ -14,7 +14,7 @@ CONVERTER = "rollout.samples.convert_samples_to_train_data"
 KL_SPLIT = "advantage.kl_split.log_kl_split"
 """The `--rollout-data-postprocess-path` hook, which reads the turn table after the advantages."""
 
-GAE_FORMS = ("dual", "token", "turn", "bi_level")
+GAE_FORMS = ("dual", "token", "turn", "bi_level", "compaction")
 """The values of `gae_form` that are not import paths."""
 
 ROLE = "slime_verlog_role"
@@ -87,8 +87,8 @@ class AdvantageSettings(Settings):
     lambda_policy_alpha: float = Field(default=1.5, gt=0)
     """The factor in `lambda_policy: length_adaptive`; a larger value brings lambda closer to 1."""
     gae_form: str = "dual"
-    """The form of GAE that `advantage.hook.compute_advantages` computes: `dual`, `token`, `turn`, `bi_level`, or a
-    function, as `file.py:function` or an import path (docs/change_one_thing.md)."""
+    """The form of GAE that `advantage.hook.compute_advantages` computes: `dual`, `token`, `turn`, `bi_level`,
+    `compaction`, or a function, as `file.py:function` or an import path (docs/change_one_thing.md)."""
     group_estimator: Literal["grpo", "rloo", "gigpo"] | None = None
     """Train without a critic, on comparisons between whole episodes. On one machine the key is enough; slime also needs
     flags (docs/algorithms.md). Null: with a critic, or GRPO if the flags name `advantage.group.compute_advantages`."""
@@ -144,7 +144,7 @@ class AdvantageSettings(Settings):
             )
         if warmup.w_iter and not warmup.w_epoch:
             raise ConfigError(f"critic_warmup.w_iter is {warmup.w_iter} but w_epoch is 0, so no batches are kept")
-        if self.lambda_policy == "length_adaptive" and self.gae_form != "dual":
+        if self.lambda_policy == "length_adaptive" and self.gae_form not in ("dual", "compaction"):
             raise ConfigError(
                 f"gae_form: {self.gae_form} does not use a lambda inside turns, so lambda_policy: length_adaptive "
                 "would change nothing; use gae_form: dual, or lambda_policy: fixed"
