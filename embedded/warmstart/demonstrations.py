@@ -18,7 +18,7 @@ from envs.errors import describe
 from envs.loading import checked_text, load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.memory import Conversation, memory_of, write_facts
+from rollout.play.memory import Compaction, Conversation, memory_of, write_facts
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode, pick_task, read_tasks
 from rollout.workers.worker import make_reply
@@ -28,6 +28,8 @@ DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
 Environments that map seeds to fewer worlds do so within each range of 1,000,000,000."""
 _SEEDS_EACH = 100_000
 """Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000 runs."""
+_COMPACTED = 0.05
+"""Probability that a conversation of `history: full` is compacted before a demonstrated turn."""
 _MAX_WORDS = 12  # words of an observation that a thought repeats
 _SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 _ARTICLES = re.compile(r"\b(?:the|a|an)\s+")
@@ -73,11 +75,9 @@ def demonstrate(
     `needs_expert=False`, those without an expert get no others. An episode is cut after `most_turns`.
 
     Raises:
-        ConfigError: no expert; prompts with images; `history: full`; or seeds that training or evaluation uses.
+        ConfigError: no expert; prompts with images; or seeds that training or evaluation uses.
         EnvironmentFault: an environment raised.
     """
-    if config.history != "window":
-        raise ConfigError("demonstrations need one prompt per turn: use history: window")
     if episodes < 1 or not 0 <= random_share <= 1:
         wanted = "at least one episode and a share of random moves from 0 to 1"
         raise ConfigError(f"demonstrations need {wanted}, got {episodes} and {random_share:g}")
@@ -92,7 +92,7 @@ def demonstrate(
             raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
         player = _player(expert, random_share, rng, reason or _find_thinker(spec.env.env_path, rng), expert_answers)
         try:
-            turns += _play(config, spec, player, most_turns, is_random=expert is None)
+            turns += _play(config, spec, player, most_turns, rng, is_random=expert is None)
         except SlimeVerlogError:
             raise
         except Exception as error:
@@ -158,20 +158,31 @@ def _response(thought: str, action: str) -> str:
 
 
 def _play(
-    config: RolloutSettings, spec: EpisodeSpec, player: Player, most_turns: int | None, *, is_random: bool
+    config: RolloutSettings,
+    spec: EpisodeSpec,
+    player: Player,
+    most_turns: int | None,
+    rng: random.Random,
+    *,
+    is_random: bool,
 ) -> list[Demonstration]:
-    conversation = Conversation(memory_of(config))
+    memory = memory_of(config)
+    conversation = Conversation(memory)
     env, turns, info = spec.env.build(), [], {"progression": 0.0}
     reply = make_reply(env, env.reset())
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
     steps, seed = 0, spec.env.metadata["seed"]
     while not reply.done and steps < limit:
-        messages = conversation.show(reply)
-        if reply.facts and conversation.wants_notes():
+        conversation.show(reply)
+        # The context's length is not known here, so a conversation is compacted at random turns.
+        left = 0 if isinstance(memory, Compaction) and rng.random() < _COMPACTED else None
+        if reply.facts and conversation.wants_notes(left=left):
             notes = write_facts(reply.facts)
-            turns.append(Demonstration(conversation.show(reply, notes=True), notes, spec.name, seed, len(turns)))
+            conversation.show(reply, notes=True)
+            turns.append(Demonstration(conversation.messages, notes, spec.name, seed, len(turns)))
             conversation.noted(notes)
-            messages = conversation.show(reply)
+            conversation.show(reply)
+        messages = conversation.messages
         if any(not isinstance(message["content"], str) for message in messages):
             raise ConfigError(
                 f"task {spec.name!r}: the prompts have images, but demonstrations are text only; remove env.vlm from "

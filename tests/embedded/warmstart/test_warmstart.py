@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,24 @@ def test_demonstrated_notes_name_the_facts_of_the_environment() -> None:
     assert f"Your notes:\n{notes[0].response}\n" in turns[-1].messages[-1]["content"]
     without_facts = demonstrate(config(memory=memory | {"every": 1}), 1, 0.0, 1)
     assert all("ACTION" in turn.response for turn in without_facts)
+
+
+def test_a_demonstrated_conversation_grows_until_it_is_compacted() -> None:
+    recall = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 100}, "tasks": ["recall"]}
+    memory = {"kind": "notes", "free": 64, "keep": 2, "times": 99, "max_tokens": 8}
+    turns = demonstrate(config(**recall, history="full", memory=memory), 1, 0.0, 1)
+    compacted = 0
+    for before, after in pairwise(turns):
+        grown = [*before.messages, {"role": "assistant", "content": before.response}]
+        if "ACTION" in before.response:
+            assert after.messages[: len(grown)] == grown or "Notes are cut" in after.messages[-1]["content"]
+        else:
+            compacted += 1
+            assert f"Your notes:\n{before.response}" in str(after.messages[:2]).replace("\\n", "\n")
+            assert len(after.messages) == 2 + 2 * 2
+    assert compacted > 1 and len(turns) == 100 + compacted
+    plain = demonstrate(config(**recall, history="full"), 1, 0.0, 1)
+    assert len(plain) == 100 and len(plain[-1].messages) >= 199
 
 
 def test_demonstrations_write_inline_notes_when_these_lack_a_fact() -> None:
@@ -117,5 +136,3 @@ def test_the_default_imitation_learns_the_thoughts_of_a_hard_seed(tmp_path: Path
 def test_what_cannot_be_demonstrated_is_refused() -> None:
     with pytest.raises(ConfigError, match="no expert_action"):
         demonstrate(config(rollout_interaction_env_path="tests.fixtures.counting_env", env={}), 1, 0.0, 0)
-    with pytest.raises(ConfigError, match="history: window"):
-        demonstrate(config(history="full"), 1, 0.0, 0)
