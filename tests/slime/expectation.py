@@ -133,8 +133,9 @@ def assert_trained_as_paid(run: Any, role: str, rollout: int, tokenizer: Any, *,
 def log_prob_gaps(run: Any, *rollouts: int) -> torch.Tensor:
     """How far training and rollout are apart in the log-prob of each token that the actor trained on."""
     items = [item for r in rollouts for item in trained_samples(run.records("actor", r), run.samples(r))]
-    rows = [item.row for item in items if not item.is_bootstrap]
-    gaps = torch.cat([row["log_probs"] - row["rollout_log_probs"] for row in rows]).abs()
+    trained = [item for item in items if not item.is_bootstrap]
+    both = [(on_trained_tokens(item, "log_probs"), on_trained_tokens(item, "rollout_log_probs")) for item in trained]
+    gaps = torch.cat([ours - theirs for ours, theirs in both]).abs()
     print(f"log-prob difference of training and rollout: mean {gaps.mean():.2e}, max {gaps.max():.2e}")
     return gaps
 
