@@ -66,6 +66,7 @@ class _Episode(BaseModel):
     progression: float | None = None
     tools: list[dict[str, Any]] | None = None
     digests: list[str] | None = None
+    branch: dict[str, Any] | None = None
 
 
 def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting: str = "-") -> None:

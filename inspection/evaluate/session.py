@@ -36,9 +36,8 @@ from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-_COUNTS = ("episodes", "repeats", "max_response_len", "max_context_len")
-MINIMUM: dict[str, float] = {**dict.fromkeys(_COUNTS, 1), **dict.fromkeys(("allow_failures", "temperature", "seed"), 0)}
-"""Least values of the options."""
+OF_PLAYER = {"max_response_len": 1, "max_context_len": 1, "allow_failures": 0, "temperature": 0, "seed": 0}
+"""Least values of the player's options."""
 
 RUN = "run.json"
 Job = tuple[SweepPoint, Mapping[Key, EpisodeSpec]]
@@ -126,16 +125,16 @@ def evaluate(options: Namespace) -> int:
 
     Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if it ends early.
     """
-    check_numbers(options, MINIMUM)
+    check_numbers(options, {"episodes": 1, "repeats": 1, **OF_PLAYER})
     player = read_player(options)
     if player.kind is Kind.SCRIPTED and options.repeats > 1:
         raise ConfigError(f"--repeats {options.repeats}: the player {player.name} plays a seed the same way each time")
     config, points = read_sweep(options)
+    paths = {spec.env.env_path for point in points for spec in point.episodes.values()}
     if player.source == "expert":
-        check_experts(points)
+        check_experts(paths)
     wanted = [key for point in points for key in point.episodes]
     identity = {"player": player.identity(options), "config": without_speed(config)}
-    paths = {spec.env.env_path for point in points for spec in point.episodes.values()}
     with RunFolder(Path(options.out), player.name, identity, fingerprints(paths, config)) as folder:
         stopped = play_missing(player, [(point, point.episodes) for point in points], options, folder)
         played = [folder.rows[key] for key in wanted if key in folder.rows]
