@@ -185,7 +185,7 @@ def _slim(episode: Record, where: str) -> dict[str, Any]:
     return {**{key: episode[key] for key in _KEPT if key in episode}, "story": story}
 
 
-def _jobs(found: Mapping[Key, tuple[State, EpisodeSpec]], config: Record, options: Namespace) -> list[Job]:
+def _jobs(found: Mapping[Key, tuple[State, EpisodeSpec]], config: Record, options: Namespace) -> Sequence[Job]:
     """The branches by the settings with which their episodes were played."""
     changed = with_assignments({}, options.set, "--set", "n_env=8")
     if others := [key for key in changed if key not in SPEED_KEYS]:
