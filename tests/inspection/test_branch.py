@@ -18,7 +18,7 @@ from inspection.view.page import Packer
 from tests.envs.contract import CASES, Case
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.warm_python import CONTEXT
-from tests.inspection.test_evaluate import at, engine, evaluate, write_config
+from tests.inspection.test_evaluate import at, engine, evaluate, make_policy, write_config
 
 __all__ = ["engine"]  # a fixture
 
@@ -157,10 +157,11 @@ def test_the_mean_has_students_interval_and_notes_are_not_discounted() -> None:
     assert return_to_go(turns, 0.5) == 1 + 0.5 * (2 + 4)
 
 
+@pytest.mark.parametrize("memory", [{"n": 2}, {"kind": "notes", "every": 3, "max_tokens": 8}], ids=str)
 def test_a_model_continues_its_own_episode_and_that_of_a_player_without_tokens(
-    engine: ScriptedEngine, tmp_path: Path
+    engine: ScriptedEngine, tmp_path: Path, memory: dict[str, Any]
 ) -> None:
-    given = write_config(tmp_path, tasks=["count"], env={"max_length": 40})
+    given = write_config(tmp_path, tasks=["count"], env={"max_length": 40}, memory=memory)
     assert evaluate(*given, *at(engine, tmp_path)) == 0
     record = next(read_episodes(tmp_path / "out"))
     asked = len(engine.requests)
@@ -178,6 +179,34 @@ def test_a_model_continues_its_own_episode_and_that_of_a_player_without_tokens(
     record = next(read_episodes(tmp_path / "out"))
     for episode in read_episodes(tmp_path / "branches"):
         assert [turn["response"] for turn in episode["story"][:4]] == [turn["response"] for turn in record["story"][:4]]
+
+
+def test_branches_of_a_served_folder_differ_and_repeat_with_the_seed(tmp_path: Path) -> None:
+    player = ["--player", str(make_policy(tmp_path / "tiny")), "--max-response-len", "8"]
+    assert evaluate(*write_config(tmp_path, tasks=["count"], env={"max_length": 40}), *player) == 0
+    texts = []
+    for _ in range(2):
+        assert branch(tmp_path, "--turn", "3", "--times", "3", *player) == 0
+        found = [[turn["response"] for turn in one["story"]] for one in read_episodes(tmp_path / "branches")]
+        texts.append(sorted(found))
+        shutil.rmtree(tmp_path / "branches")
+    assert texts[0] == texts[1] and len(set(map(tuple, texts[0]))) == 3
+    with pytest.raises(SystemExit, match="error: --times 3: the player tiny at temperature 0 continues a state"):
+        branch(tmp_path, "--turn", "3", "--times", "3", *player, "--temperature", "0")
+
+
+def test_more_branches_than_the_servers_have_sessions_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("websockets", reason="OpenEnv needs pip install 'slime-verlog[openenv]'")
+    from tests.fixtures.openenv_server import TinyServer
+
+    with TinyServer(capacity=4) as server:
+        env = {"url": server.url, "deterministic": True, "max_steps": 6, "default_action": "2"}
+        keys = {"rollout_interaction_env_path": "envs.openenv", "tasks": ["guess"], "eval": {"episodes": 1}, "env": env}
+        assert evaluate(*write_config(tmp_path, **keys, n_env=1), "--player", "random") == 0
+        words = ["--turn", "1,2", "--times", "4", "--player", "random", "--set", "env_backend=inline", "--set"]
+        with pytest.raises(SystemExit, match="error: 8 branches would be played at once, and the servers have 4 "):
+            branch(tmp_path, *words, "n_env=32")
+        assert branch(tmp_path, *words, "n_env=1") == 0
 
 
 @pytest.mark.parametrize(
