@@ -22,12 +22,12 @@ from embedded.run.folder import write_text
 from inspection.branch.values import Estimate, explainable, mean_of, return_to_go
 from inspection.evaluate.fingerprint import fingerprints
 from inspection.evaluate.players import PlayerSpec, check_experts, read_player
-from inspection.evaluate.session import OF_PLAYER, RUN, Job, RunFolder, check_sources, exit_code, play_missing
+from inspection.evaluate.session import OF_PLAYER, RUN, RunFolder, check_sources, exit_code, play_missing
 from inspection.evaluate.table import SPEED_KEYS, Key, SweepPoint
 from inspection.records import FILE, Record, env_spec_of, read_episodes
 from inspection.target import check_numbers
 from inspection.text import align
-from rollout.bridge.settings import check_keys, read_value, set_key, with_assignments
+from rollout.bridge.settings import check_keys, with_assignments
 from rollout.spec import EpisodeSpec, Past
 from slime_verlog import ConfigError, read_settings
 
@@ -94,10 +94,13 @@ def branch(options: Namespace) -> int:
     now = fingerprints(paths, config)
     check_sources(options.episodes, sources, now, f"play them again with {PROGRAM} evaluate")
     found = {state.key(k): (state, state.spec(k)) for state in states for k in range(options.times)}
-    jobs = _jobs(found, config, options)
+    points = _points(states, config, options.set)
+    jobs = [(point, _specs_of(setting, found)) for setting, point in points.items()]
+    for point, specs in jobs:
+        _check_sessions(point, specs)
     identity = {"player": player.identity(options), "config": config, "episodes": _digest(options.episodes)}
     with RunFolder(Path(options.out), player.name, identity, now) as folder:
-        gammas = {point.label: point.settings.gamma_step for point, _ in jobs}
+        gammas = {setting: point.settings.gamma_step for setting, point in points.items()}
 
         def finish(key: Key, episode: dict[str, Any]) -> None:
             state, _ = found[key]
@@ -117,7 +120,8 @@ def _check_times(options: Namespace, player: PlayerSpec) -> None:
     is_fixed = player.source == "expert" or (player.source != "random" and options.temperature == 0)
     if is_fixed and options.times > 1:
         how = "expert" if player.source == "expert" else f"{player.name} at temperature 0"
-        raise ConfigError(f"--times {options.times}: the player {how} continues a state the same way each time; give 1")
+        same = f"the player {how} continues a state the same way each time"
+        raise ConfigError(f"--times {options.times}: {same}; give --times 1")
 
 
 def _read_run(path: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
@@ -185,32 +189,22 @@ def _slim(episode: Record, where: str) -> dict[str, Any]:
     return {**{key: episode[key] for key in _KEPT if key in episode}, "story": story}
 
 
-def _jobs(found: Mapping[Key, tuple[State, EpisodeSpec]], config: Record, options: Namespace) -> Sequence[Job]:
-    """The branches by the settings with which their episodes were played."""
-    changed = with_assignments({}, options.set, "--set", "n_env=8")
+def _points(states: Sequence[State], config: Record, changes: Sequence[str]) -> dict[str, SweepPoint]:
+    """The settings with which the episodes were played, by their name in the record."""
+    changed = with_assignments({}, changes, "--set", "n_env=8")
     if others := [key for key in changed if key not in SPEED_KEYS]:
         keys = ", ".join(SPEED_KEYS)
         raise ConfigError(f"--set {others[0]}: a branch has the settings of its episode; only these can be set: {keys}")
-    episodes: dict[str, dict[Key, EpisodeSpec]] = defaultdict(dict)
-    for key, (state, spec) in found.items():
-        episodes[state.setting][key] = spec
-    jobs = [(_point(setting, {**config, **changed}), specs) for setting, specs in episodes.items()]
-    for point, specs in jobs:
-        _check_sessions(point, specs)
-    return jobs
+    points = {}
+    for setting in dict.fromkeys(state.setting for state in states):
+        swept = setting.split(", ") if setting != "-" else []
+        of_point = with_assignments({**config, **changed}, swept, "the setting of a record")
+        points[setting] = SweepPoint({}, of_point, check_keys(of_point))
+    return points
 
 
-def _point(setting: str, config: Record) -> SweepPoint:
-    """The point of a sweep with this label."""
-    values: dict[str, Any] = {}
-    for part in setting.split(", ") if setting != "-" else ():
-        key, _, text = part.partition("=")
-        values[key] = read_value(text, part)
-        config = set_key(config, key, values[key])
-    point = SweepPoint(values, config, check_keys(config))
-    if point.label != setting:
-        raise ConfigError(f"the setting {setting!r} is not a point of a sweep, so its episodes cannot be continued")
-    return point
+def _specs_of(setting: str, found: Mapping[Key, tuple[State, EpisodeSpec]]) -> dict[Key, EpisodeSpec]:
+    return {key: spec for key, (state, spec) in found.items() if state.setting == setting}
 
 
 def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None:

@@ -232,6 +232,23 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: s
     assert said.startswith("error: " + sentence.format(out=tmp_path / "out")) and "\n" not in said
 
 
+def test_each_point_of_a_sweep_keeps_its_settings_and_a_branch_has_none(tmp_path: Path) -> None:
+    given = write_config(tmp_path, tasks=["count"], env={"max_length": 40})
+    assert evaluate(*given, "--player", "random", "--sweep", "memory.n=0,3", "--sweep", "gamma_step=0.5,1") == 0
+    assert branch(tmp_path, "--sample", "24", "--times", "2", "--player", "random") == 0
+    recorded = list(read_episodes(tmp_path / "out"))
+    for episode in read_episodes(tmp_path / "branches"):
+        about, source = episode["branch"], recorded[episode["branch"]["episode"] - 1]
+        assert episode["setting"] == f"{source['setting']}, turn {about['turn']}"
+        count = min(about["turn"], len(episode["story"]))
+        assert prompts_of(episode, count) == prompts_of(source, count)
+        if source["setting"].endswith("=1"):
+            assert about["discounted"] == about["return_to_go"]
+    (tmp_path / "branches").rename(tmp_path / "of_branches")
+    with pytest.raises(SystemExit, match="error: the setting of a record must look like memory.n=4, got 'turn "):
+        main(["branch", str(tmp_path / "of_branches"), "--turn", "1", "--player", "random"])
+
+
 def edit(file: Path, change: Any) -> None:
     """Apply `change` to each record of the file."""
     records = [json.loads(line) for line in file.read_text().splitlines()]
