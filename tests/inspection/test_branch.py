@@ -181,6 +181,7 @@ def test_a_model_continues_its_own_episode_and_that_of_a_player_without_tokens(
         assert [turn["response"] for turn in episode["story"][:4]] == [turn["response"] for turn in record["story"][:4]]
 
 
+@pytest.mark.slow
 def test_branches_of_a_served_folder_differ_and_repeat_with_the_seed(tmp_path: Path) -> None:
     player = ["--player", str(make_policy(tmp_path / "tiny")), "--max-response-len", "8"]
     assert evaluate(*write_config(tmp_path, tasks=["count"], env={"max_length": 40}), *player) == 0
