@@ -20,6 +20,7 @@ PARTS = {
     "play": "play an environment in the terminal, with the model's own prompts",
     "evaluate": "play held-out episodes with a model or a scripted player; write a table",
     "compare": "compare two evaluations seed by seed",
+    "branch": "continue recorded episodes from chosen turns: values of states, and what a critic could explain",
     "rescore": "score recorded episodes with another reward or judge, without playing",
     "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
     "view": "write episodes as one HTML page",

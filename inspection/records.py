@@ -19,12 +19,13 @@ from pydantic import BaseModel, ValidationError
 
 from embedded.run.folder import append_text
 from envs.base import text_of
+from rollout.spec import EnvSpec
 from slime_verlog import ConfigError
 
 Record = Mapping[str, Any]
 """An episode, a turn or a message, as JSON holds it."""
 FILE = "episodes.jsonl"
-LARGE_KEYS = ("messages", "pictures", "story")
+LARGE_KEYS = ("messages", "pictures", "story", "digests")
 """Keys of a record that tables do not need."""
 _OPENINGS = (
     re.compile(r"<\|im_start\|>(?P<role>\w+)\n?"),  # ChatML: Qwen and many others
@@ -64,6 +65,8 @@ class _Episode(BaseModel):
     valid_action_ratio: float | None = None
     progression: float | None = None
     tools: list[dict[str, Any]] | None = None
+    digests: list[str] | None = None
+    branch: dict[str, Any] | None = None
 
 
 def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting: str = "-") -> None:
@@ -217,6 +220,13 @@ def names_of(runs: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{folder.name} ({k})" for k, folder in enumerate(folders, 1)]
+
+
+def env_spec_of(episode: Record) -> EnvSpec:
+    """Return what builds a recorded episode's environment."""
+    metadata = {"task": episode["task"], "seed": episode["seed"]}
+    options = dict(episode.get("options") or {})
+    return EnvSpec(episode["env_path"], metadata, options, max_turns=episode.get("max_turns"))
 
 
 def rollout_of(path: Path) -> tuple[bool, int]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from envs.base import BaseInteractionEnv
 from envs.call_form import CallForm
+from slime_verlog import ConfigError
 
 CHARS_PER_TOKEN = 4
 """Of English text, about; whether something fits is estimated with it where no tokenizer is loaded."""
@@ -65,6 +66,37 @@ class Replay(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Past:
+    """The first turns of a recorded episode, which an evaluation plays again before it asks the player."""
+
+    turns: Sequence[Mapping[str, Any]]
+    """As `rollout.play.transcript.Transcript` records them: with `response`, and `token_ids` if they are known."""
+    digests: Sequence[str]
+    """Digests of everything that the environment showed before the first new turn."""
+    name: str
+    """What errors call the recorded episode."""
+
+    def check(self, shown: Sequence[str], deterministic: bool = True) -> None:
+        """Compare with the digests of what the environment has shown so far.
+
+        Raises ConfigError, with the turn, if they differ, or if the environment says that it cannot be replayed.
+        """
+        if not deterministic:
+            raise ConfigError(f"{self.name} cannot be replayed: the environment says that it is not deterministic")
+        stepped = [number for number, turn in enumerate(self.turns, 1) if "summary" not in turn]
+        for before, now, recorded in zip([0, *stepped], shown, self.digests, strict=False):
+            if now != recorded:
+                reason = "the environment, or a package that it uses, changed since, or is not deterministic"
+                raise ConfigError(f"the replay of {self.name} shows something else in turn {before + 1}: {reason}")
+
+    def check_notes(self, turn: int, writes_notes: bool) -> None:
+        """Raise ConfigError unless the prompt of a recorded turn, counted from 0, asks for notes as it did then."""
+        if writes_notes is not ("summary" in self.turns[turn]):
+            reason = "the memory asks for notes in other turns than when it was recorded"
+            raise ConfigError(f"the replay of {self.name} differs in turn {turn + 1}: {reason}")
+
+
+@dataclass(frozen=True)
 class EpisodeSpec:
     """One episode: its id, its task's name for the metrics, and its environment."""
 
@@ -73,6 +105,8 @@ class EpisodeSpec:
     env: EnvSpec
     session_id: str | None = None
     """Key by which the router keeps the episode's requests on one engine; None to use the episode's id."""
+    past: Past | None = None
+    """The beginning of an evaluation's episode; training does not read it."""
 
     @property
     def routing_key(self) -> str:

@@ -129,6 +129,8 @@ SMALL = ("--set-flag", "rollout_batch_size=32", "--set-flag", "global_batch_size
 SHORTER = {
     "train": ("--updates", "1", "--episodes", "4", *SMALL),
     "evaluate": ("--episodes", "8"),
+    "branch": ("--times", "2"),
+    "--sample": ("--sample", "12"),
     "custom_configs/swe.yaml": ("--set", "tasks=[toolz_interleave]", "--set", "eval.tasks=[toolz_update_in_copies]"),
 }
 """Options that make a command short enough for a test, by a word of it."""

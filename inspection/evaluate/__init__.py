@@ -20,14 +20,20 @@ import argparse
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("config", metavar="YAML", help="as for --custom-config-path")
-    parser.add_argument("--player", required=True, help="random, expert, a Hugging Face folder, or an address")
     parser.add_argument("--out", default="outputs/evaluation", metavar="FOLDER", help="default: %(default)s")
     add = parser.add_argument_group("what is played").add_argument
     add("--episodes", type=int, metavar="N", help="episodes per task; default: the YAML's eval.episodes")
     add("--repeats", type=int, default=1, metavar="N", help="per seed; adds pass@k and pass^k; default: %(default)s")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML key; may be repeated")
     add("--sweep", action="append", default=[], metavar="KEY=V1,V2", help="play once per value; may be repeated")
-    add("--allow-failures", type=int, default=0, metavar="N", help="failed episodes that do not fail the command")
+    add_player_arguments(parser)
+
+
+def add_player_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the player and of its failures."""
+    parser.add_argument("--player", required=True, help="random, expert, a Hugging Face folder, or an address")
+    failures = "failed episodes that do not fail the command"
+    parser.add_argument("--allow-failures", type=int, default=0, metavar="N", help=failures)
     add = parser.add_argument_group("models").add_argument
     add("--tokenizer", metavar="FOLDER", help="tokenizer of the model behind an SGLang address")
     add("--model", metavar="NAME", help="model name, for an OpenAI-compatible address")

@@ -10,7 +10,7 @@ import re
 import reprlib
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from urllib.parse import urlparse
 
 from envs.calls import CLOSE, OPEN, find_calls
 from envs.loading import load_env_module
-from inspection.evaluate.table import SweepPoint
 from rollout.errors import ConfigError, EngineError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Message
@@ -124,9 +123,9 @@ def _at_address(given: str, options: Namespace) -> PlayerSpec:
     return PlayerSpec(Kind.SGLANG, name, url, str(Path(options.tokenizer).expanduser()))
 
 
-def check_experts(points: Sequence[SweepPoint]) -> None:
+def check_experts(env_paths: Iterable[str]) -> None:
     """Raise ConfigError, with the module's name, if an environment has no scripted expert."""
-    for path in {spec.env.env_path for point in points for spec in point.episodes.values()}:
+    for path in env_paths:
         if not hasattr(load_env_module(path), "expert_action"):
             raise ConfigError(f"{path} has no function expert_action(env), so there is no expert to play it")
 

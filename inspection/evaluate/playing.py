@@ -26,7 +26,7 @@ from rollout.play.engine import EngineClient
 from rollout.play.held_out import after_refusal, play_episode
 from rollout.play.memory import Conversation, Message, asks_for_notes, memory_of, write_facts
 from rollout.play.transcript import Transcript
-from rollout.spec import EpisodeSpec
+from rollout.spec import EpisodeSpec, Past
 from rollout.tokens.image_files import data_uri, read_image
 from rollout.turn import StopReason
 from rollout.workers.pool import EnvPool, EnvSession
@@ -97,7 +97,8 @@ async def open_player(
         pool = EnvPool(point.settings)
         stack.callback(pool.close)
         if player.kind is Kind.SCRIPTED:
-            yield lambda spec: play_text_episode(pool, point.settings, spec, scripted(player.name))
+            number = lambda spec: 0 if spec.past is None else spec.episode_id
+            yield lambda spec: play_text_episode(pool, point.settings, spec, scripted(player.name, number(spec)))
             return
         client = EngineClient(engine.address, point.settings.engine, use_proxy=True)
         stack.push_async_callback(client.close)
@@ -138,13 +139,29 @@ UNMOVED = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminat
 """What is recorded of a turn that the environment does not get."""
 
 
-def scripted(name: str) -> Player:
-    """Return the player `random` or `expert` of the environment."""
+def scripted(name: str, number: int = 0) -> Player:
+    """Return the player `random` or `expert` of the environment; each `number` draws other random actions."""
 
     async def respond(session: EnvSession, messages: Sequence[Message], index: int) -> str:
         if asks_for_notes(messages):
             return write_facts(session.reply.facts if session.reply is not None else ())
-        return await session.suggest(name, int(session.spec.metadata["seed"]) * 1009 + index)
+        seed = int(session.spec.metadata["seed"]) * 1009 + index
+        return await session.suggest(name, seed + number * 1_000_003)
+
+    return respond
+
+
+def after_replay(past: Past, player: Player) -> Player:
+    """Return a player that first gives the recorded responses; it raises ConfigError as `Past.check`."""
+    given = iter(enumerate(past.turns))
+
+    async def respond(session: EnvSession, messages: Sequence[Message], index: int) -> str:
+        past.check(session.digests, session.reply is None or session.reply.deterministic)
+        number, turn = next(given, (0, None))
+        if turn is None:
+            return await player(session, messages, index)
+        past.check_notes(number, asks_for_notes(messages))
+        return turn["response"]
 
     return respond
 
@@ -159,6 +176,7 @@ async def play_text_episode(
     """
     transcript, session, fault, stop = Transcript(), None, None, StopReason.FAILED
     conversation = Conversation(memory_of(settings))
+    player = after_replay(spec.past, player) if spec.past is not None else player
     try:
         session = await pool.open(spec.env)
         stop = await _play(session, conversation, player, transcript)
@@ -168,6 +186,7 @@ async def play_text_episode(
         stop, fault = after_refusal(error, transcript)
     finally:
         if session is not None:
+            transcript.digests = session.digests
             await session.close()
     return transcript.facts(spec, stop, fault)
 

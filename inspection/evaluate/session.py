@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,12 @@ from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 MAX_FIRST_FAILURES = 8
 """A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
 
-_COUNTS = ("episodes", "repeats", "max_response_len", "max_context_len")
-MINIMUM: dict[str, float] = {**dict.fromkeys(_COUNTS, 1), **dict.fromkeys(("allow_failures", "temperature", "seed"), 0)}
-"""Least values of the options."""
+OF_PLAYER = {"max_response_len": 1, "max_context_len": 1, "allow_failures": 0, "temperature": 0, "seed": 0}
+"""Least values of the player's options."""
 
 RUN = "run.json"
+Job = tuple[SweepPoint, Mapping[Key, EpisodeSpec]]
+"""The settings to play with, and the episodes."""
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
@@ -90,11 +91,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; give another --out") from error
-        known = found.pop("sources", {})
-        changed = [name for name, digest in sources.items() if known.get(name, digest) != digest]
-        if changed:
-            other = f"{self.path} holds episodes of another version of the environment"
-            raise ConfigError(f"{other}: {', '.join(changed)} changed since; give another --out, or delete {self.path}")
+        check_sources(self.path, found.pop("sources", {}), sources, f"give another --out, or delete {self.path}")
         for key, there, here in differences(found, identity):
             differs = f"{key} is {there!r} there and {here!r} here"
             raise ConfigError(f"{self.path} holds another run: {differs}; give another --out")
@@ -111,6 +108,14 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                     kept.write(json.dumps(episode, ensure_ascii=False) + "\n")
 
 
+def check_sources(path: Path, known: Mapping[str, str], sources: Mapping[str, str], advice: str) -> None:
+    """Raise ConfigError if the environment's files are not those of the episodes at `path`."""
+    changed = [name for name, digest in sources.items() if known.get(name, digest) != digest]
+    if changed:
+        other = f"{path} holds episodes of another version of the environment"
+        raise ConfigError(f"{other}: {', '.join(changed)} changed since; {advice}")
+
+
 class StoppedError(SlimeVerlogError):
     """The run ended before all episodes were played."""
 
@@ -120,30 +125,22 @@ def evaluate(options: Namespace) -> int:
 
     Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if it ends early.
     """
-    check_numbers(options, MINIMUM)
+    check_numbers(options, {"episodes": 1, "repeats": 1, **OF_PLAYER})
     player = read_player(options)
     if player.kind is Kind.SCRIPTED and options.repeats > 1:
         raise ConfigError(f"--repeats {options.repeats}: the player {player.name} plays a seed the same way each time")
     config, points = read_sweep(options)
+    paths = {spec.env.env_path for point in points for spec in point.episodes.values()}
     if player.source == "expert":
-        check_experts(points)
+        check_experts(paths)
     wanted = [key for point in points for key in point.episodes]
     identity = {"player": player.identity(options), "config": without_speed(config)}
-    paths = {spec.env.env_path for point in points for spec in point.episodes.values()}
     with RunFolder(Path(options.out), player.name, identity, fingerprints(paths, config)) as folder:
-        known = sum(key in folder.rows for key in wanted)
-        if known:
-            print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
-        stopped: BaseException | None = None
-        try:
-            if known < len(wanted):
-                _play(player, points, options, folder)
-        except (KeyboardInterrupt, SlimeVerlogError) as error:
-            stopped = error
+        stopped = play_missing(player, [(point, point.episodes) for point in points], options, folder)
         played = [folder.rows[key] for key in wanted if key in folder.rows]
         if played:
             _write_table(points, folder)
-        return _exit_code(options, len(wanted), played, stopped)
+        return exit_code(options, len(wanted), played, stopped)
 
 
 def _write_table(points: Sequence[SweepPoint], folder: RunFolder) -> None:
@@ -155,36 +152,58 @@ def _write_table(points: Sequence[SweepPoint], folder: RunFolder) -> None:
     print(f"read the episodes:  {PROGRAM} view {name}\nsee what to change: {PROGRAM} report {name}")
 
 
-def _play(player: PlayerSpec, points: Sequence[SweepPoint], options: Namespace, folder: RunFolder) -> None:
-    at_once = max(min(point.settings.n_env, len(point.episodes)) for point in points)
-    with open_engine(player, options, at_once) as engine:
-        progress = _Progress(folder, [key for point in points for key in point.episodes], options.allow_failures)
+def play_missing(
+    player: PlayerSpec,
+    jobs: Sequence[Job],
+    options: Namespace,
+    folder: RunFolder,
+    finish: Callable[[Key, dict[str, Any]], None] = lambda key, episode: None,
+) -> BaseException | None:
+    """Play the episodes that the folder lacks; return the error or the Ctrl-C that stopped it, None at the end.
 
-        async def play() -> None:
-            for point in points:
-                missing = {key: spec for key, spec in point.episodes.items() if key not in folder.rows}
-                if missing:
-                    async with open_player(player, point, options, engine) as play_one:
-                        await _play_point(point, missing, play_one, progress)
+    `finish` is called with each episode before it is written.
+    """
+    wanted = [key for _, episodes in jobs for key in episodes]
+    known = sum(key in folder.rows for key in wanted)
+    if known:
+        print(f"{known} of {len(wanted)} episodes are already in {folder.path}", file=sys.stderr)
+    if known == len(wanted):
+        return None
+    at_once = max(min(point.settings.n_env, len(episodes)) for point, episodes in jobs)
 
-        with progress.bar:
-            asyncio.run(play())
+    async def play(engine: Namespace, progress: _Progress) -> None:
+        for point, episodes in jobs:
+            missing = {key: spec for key, spec in episodes.items() if key not in folder.rows}
+            if missing:
+                async with open_player(player, point, options, engine) as play_one:
+                    await _play_all(missing, point.settings.n_env, play_one, finish, progress)
+
+    try:
+        with open_engine(player, options, at_once) as engine:
+            progress = _Progress(folder, wanted, options.allow_failures)
+            with progress.bar:
+                asyncio.run(play(engine, progress))
+    except (KeyboardInterrupt, SlimeVerlogError) as error:
+        return error
+    return None
 
 
-async def _play_point(
-    point: SweepPoint, missing: Mapping[Key, EpisodeSpec], play_one: Play, progress: _Progress
+async def _play_all(
+    missing: Mapping[Key, EpisodeSpec], at_once: int, play_one: Play, finish: Callable[..., None], progress: _Progress
 ) -> None:
-    """Play a point's missing episodes, `n_env` at a time; an error ends all of them."""
-    places = asyncio.Semaphore(point.settings.n_env)
+    """Play the episodes, `at_once` at a time; an error ends all of them."""
+    places = asyncio.Semaphore(at_once)
 
-    async def one(repeat: int, spec: EpisodeSpec) -> None:
+    async def one(key: Key, spec: EpisodeSpec) -> None:
+        setting, _, _, repeat = key
         async with places:
             episode = await play_one(spec)
             if repeat:
                 episode["repeat"] = repeat
-            progress.add(episode, point.label)
+            finish(key, episode)
+            progress.add(episode, setting)
 
-    await gather(one(key[-1], spec) for key, spec in missing.items())
+    await gather(one(key, spec) for key, spec in missing.items())
 
 
 class _Progress:
@@ -225,7 +244,8 @@ def _fault_of(episode: Record) -> str:
     return f"task {episode['task_name']}, seed {episode['seed']}: {first}{where}"
 
 
-def _exit_code(options: Namespace, wanted: int, played: Sequence[Record], stopped: BaseException | None) -> int:
+def exit_code(options: Namespace, wanted: int, played: Sequence[Record], stopped: BaseException | None) -> int:
+    """Say what failed or stopped, and return the exit code; raises StoppedError for an error that ended the run."""
     failed = [row for row in played if row["stop"] == "failed"]
     kept = f"{len(played) - len(failed)} of {wanted} episodes are in {Path(options.out)}"
     kept += ", and the same command plays the others"

@@ -154,6 +154,8 @@ def _row(episode: Record, run: int) -> dict[str, Any]:
         row["run"] = run
     if update := _UPDATE.search(setting):
         row["update"] = int(update[2]) + (update[1] == "rollout")
+    if branch := episode.get("branch"):
+        row["branch"] = {key: branch.get(key) for key in ("run", "episode", "turn", "player")}
     if episode.get("fault"):
         row["fault"] = str(episode["fault"])[:300]
     if len(story) > len(played):

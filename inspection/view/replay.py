@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from envs.base import PICTURE_PLACE, make_image, text_of
-from inspection.records import Record, split_prompts
-from rollout.spec import EnvSpec
+from inspection.records import Record, env_spec_of, split_prompts
 
 _OWN_GAMES = ("envs.babyai", "envs.babaisai", "envs.crafter", "envs.sokoban")
 """Games whose code is ours and whose options, numbers aside, name nothing that is read or run."""
@@ -47,11 +46,8 @@ def replay(episode: Record) -> Replay | None:
 
     Nothing is drawn if an observation, an action or a reward differs from the record.
     """
-    metadata = {"task": episode["task"], "seed": episode["seed"]}
-    options = dict(episode.get("options") or {})
-    spec = EnvSpec(episode["env_path"], metadata, options, max_turns=episode.get("max_turns"))
     try:
-        env = spec.build()
+        env = env_spec_of(episode).build()
     except Exception as error:  # an environment may raise anything, which concerns only this episode's images
         return _undrawn(f"building the environment raised {_say(error)}")
     try:

@@ -12,7 +12,8 @@ from rollout.play.memory import Message
 from rollout.play.parts import Runtime
 from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec
-from rollout.turn import Generation, StopReason, Turn
+from rollout.tokens.encoding import DeltaEncoder
+from rollout.turn import FinishReason, Generation, StopReason, Turn
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class HeldOut:
         assert isinstance(episode, Episode)
         self._messages = list(episode.conversation.messages)
         self._images = list(episode.prompt.image_data) if self._detailed else []
+        if (past := self._spec.past) is not None:
+            past.check(episode.digests, episode.reply.deterministic)
+            if len(self.turns) < len(past.turns):
+                past.check_notes(len(self.turns), episode.writes_notes)
+                return recorded_generation(past.turns[len(self.turns)], episode.encoder)
         return await episode.generate(self._params)
 
     def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
@@ -93,18 +99,33 @@ class HeldOut:
         ids = generation.token_ids
         answer = encoder.answer_text(ids, generation.stop_id)  # as the environment read it
         info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": str(generation.finish_reason)}
+        info["moves"] = turn.moves
         tokens: Mapping[str, Any] | None = None
         prompt_and_answer = None
         if self._detailed:
-            tokens = {"text": [encoder.decode([token]) for token in ids], "log_probs": list(generation.log_probs)}
             prompt_and_answer = turn.prompt.token_ids, ids
+            if self._spec.past is None or turn.index >= len(self._spec.past.turns):
+                tokens = {"text": [encoder.decode([token]) for token in ids], "log_probs": list(generation.log_probs)}
         self.transcript.add(self._messages, self._images, answer, info, tokens, prompt_and_answer)
+        self.transcript.digests = episode.digests
         if episode.stop is not None:
             self.ended = episode.stop, None
 
     def lose(self, slot: Slot, fault: EnvironmentFault) -> None:
         """End the episode with its fault."""
         self.ended = StopReason.FAILED, str(fault)
+
+
+def recorded_generation(turn: Mapping[str, Any], encoder: DeltaEncoder) -> Generation:
+    """Return the response of a recorded turn, with log-probs of 0.
+
+    It has the recorded token ids, or, if these do not read as the recorded text, those of the text: another model
+    played, or a player without tokens.
+    """
+    ids = list((turn.get("token_ids") or {}).get("response") or ())
+    if not ids or encoder.answer_text(ids, ids[-1]) != turn["response"]:
+        ids = [*encoder.text.encode(turn["response"]), encoder.end_of_turn_ids[0]]
+    return Generation(ids, [0.0] * len(ids), turn["response"], FinishReason.STOP, stop_id=ids[-1])
 
 
 def after_refusal(error: EngineError, transcript: Transcript) -> tuple[StopReason, str | None]:

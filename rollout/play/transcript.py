@@ -16,7 +16,7 @@ from rollout.turn import StopReason
 
 RECORD_KEYS = (
     *("env_path", "task", "options", "max_turns", "task_name", "seed", "stop", "fault", "turns", "return", "success"),
-    *("progression", "valid_action_ratio", "metrics", "tools", "messages", "pictures", "story"),
+    *("progression", "valid_action_ratio", "metrics", "tools", "messages", "pictures", "story", "digests"),
 )
 """Keys of `Transcript.facts`."""
 
@@ -32,6 +32,8 @@ class Transcript:
         self.turns: list[dict[str, Any]] = []
         self.tools: Sequence[Mapping[str, Any]] = ()
         """Schemas of the tools that every prompt offers."""
+        self.digests: Sequence[str] = ()
+        """`EnvReply.digest` of everything that the environment showed, from its start."""
         self._ids = np.empty(0, np.int32)
         """The last turn's prompt and response."""
         self._known: dict[str, int] = {}
@@ -77,6 +79,7 @@ class Transcript:
                 **({"summary": dict(info["summary"])} if info.get("summary") is not None else {}),
                 **({"metrics": changed} if changed else {}),
                 **({"thread": int(numbers["thread"])} if "thread" in numbers else {}),
+                **({} if info.get("moves", True) else {"moves": False}),
             }
         )
         self._progression = float(info["progression"])
@@ -106,6 +109,7 @@ class Transcript:
             "messages": self.messages,
             "pictures": self.images,
             "story": self.turns,
+            "digests": list(self.digests),
         }
 
     def _token_ids(self, prompt: Sequence[int], response: Sequence[int]) -> dict[str, Any]:

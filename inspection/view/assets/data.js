@@ -81,6 +81,12 @@ function makeEntries(head) {
     if (!pairs.has(key)) pairs.set(key, [null, null]);
     pairs.get(key)[row.run || 0] = row;
   }
+  // Each branch stands beside the episode that it continues.
+  const first = head.episodes.filter((row) => !row.run);
+  for (const pair of pairs.values()) {
+    const from = pair[1]?.branch && first[pair[1].branch.episode - 1];
+    if (from && from.seed === pair[1].seed && from.task === pair[1].task) pair[0] = from;
+  }
   return [...pairs.values()].map((rows, i) => ({ number: i + 1, rows }));
 }
 

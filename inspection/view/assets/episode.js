@@ -70,7 +70,7 @@ function setLimits() {
 
 function episodeHead(entry, episodes) {
   const { task, seed, setting, player } = firstRow(entry);
-  const words = [setting !== "-" ? setting : null, player || null, seedText(seed, true)].filter(Boolean);
+  const words = [setting !== "-" ? setting : null, player || null, seedText(seed, true), originText(entry)].filter(Boolean);
   const facts = episodes.map(({ row }) => h("p", { class: "facts" },
     page.head.runs.length > 1 ? h("b", { class: `run run-${row.run || 0}` }, "AB"[row.run || 0]) : null,
     h("span", null, mark(row), ` ${partOf(row) === null ? outcome(row) : "progression"}`), h("span", null, turnsText(row)), h("span", null, `return ${fixed(row.return)}`),
@@ -81,6 +81,12 @@ function episodeHead(entry, episodes) {
   return h("div", { class: "episode-head" },
     h("div", null, h("h2", null, task, h("small", null, [`#${entry.number}`, ...words].join(" · "))), h("div", { class: "both-facts" }, facts, jump)),
     h("span", { class: "moves" }, move(-1, "up", "Previous episode (k)"), move(1, "down", "Next episode (j)")));
+}
+
+/** Which episode a branch continues; null for an episode that was played from its start. */
+function originText(entry) {
+  const from = entry.rows.find((row) => row?.branch)?.branch;
+  return from ? `continues #${from.episode} of ${from.run} (${from.player}) from turn ${from.turn}` : null;
 }
 
 /** The first turn, from 1, in which two episodes act differently; 0 if they never do, or if there is one. */

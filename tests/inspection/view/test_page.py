@@ -156,6 +156,22 @@ def test_two_runs_stand_side_by_side_and_open_where_only_one_won(browser: Browse
     assert counts(browser) == "2 of 3 pairs"
 
 
+def test_a_branch_says_where_it_comes_from_and_stands_beside_that_episode(browser: Browser, tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", [invented_episode(k) for k in (1, 2)])
+    branches = []
+    for turn in (2, 3):
+        branches.append(invented_episode(2, branch={"run": "a", "episode": 2, "turn": turn, "player": "policy"}))
+        branches[-1]["story"][turn - 1] |= {"executed_action": "right", "response": "ACTION: right"}
+    b = write_run(tmp_path / "b", branches, "random", "turn 2")
+    write_once(view_options(a, b))
+    browser.open(a / "compare.html", "#episode=3")
+    browser.wait("document.querySelector('#divergence') && true")
+    assert counts(browser) == "3 episodes, 2 pairs"
+    assert "continues #2 of a (policy) from turn 3" in browser.text("#main h2")
+    browser.click("#divergence")
+    browser.wait(f"document.querySelector('{CURRENT} h3')?.innerText === 'Turn 3'")
+
+
 def test_hostile_text_is_only_text(browser: Browser, tmp_path: Path) -> None:
     episode = invented_episode(task_name=HOSTILE, stop=HOSTILE, fault=HOSTILE, metrics={HOSTILE: 1.0}, seed=HOSTILE)
     for message in episode["messages"]:
