@@ -19,6 +19,7 @@ PARTS = {
     "build-images": "build the images of Harbor tasks, without a container daemon",
     "play": "play an environment in the terminal, with the model's own prompts",
     "evaluate": "play held-out episodes with a model or a scripted player; write a table",
+    "panel": "print the held-out episodes, and a hash that names them",
     "compare": "compare two evaluations seed by seed",
     "rescore": "score recorded episodes with another reward or judge, without playing",
     "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
