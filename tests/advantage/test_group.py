@@ -91,6 +91,14 @@ def test_a_worked_example(keys: dict[str, Any], wanted: list[float]) -> None:
     assert got == pytest.approx(wanted, abs=1e-4)
 
 
+def test_the_share_of_turns_whose_state_has_company_counts_whole_episodes_alone() -> None:
+    turns = [turn for game, rewards, anchors in GAMES for turn in episode(game, rewards, 1, anchors=anchors)]
+    turns += episode(3, [0.0, 0.0], 2, anchors=[A, A], end=0)  # cut, so it is not compared
+    turns += episode(4, [0.0, 0.0], 2, anchors=[C, -1])  # in another group; a turn without an anchor is alone
+    _, shared = group_advantages(table(turns), advantage_settings(Namespace()), normalize=True)
+    assert shared == pytest.approx(10 / 13)
+
+
 def test_gigpo_counts_an_early_and_a_late_win_alike_as_episodes_unless_both_returns_are_discounted() -> None:
     turns = episode(0, [1.0], 1) + episode(1, [0.0, 0.0, 1.0], 1) + episode(2, [0.0], 1)
     papers = scores(turns, estimator="gigpo", gamma_step=0.5)
@@ -183,6 +191,7 @@ def test_the_hook_puts_each_turns_advantage_on_its_trained_tokens() -> None:
     del data["values"]
     compute_advantages(make_args(kl_coef=0.0, gamma_step=1.0, group_estimator="rloo"), data)
     assert [row.tolist() for row in data["advantages"]] == [[2.0, 2.0, 0.0, 2.0, 2.0, 0.0], [-2.0, 0.0, 0.0]]
+    assert data["shared_state_ratio"].item() == 0.0
     assert "prompt" not in data and data["returns"][0].tolist() == data["advantages"][0].tolist()
 
 
