@@ -1,7 +1,8 @@
-"""Estimators without a critic that compare episodes in groups: GRPO, RLOO and GiGPO, with one sample per turn.
+"""slime's hook for training without a critic: finds the whole episodes of a batch, and compares them in groups.
 
-Episodes are compared by the returns of whole episodes, never turn by turn: those that reach turn t are a biased
-selection. GiGPO also compares turns with the same anchor, which is the prompt. docs/algorithms.md has the definitions.
+Episodes are compared by the returns of whole episodes, never by turn index: those that reach turn t are a biased
+selection. Some estimators also compare turns with the same anchor, which is the prompt. `advantage/estimators.py` has
+the formulas.
 """
 
 import logging
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from advantage.errors import TurnTableError
+from advantage.estimators import ESTIMATORS, Episodes
 from advantage.exchange import BOOTSTRAP, ENDED, NOTES, Exchange, current_layout, in_turn_order, relayed, turn_flags
 from advantage.flags import GROUP, advantage_flags, check_kl
-from advantage.gae import discounts_of, edges_of, solve_chain
+from advantage.gae import discounts_of, edges_of
 from advantage.packing import local_tokens, pack_turns
 from advantage.settings import KL_SPLIT, AdvantageSettings, advantage_settings
 from advantage.turn_table import read_turn_table
@@ -41,9 +43,11 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     """Write `advantages` and `returns` into `rollout_data`: each turn's advantage, on all its trained tokens.
 
     This is slime's `--custom-advantage-function-path` for estimators without a critic. Returns equal the advantages.
+    `shared_state_ratio` is written for slime's log: the share of compared turns whose prompt another turn of the group
+    had, too.
 
     Args:
-        args: slime's arguments, with the YAML's keys `group_estimator`, `gamma_step` and those of GiGPO.
+        args: slime's arguments, with the YAML's keys `group_estimator`, `gamma_step`, `lambda_step` and `gigpo_…`.
         rollout_data: as for `advantage.hook.compute_advantages`, without `values`; rows are shaped and typed like `kl`.
 
     Raises:
@@ -69,100 +73,56 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         own = (columns.segment, columns.index, turn_flags(columns), columns.reward, group, columns.anchor, trained)
         table, mine = exchange.rows(torch.stack([column.double() for column in own], 1))
         turns = GroupTurns(*table.unbind(1))
-        advantages = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)
+        advantages, shared = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)
         per_turn = advantages[mine].to(packed.trained.device) * packed.trained
         per_token = torch.repeat_interleave(per_turn, packed.lengths)
         rows = local_tokens(rollout_data, layout).split(packed.put(per_token))
         pairs = zip(rows, rollout_data["kl"], strict=True)
         rollout_data["advantages"] = [row.to(like.dtype) for row, like in pairs]
         rollout_data["returns"] = [row.clone() for row in rollout_data["advantages"]]
+        rollout_data["shared_state_ratio"] = torch.tensor(shared)
 
 
-def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normalize: bool) -> Tensor:
-    """Compute one advantage per turn, [T] float64; 0 for bootstrap states and for episodes without a return.
+def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normalize: bool) -> tuple[Tensor, float]:
+    """Compute one advantage per turn, [T] float64, and the share of the compared turns whose state another was in.
 
-    `normalize` divides by the group's standard deviation (GRPO, GiGPO). Raises TurnTableError, which names segment and
-    turn, if a turn is missing in an episode or occurs twice.
+    Advantages are 0 for bootstrap states and for episodes without a return, which nothing is compared with.
+    `normalize` divides by standard deviations (not in RLOO). Raises TurnTableError, which names segment and turn, if a
+    turn is missing in an episode or occurs twice.
     """
+    result = torch.zeros(len(turns.flags), dtype=torch.float64)
+    order = _compared(turns)
+    _, episode = _unique(turns.segment[order])
+    _, group = _unique(turns.group[order])
+    flags, anchor = turns.flags[order].long(), turns.anchor[order]
+    own = -1.0 - torch.arange(len(order))  # of a turn without an anchor; no other turn has this number
+    prompt = torch.where(anchor >= 0, anchor, own)
+    _, state = _unique(torch.stack([group.double(), prompt], 1))
+    edges = edges_of(flags & NOTES == 0, discounts_of(settings, "actor"))
+    episodes = Episodes(episode, group, state, turns.reward[order], edges)
+    result[order] = ESTIMATORS[settings.group_estimator or "grpo"](episodes, settings, normalize)
+    return result, episodes.shared_states()
+
+
+def _compared(turns: GroupTurns) -> Tensor:
+    """Find the turns of episodes that have a return: indices, by episode and in an episode's order."""
     played = (turns.flags.long() & BOOTSTRAP) == 0
     where = played.nonzero()[:, 0]
-    segments, episode = _unique(turns.segment[where])
-    result = torch.zeros(len(played), dtype=torch.float64)
-    if not len(segments):
-        return result
-    order = where[in_turn_order(episode, turns.index[where])]
-    episode = torch.searchsorted(segments, turns.segment[order])
+    order = where[in_turn_order(turns.segment[where], turns.index[where])]
+    segments, episode = _unique(turns.segment[order])
     index = turns.index[order]
-    flags = turns.flags[order].long()
-    reward = turns.reward[order]
     is_head = torch.ones(len(order), dtype=torch.bool)
     is_head[1:] = episode[1:] != episode[:-1]
     _check_contiguous(segments, episode, index, is_head)
     is_tail = is_head.roll(-1)
-    following = torch.arange(1, len(order) + 1)
-    following[is_tail] = -1
-    edges = edges_of(flags & NOTES == 0, discounts_of(settings, "actor"))
-    to_go = solve_chain(reward, edges.gamma, following)
-
-    ended = (flags[is_tail] & ENDED) > 0
+    ended = (turns.flags[order].long()[is_tail] & ENDED) > 0
     trained = torch.zeros(len(segments), dtype=torch.bool)
     trained[episode[turns.trained[order] > 0]] = True
     whole = ended & (index[is_head] == 0) & trained
     if not bool(whole.all()):
         missing = int((~whole).sum())
         logger.info("%d of %d episodes have no return in this batch and are not trained on", missing, len(whole))
-    group = turns.group[order][is_head]
-    estimator = settings.group_estimator or "grpo"
-    returns = to_go[is_head]
-    if estimator == "gigpo" and settings.gigpo_discount == "step":
-        returns = torch.zeros_like(returns).index_add_(0, episode, reward)  # undiscounted
-    scores = _compare(returns, group, whole, estimator, normalize)
-    advantages = scores[episode]
-    if estimator == "gigpo":
-        anchor = turns.anchor[order]
-        _, state = _unique(torch.stack([group[episode], anchor], 1))
-        compared = whole[episode] & (anchor >= 0)
-        partners, _, _ = _statistics(to_go, state, compared)
-        shared = compared & (partners > 1)
-        percent = 100 * float(shared.double().mean())
-        logger.info("GiGPO: %.1f %% of the turns share their prompt with another turn", percent)
-        of_turns = _relative(to_go, state, compared, normalize)
-        advantages = advantages + settings.gigpo_step_weight * of_turns
-    result[order] = advantages
-    return result
-
-
-def _compare(returns: Tensor, group: Tensor, whole: Tensor, estimator: str, normalize: bool) -> Tensor:
-    _, groups = _unique(group)
-    if estimator != "rloo":
-        return _relative(returns, groups, whole, normalize)
-    count, mean, _ = _statistics(returns, groups, whole)
-    # Leave one out: R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1).
-    relative = (returns - mean) * count / (count - 1).clamp(min=1)
-    return torch.where(whole & (count > 1), relative, 0.0)
-
-
-def _relative(x: Tensor, groups: Tensor, counted: Tensor, normalize: bool) -> Tensor:
-    """x minus its group's mean, optionally over the standard deviation; 0 if not counted or alone in its group."""
-    count, mean, deviation = _statistics(x, groups, counted)
-    scale = deviation + 1e-6 if normalize else torch.ones_like(x)
-    return torch.where(counted & (count > 1), (x - mean) / scale, 0.0)
-
-
-def _statistics(x: Tensor, groups: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and standard deviation (n - 1) of each entry's group, over the counted entries."""
-    n = int(groups.max()) + 1 if len(groups) else 0
-
-    def total(y: Tensor) -> Tensor:
-        sums = torch.zeros(n, dtype=torch.float64)
-        sums.index_add_(0, groups, torch.where(counted, y, 0.0))
-        return sums[groups]
-
-    count = total(torch.ones_like(x))
-    mean = total(x) / count.clamp(min=1)
-    squares = total((x - mean) ** 2)
-    variance = squares / (count - 1).clamp(min=1)
-    return count, mean, variance.sqrt()
+    return order[whole[episode]]
 
 
 def _unique(x: Tensor) -> tuple[Tensor, Tensor]:

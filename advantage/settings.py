@@ -89,11 +89,13 @@ class AdvantageSettings(Settings):
     gae_form: str = "dual"
     """The form of GAE that `advantage.hook.compute_advantages` computes: `dual`, `token`, `turn`, `bi_level`,
     `compaction`, or a function, as `file.py:function` or an import path (docs/change_one_thing.md)."""
-    group_estimator: Literal["grpo", "rloo", "gigpo"] | None = None
-    """Train without a critic, on comparisons between whole episodes. On one machine the key is enough; slime also needs
-    flags (docs/algorithms.md). Null: with a critic, or GRPO if the flags name `advantage.group.compute_advantages`."""
+    group_estimator: Literal["grpo", "rloo", "gigpo", "g2po", "gagpo"] | None = None
+    """Train without a critic, on comparisons between whole episodes and, from `gigpo` on, between their turns. On one
+    machine the key is enough; slime also needs flags (docs/algorithms.md). Null: with a critic, or GRPO if the flags
+    name `advantage.group.compute_advantages`. `gagpo` is inferred: its paper's equations were not available, and
+    `gamma_step` and `lambda_step` are used as in two ports."""
     gigpo_step_weight: float = Field(default=1.0, ge=0)
-    """GiGPO: weight of the comparison between turns with the same prompt; 0 turns it off."""
+    """GiGPO and G2PO: weight of the comparisons between turns; 0 turns them off."""
     gigpo_discount: Literal["step", "both"] = "step"
     """GiGPO: the returns that `gamma_step` discounts. `step`: only the return from each turn onwards, as in the paper
     (Feng et al. 2025, equations 3 and 5) and in verl-agent. `both`: the whole episode's return too."""

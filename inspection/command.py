@@ -19,6 +19,7 @@ PARTS = {
     "build-images": "build the images of Harbor tasks, without a container daemon",
     "play": "play an environment in the terminal, with the model's own prompts",
     "evaluate": "play held-out episodes with a model or a scripted player; write a table",
+    "panel": "print the held-out episodes, and a hash that names them",
     "compare": "compare two evaluations seed by seed",
     "branch": "continue recorded episodes from chosen turns: values of states, and what a critic could explain",
     "rescore": "score recorded episodes with another reward or judge, without playing",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from envs.mixture import TaskSpec
@@ -68,6 +68,15 @@ def check_free(path: Path, overwrite: bool) -> None:
 
     if path.is_file() and not overwrite:
         raise ConfigError(f"--out {path} exists; give another file, or replace this one with --overwrite")
+
+
+def evaluated(options: argparse.Namespace) -> dict[str, Any]:
+    """Read the YAML of an evaluation, with `--set` and `--episodes`; its keys are not checked. Raises ConfigError."""
+    from rollout.bridge.settings import set_key, with_assignments
+    from slime_verlog import read_yaml_mapping
+
+    config = with_assignments(read_yaml_mapping(options.config, "YAML"), options.set, "--set")
+    return config if options.episodes is None else set_key(config, "eval.episodes", options.episodes)
 
 
 def read_target(path: str, task: str | None = None, overrides: Sequence[str] = ()) -> Target:

@@ -1,7 +1,11 @@
 """Tasks and episodes of a configuration: which there are, and how one is drawn. Nothing here loads torch."""
 
+import hashlib
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
 
 from envs.mixture import TaskSpec, expand_tasks
 from rollout.bridge.settings import EvalSettings, RolloutSettings
@@ -48,6 +52,33 @@ def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[
         for number, task in enumerate(tasks)
         for k in range(held_out.episodes)
     ]
+
+
+def panel_hash(episodes: Iterable[EpisodeSpec]) -> str:
+    """Hash which episodes are held out, as 12 hexadecimal digits.
+
+    What counts are the environments, tasks, options, turn limits and seeds; their order does not, and repeats do not.
+    Of a file or folder with an absolute path, and of a Python file, only the name counts. So the hash is the same on
+    every machine and in every version of Python.
+    """
+    rows: set[str] = set()
+    for episode in episodes:
+        env = episode.env
+        row = _portable([env.env_path, env.metadata, env.options, env.max_turns])
+        rows.add(json.dumps(row, sort_keys=True, default=str))
+    return hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()[:12]
+
+
+def _portable(value: Any) -> Any:
+    """Copy plain data; paths that differ between machines become names."""
+    if isinstance(value, Mapping):
+        return {str(key): _portable(inner) for key, inner in value.items()}
+    if isinstance(value, str):
+        is_of_machine = value.startswith("/") or value.endswith(".py")
+        return PurePosixPath(value).name if is_of_machine else value
+    if isinstance(value, Sequence):
+        return [_portable(inner) for inner in value]
+    return value
 
 
 def training_seed(settings: RolloutSettings, episode_id: int) -> int:

@@ -16,6 +16,7 @@ from embedded.studies.study import Study
 LOOKS = {8: 0.01, 12: 0.015, 20: 0.025}
 """Numbers of seeds at which a contrast may be decided, and the error level of each look; they add up to 5 %. A study of
 at most eight seeds has one look, at the end."""
+SHARED = "rollout/shared_state_ratio"
 MARGIN = 0.05
 """At the last look, "no difference" means that the 90 % interval lies within this distance of 0."""
 
@@ -152,8 +153,14 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
 
 
 def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
-    """Return a Markdown table of the variants: scores, areas, seeds that end below their start, updates, CPU time."""
+    """Return a Markdown table of the variants: scores, areas, seeds that end below their start, updates, CPU time.
+
+    If a run trained without a critic and logged it, there is a column with the share of turns in a state with company.
+    """
     titles = ["seeds", "score before", "score after", "area", "seeds that end below their start", "updates", "CPU, s"]
+    has_shares = any(run.trained_mean(SHARED) is not None for run in runs)
+    if has_shares:
+        titles.append("turns that share their prompt")
     found, rows = areas(study, runs), {}
     for variant in study.variants:
         mine = [run for run in runs if run.done and run.variant == variant]
@@ -171,4 +178,7 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
             mean_cell(updates, ".0f"),
             mean_cell(seconds, ".0f"),
         ]
+        if has_shares:
+            shares = [share for run in mine if (share := run.trained_mean(SHARED)) is not None]
+            rows[variant].append(mean_cell(shares, ".2f"))
     return markdown("variant", titles, rows)

@@ -13,7 +13,7 @@ from embedded.run.folder import write_text
 from embedded.run.record import actor_fault
 from embedded.studies.contrasts import area_lines, areas, contrast_lines, interval
 from embedded.studies.results import Run, curve, iqm_cell, markdown, mean_cell, read_runs
-from embedded.studies.study import Study
+from embedded.studies.study import Study, panels
 
 COLUMNS = {
     "before": ("{measure} before", mean_cell, ".3f"),
@@ -61,7 +61,7 @@ def table(study: Study, runs: Sequence[Run]) -> str:
     """Return the study's tables with its question and notes; runs that are not finished are named and not counted."""
     finished = [run for run in runs if run.done]
     unfinished = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
-    notes = [NOTE, study.note]
+    notes = [NOTE, study.note, _panel_note(study)]
     if unfinished:
         notes.append(f"Not finished, and not counted: {', '.join(unfinished)}.")
     notes += [f"Warning, {fault}." for fault in faults_of(runs)]
@@ -69,6 +69,14 @@ def table(study: Study, runs: Sequence[Run]) -> str:
     if study.contrasts:
         lines += ["", *contrast_lines(study, runs), "", *area_lines(study, runs)]
     return "\n".join([*lines, "", *filter(None, notes)]) + "\n"
+
+
+def _panel_note(study: Study) -> str:
+    found = panels(study)
+    if len(found) == 1:
+        return f"Held-out panel: {', '.join(found)}."
+    by_panel = [f"{panel} ({', '.join(variants)})" for panel, variants in found.items()]
+    return f"The variants have different held-out panels: {'; '.join(by_panel)}."
 
 
 def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:

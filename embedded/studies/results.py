@@ -37,13 +37,14 @@ class Run:
             "before": results[0] if results else None,
             "after": results[-1] if is_compared else None,
             "length": evaluated[-1]["eval/turns"] if is_compared else None,
-            "value_loss": self._trained_mean("critic/value_loss"),
-            "explained_variance": self._trained_mean("critic/explained_variance"),
+            "value_loss": self.trained_mean("critic/value_loss"),
+            "explained_variance": self.trained_mean("critic/explained_variance"),
             "turns": self.total("turns"),
             "cpu": self.total("cpu"),
         }
 
-    def _trained_mean(self, key: str) -> float | None:
+    def trained_mean(self, key: str) -> float | None:
+        """Average a number over the updates that trained the actor; None if it was not logged."""
         values = [row[key] for row in self.rows if row.get("train/actor_trains") and key in row]
         return float(np.mean(values)) if values else None
 

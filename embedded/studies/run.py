@@ -154,7 +154,8 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
 
     Raises ConfigError for rejected settings, and SlimeVerlogError, after the report, if runs failed or were killed.
     """
-    from embedded.studies.report import write_report
+    from embedded.studies.report import write_csv, write_report
+    from embedded.studies.results import read_runs
 
     left, failures = study.left_to_do(plan), []
     at_once = min(jobs or cores(), len(left))
@@ -165,6 +166,7 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
         for run in left:
             print(plan.run_name(*run), flush=True)
             run_one(plan, *run)
+            write_csv(plan.folder / "raw.csv", read_runs(plan.folder, plan.study))
     text = write_report(plan.folder, plan.study)
     if failures:
         print(text)

@@ -167,6 +167,19 @@ def run_settings(study: Study, name: str, seed: int) -> dict[str, Any]:
     return json.loads(json.dumps({"keys": merge(keys, variant.keys), "flags": flags, "warm": dict(variant.warm)}))
 
 
+def panels(study: Study) -> dict[str, list[str]]:
+    """Hash the held-out episodes (`rollout.tasks.panel_hash`): the variants of each panel."""
+    from embedded.arguments import check_run_keys
+    from rollout.tasks import held_out_episodes, panel_hash, read_tasks
+
+    found: dict[str, list[str]] = {}
+    for name in study.variants:
+        settings = check_run_keys(run_settings(study, name, study.seeds[0])["keys"])
+        episodes = held_out_episodes(settings, read_tasks(settings, settings.eval))
+        found.setdefault(panel_hash(episodes), []).append(name)
+    return found
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which runs of a study to do, and where their files go."""

@@ -19,12 +19,13 @@ from typing import Any
 
 from inspection.evaluate import pairs
 from inspection.records import Record
+from inspection.target import evaluated
 from inspection.text import align
-from rollout.bridge.settings import RolloutSettings, check_keys, read_value, set_key, split_assignment, with_assignments
+from rollout.bridge.settings import RolloutSettings, check_keys, read_value, set_key, split_assignment
 from rollout.play.memory import build_memory
 from rollout.spec import DEFAULT_MAX_TURNS, EpisodeSpec
-from rollout.tasks import held_out_episodes, read_tasks, try_each_task
-from slime_verlog import ConfigError, read_yaml_mapping
+from rollout.tasks import held_out_episodes, panel_hash, read_tasks, try_each_task
+from slime_verlog import ConfigError
 
 Key = tuple[str, str, int, int]
 """Setting, task name, seed and repeat: what tells the episodes of one player apart."""
@@ -63,6 +64,11 @@ class SweepPoint:
             found[key] = replace(spec, episode_id=spec.episode_id + repeat * len(specs))
         return found
 
+    @cached_property
+    def panel(self) -> str:
+        """Hash of the held-out episodes."""
+        return panel_hash(self.episodes.values())
+
     @property
     def world(self) -> str:
         """Equal for points with the same environments."""
@@ -73,9 +79,7 @@ class SweepPoint:
 
 def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
     """Return the mapping with `--set` and the sweep's points; tries every task, or raises SlimeVerlogError."""
-    config = with_assignments(read_yaml_mapping(options.config, "YAML"), options.set, "--set")
-    if options.episodes is not None:
-        config = set_key(config, "eval.episodes", options.episodes)
+    config = evaluated(options)
     points = []
     for values in sweep_points(options.sweep):
         swept = config
@@ -182,7 +186,7 @@ def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Re
     """Return the table of the episodes that the points name, as far as they were played."""
     table: list[Record] = []
     for point in points:
-        about = {"setting": point.label, "point": dict(point.values), "player": player}
+        about = {"setting": point.label, "point": dict(point.values), "player": player, "panel": point.panel}
         tasks = list(dict.fromkeys(task for _, task, _, _ in point.episodes))
         played = [rows[key] for key in point.episodes if key in rows]
         for task in tasks:
@@ -224,8 +228,10 @@ def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Recor
     wanted = [key for point in points for key in point.episodes]
     played = [rows[key] for key in wanted if key in rows]
     seeds = sorted({seed for _, _, seed, _ in wanted})
+    panels = dict.fromkeys(point.panel for point in points)
     sentences = [
         f"Player {player}, held-out seeds {seeds[0]} to {seeds[-1]}: mean ± standard error over n episodes.",
+        f"Held-out panel: {', '.join(panels)}.",
         "An episode is won if its progression reaches 1.",
     ]
     if (repeats := max(point.repeats for point in points)) > 1:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from advantage.estimators import ESTIMATORS
 from advantage.exchange import Group
 from advantage.group import compute_advantages as compute_group_advantages
 from advantage.hook import compute_advantages
@@ -40,7 +41,7 @@ def test_advantages_are_computed_where_the_values_are(form: str) -> None:
                 torch.testing.assert_close(got.inner.double(), want, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_group_advantages_too(estimator: str) -> None:
     rows = [TurnRow(k, 0, terminated=True, turns=(TurnSpan(0, 3, float(k)),)) for k in range(4)]
     samples = [FakeSample(row, 2, [1] * 3, torch.zeros(3), torch.zeros(3)) for row in rows]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from advantage.errors import FlagError, TurnTableError
+from advantage.estimators import ESTIMATORS
 from advantage.exchange import BOOTSTRAP, TERMINATED
 from advantage.group import GroupTurns, compute_advantages, group_advantages
 from advantage.settings import advantage_settings
@@ -37,7 +38,7 @@ def episode(segment: int, rewards: list[float], group: int = -1, end: int = TERM
 
 def scores(turns: list[Turn], *, normalize: bool = True, estimator: str = "grpo", **keys: Any) -> list[float]:
     settings = advantage_settings(Namespace(**{"gamma_step": 1.0, **keys}, group_estimator=estimator))
-    return group_advantages(table(turns), settings, normalize=normalize).tolist()
+    return group_advantages(table(turns), settings, normalize=normalize)[0].tolist()
 
 
 def test_grpo_compares_episode_returns_inside_their_group() -> None:
@@ -52,6 +53,50 @@ def test_gigpo_adds_the_comparison_of_turns_in_the_same_state() -> None:
     turns = episode(0, [0.0, 1.0], 1, anchors=[4, 8]) + episode(1, [0.0, 0.0], 1, anchors=[4, 9])
     got = scores(turns, estimator="gigpo", normalize=False, gigpo_step_weight=2.0)
     assert got == pytest.approx([0.5 + 2 * 0.5, 0.5, -0.5 - 2 * 0.5, -0.5])
+
+
+A, B, C = 0, 1, 2
+GAMES = (
+    (0, [0.0, 0.0, 10.0], [A, B, C]),
+    (1, [0.0, 0.0, 0.0, 0.0], [A, B, A, B]),
+    (2, [0.0, 0.0, 0.0, 10.0], [A, A, B, B]),
+)
+"""Segment, rewards and anchors of three episodes of one group: won, lost, won."""
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        # Every turn counts in the comparison of episodes, as in the code of G2PO's authors.
+        ({"estimator": "g2po", "gigpo_step_weight": 0.0}, [0.7207] * 3 + [-1.2613] * 4 + [0.7207] * 4),
+        (
+            {"estimator": "g2po"},  # computed by the authors' code
+            [1.1730, 2.9698, 0.7447, -0.8091, -1.8451, -0.8091, -5.0715, -1.2393, 1.1730, 0.4249, 3.2887],
+        ),
+        (
+            {"estimator": "gagpo", "normalize": False},  # this and the next: worked out apart from this code
+            [2.9973, 3.7000, 0.0, -2.8173, -3.9508, -4.2227, -5.8000, 1.5507, 2.3908, 2.9020, 4.2000],
+        ),
+        (
+            {"estimator": "gagpo"},
+            [0.8018, 0.9954, -0.0238, -0.7998, -1.1121, -1.1870, -1.6214, 0.4034, 0.6348, 0.7756, 1.1331],
+        ),
+    ],
+)
+def test_a_worked_example(keys: dict[str, Any], wanted: list[float]) -> None:
+    turns = [turn for game, rewards, anchors in GAMES for turn in episode(game, rewards, 1, anchors=anchors)]
+    got = scores(turns, gamma_step=0.95, lambda_step=0.8, **keys)
+    if keys.get("normalize") is False:
+        got = [x - got[2] for x in got]  # the example's numbers are before the mean is subtracted; E1's last is 0
+    assert got == pytest.approx(wanted, abs=1e-4)
+
+
+def test_the_share_of_turns_whose_state_has_company_counts_whole_episodes_alone() -> None:
+    turns = [turn for game, rewards, anchors in GAMES for turn in episode(game, rewards, 1, anchors=anchors)]
+    turns += episode(3, [0.0, 0.0], 2, anchors=[A, A], end=0)  # cut, so it is not compared
+    turns += episode(4, [0.0, 0.0], 2, anchors=[C, -1])  # in another group; a turn without an anchor is alone
+    _, shared = group_advantages(table(turns), advantage_settings(Namespace()), normalize=True)
+    assert shared == pytest.approx(10 / 13)
 
 
 def test_gigpo_counts_an_early_and_a_late_win_alike_as_episodes_unless_both_returns_are_discounted() -> None:
@@ -70,7 +115,7 @@ def test_episodes_without_a_group_are_compared_with_the_batch() -> None:
     "outsider",
     [episode(9, [50.0], 1, trained=0), [*episode(9, [50.0], 1, end=0), (9, 1, BOOTSTRAP, 0.0, -1, -1, 0)]],
 )
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_an_episode_without_a_return_gets_zero_and_is_not_compared(outsider: list[Turn], estimator: str) -> None:
     turns = episode(0, [1.0], 1, anchors=[2]) + episode(1, [0.0], 1, anchors=[2])
     alone = scores(turns, estimator=estimator)
@@ -86,7 +131,7 @@ def test_a_missing_turn_is_named() -> None:
 def test_an_unknown_estimator_is_refused() -> None:
     with pytest.raises(ConfigError, match="gigpo_discount must be one of 'step', 'both', got 'none'"):
         advantage_settings(Namespace(gigpo_discount="none"))
-    with pytest.raises(ConfigError, match="group_estimator must be one of 'grpo', 'rloo', 'gigpo', got 'ppo'"):
+    with pytest.raises(ConfigError, match="group_estimator must be one of 'grpo', 'rloo', .* got 'ppo'"):
         advantage_settings(Namespace(group_estimator="ppo"))
 
 
@@ -146,6 +191,7 @@ def test_the_hook_puts_each_turns_advantage_on_its_trained_tokens() -> None:
     del data["values"]
     compute_advantages(make_args(kl_coef=0.0, gamma_step=1.0, group_estimator="rloo"), data)
     assert [row.tolist() for row in data["advantages"]] == [[2.0, 2.0, 0.0, 2.0, 2.0, 0.0], [-2.0, 0.0, 0.0]]
+    assert data["shared_state_ratio"].item() == 0.0
     assert "prompt" not in data and data["returns"][0].tolist() == data["advantages"][0].tolist()
 
 

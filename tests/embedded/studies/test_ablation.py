@@ -137,6 +137,26 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
     assert not (folder / "checkpoints").exists()
 
 
+def test_one_at_a_time_raw_numbers_are_written_after_every_run(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = plan(tiny(small, seeds=[0, 1]), tmp_path)
+
+    def run_and_be_interrupted(given: Plan, variant: str, seed: int) -> None:
+        if seed == 1:
+            raise KeyboardInterrupt
+        folder = given.run_folder(variant, seed)
+        folder.mkdir(parents=True)
+        (folder / "rows.jsonl").write_text('{"update": 1, "turns": 8, "seconds": 0.5, "eval/episodes": 4}\n')
+        (folder / "done.json").write_text('{"updates": 1}')
+
+    monkeypatch.setattr(ablation, "run_one", run_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(work, jobs=1)
+    with open(work.folder / "raw.csv", newline="") as file:
+        assert [(row["seed"], row["finished"], row["turns"]) for row in csv.DictReader(file)] == [("0", "True", "8")]
+
+
 def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
     work = plan(tiny(small), tmp_path)
     (work.run_folder("v", 0) / "checkpoints").mkdir(parents=True)

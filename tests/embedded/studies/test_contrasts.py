@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("scipy", reason="needs pip install 'slime-verlog[studies]'")
 
-from embedded.studies.contrasts import areas, holm, results, sign_flip_p
+from embedded.studies.contrasts import area_lines, areas, holm, results, sign_flip_p
 from embedded.studies.results import Run
 from embedded.studies.study import Study
 from slime_verlog import read_settings
@@ -99,6 +99,15 @@ def test_areas_end_with_the_shortest_run_and_count_from_random_play_to_the_exper
     rows = lambda end: [{"turns": 0.0, "eval/success": 0.2}, {"turns": end, "eval/success": 0.2 + end / 1000}]
     found = areas(study(scale=[0.2, 0.7]), [Run("new", 0, rows(500.0), True), Run("old", 0, rows(100.0), True)])
     assert [found["old"][0], found["new"][0]] == pytest.approx([0.1, 0.1], abs=1e-3)
+
+
+def test_the_share_of_turns_with_company_stands_beside_the_areas_if_runs_logged_it() -> None:
+    start = {"update": 0.0, "turns": 0.0, "eval/success": 0.3}
+    trained = {**start, "update": 1.0, "turns": 9.0, "train/actor_trains": 1.0, "rollout/shared_state_ratio": 0.25}
+    head, _, *lines = area_lines(study(), [Run("old", 0, [start, trained], True)])
+    assert head.endswith("| turns that share their prompt |")
+    assert [line.split(" | ")[-1] for line in lines] == ["- |", "0.25 |", "- |"]
+    assert "share" not in area_lines(study(), [Run("old", 0, [start, start], True)])[0]
 
 
 def test_a_seed_that_is_repeated_later_does_not_change_which_seeds_a_look_sees() -> None:
