@@ -20,10 +20,12 @@ from torch import Tensor
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, Layout, current_layout, link_turns, relayed, turn_flags
 from advantage.gae import Links, discounts_of, edges_of, links_of, solve_inside, solve_links, token_lambdas
+from advantage.hl_gauss import hl_gauss_of
 from advantage.notes import compare_notes
 from advantage.packing import LocalTokens, PackedTurns, check_first_tokens, local_tokens, pack_turns, per_token
 from advantage.settings import KL_SPLIT, ROLE, AdvantageSettings, advantage_settings
 from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
+from advantage.values import METRICS_KEY, compare_values
 
 logger = logging.getLogger(__name__)
 
@@ -95,18 +97,23 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
 
     # Between turns, over all ranks.
     columns, device = batch.columns, values.device
-    labels = [column.to(device).double() for column in (columns.segment, columns.index, turn_flags(columns))]
+    endings = turn_flags(columns, turns.trained)
+    labels = [column.to(device).double() for column in (columns.segment, columns.index, endings)]
     table, mine = exchange.rows(torch.stack([*labels, *links], 1))
     segment, index, flags, *links_of_all = table.unbind(1)
     following = link_turns(segment, index, flags.long())
-    next_value, next_advantage = solve_links(Links(*links_of_all), following)
+    all_links = Links(*links_of_all)
+    next_value, next_advantage = solve_links(all_links, following)
 
     # Every token.
     carry = edges.carry(next_value[mine], next_advantage[mine])
     advantages, returns = inside.finish(carry)
     rollout_data["advantages"] = batch.unpack(advantages)
     rollout_data["returns"] = batch.unpack(returns)
-    if role != "critic":
+    if role == "critic":
+        own = all_links.solved(next_value, next_advantage)
+        rollout_data[METRICS_KEY] = compare_values(flags.long(), index, *own, hl_gauss_of(settings))
+    else:
         notes = compare_notes(flags.long(), following, next_advantage)
         rollout_data.update({name: value.float() for name, value in notes.items()})
 
