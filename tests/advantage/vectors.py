@@ -142,4 +142,6 @@ def vectors() -> dict[str, dict[str, Any]]:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name, content in vectors().items():
-        (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        cases = ",\n".join(map(json.dumps, content["cases"]))
+        text = f'{{"about": {json.dumps(content["about"])},\n"cases": [\n{cases}\n]}}\n'
+        (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")

@@ -31,7 +31,7 @@ SAME_TURNS = ("--sglang-enable-deterministic-inference", "--rollout-batch-size",
 
 
 def start_flags(run: Run, critic: Path | None = None) -> list[str]:
-    return checkpoint_flags(run, "1.0e-3", critic)
+    return checkpoint_flags(run, "5.0e-3" if "value_loss" in run.config else "1.0e-3", critic)
 
 
 @pytest.fixture(scope="module")
