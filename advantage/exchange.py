@@ -23,8 +23,8 @@ from advantage.turn_table import TurnColumns
 _collectives = cast(Any, dist)
 """torch.distributed, whose collectives are not fully typed."""
 
-TERMINATED, TRUNCATED, BOOTSTRAP, NOTES = 1, 2, 4, 8
-"""Flags of a turn; NOTES: the environment did not move after it."""
+TERMINATED, TRUNCATED, BOOTSTRAP, NOTES, UNTRAINED = 1, 2, 4, 8, 16
+"""Flags of a turn; NOTES: the environment did not move after it; UNTRAINED: none of its tokens is trained."""
 ENDED = TERMINATED | TRUNCATED
 
 
@@ -51,9 +51,11 @@ class Exchange:
         return table.cpu(), slice(start, start + len(own))
 
 
-def turn_flags(columns: TurnColumns) -> Tensor:
-    """Encode how each turn ends, and whether the environment moved, as one number; [T] int64."""
+def turn_flags(columns: TurnColumns, trained: Tensor | None = None) -> Tensor:
+    """Encode how each turn ends, whether the environment moved, and whether it is trained, as one number; [T] int64."""
     flags = NOTES * (~columns.moves).long()
+    if trained is not None:
+        flags += UNTRAINED * ~trained.cpu()
     flags += TERMINATED * columns.terminated
     flags += TRUNCATED * columns.truncated
     flags += BOOTSTRAP * columns.bootstrap

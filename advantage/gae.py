@@ -162,6 +162,10 @@ class Links(NamedTuple):
     p: Tensor
     q: Tensor
 
+    def solved(self, next_value: Tensor, next_advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """Each turn's own V and A, [T], from those of the turn that follows."""
+        return self.v + self.w * next_value, self.a + self.p * next_value + self.q * next_advantage
+
 
 def links_of(inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, edges: Edges) -> Links:
     """Show each turn as the one before it sees it.

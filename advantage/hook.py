@@ -20,11 +20,13 @@ from torch import Tensor
 from advantage.errors import TurnTableError
 from advantage.exchange import Exchange, Layout, current_layout, link_turns, relayed, turn_flags
 from advantage.gae import Links, discounts_of, edges_of, links_of, solve_inside, solve_links, token_lambdas
+from advantage.hl_gauss import hl_gauss_of
 from advantage.notes import compare_notes
 from advantage.packing import LocalTokens, PackedTurns, check_first_tokens, local_tokens, pack_turns, per_token
 from advantage.settings import KL_SPLIT, ROLE, AdvantageSettings, advantage_settings
 from advantage.stretches import cut_at_notes, stretch_columns
 from advantage.turn_table import STALENESS, TurnColumns, read_turn_table
+from advantage.values import METRICS_KEY, compare_values
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,8 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
 
     # Between turns, over all ranks.
     columns, device = batch.columns, values.device
-    labels = [column.to(device).double() for column in (columns.segment, columns.index, turn_flags(columns))]
+    endings = turn_flags(columns, turns.trained)
+    labels = [column.to(device).double() for column in (columns.segment, columns.index, endings)]
     more = stretch_columns(turns, inside, discounts, lambdas) if form == "compaction" else ()
     table, mine = exchange.rows(torch.stack([*labels, *links, *more], 1))
     segment, index, flags, v, w, a, p, q, *more = table.unbind(1)
@@ -115,7 +118,10 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
         advantages *= torch.repeat_interleave(stretches.scale[mine].to(advantages), turns.lengths)
     rollout_data["advantages"] = batch.unpack(advantages)
     rollout_data["returns"] = batch.unpack(returns)
-    if role != "critic":
+    if role == "critic":
+        own = links.solved(next_value, next_advantage)
+        rollout_data[METRICS_KEY] = compare_values(flags.long(), index, *own, hl_gauss_of(settings))
+    else:
         notes = compare_notes(flags.long(), following, next_advantage)
         rollout_data.update({name: value.float() for name, value in notes.items()})
 

@@ -62,7 +62,8 @@ class ValuePretrainingSettings(Settings):
     """Training stops after this many passes in a row without a new best explained variance on the held-out turns. The
     critic is saved as it was at the best one."""
     least_explained_variance: float | None = 0.0
-    """The run fails and saves no critic if the best held-out explained variance is not above this; null: never."""
+    """The run fails and saves no critic if the best held-out explained variance is not above this; null: never. PPO
+    refuses to start from a critic that is not above its own value of this key."""
 
 
 class AdvantageSettings(Settings):
@@ -122,6 +123,16 @@ class AdvantageSettings(Settings):
     """Regular expressions; the critic's parameters whose Megatron name matches one are not trained."""
     value_first_token_weight: float = Field(default=3.0, gt=0)
     """Weight of each turn's first token in the value loss. The previous turn bootstraps from this token's value."""
+    value_loss: Literal["mse", "hl_gauss"] = "mse"
+    """The critic's head and loss. `mse`: one output, slime's clipped squared error. `hl_gauss`: a histogram over
+    returns, trained by cross-entropy, whose mean is the value (docs/algorithms.md); --value-clip is then ignored."""
+    value_bins: int = Field(default=51, ge=7, le=1001)
+    """`hl_gauss`: outputs of the head. 2.5 bins lie beyond each end of `value_range`."""
+    value_range: tuple[float, ...] | None = None
+    """`hl_gauss`: the smallest and the largest return, discounted, such as [0.0, 1.0]. Returns outside count as these
+    two; there is a warning if they are more than 1 % of the turns."""
+    value_sigma: float = Field(default=0.75, gt=0, le=2)
+    """`hl_gauss`: standard deviation of the targets, in bins."""
     critic_warmup: WarmupSettings = WarmupSettings()
     """Critic warm-up. The key is not `warmup`, because Megatron has an argument of that name."""
     value_pretraining: ValuePretrainingSettings = ValuePretrainingSettings()
@@ -138,6 +149,7 @@ class AdvantageSettings(Settings):
     @model_validator(mode="after")
     def _consistent_advantages(self) -> Self:
         warmup = self.critic_warmup
+        self._check_value_loss()
         if self.gae_form not in GAE_FORMS and not re.search(r"\w[.:]\w", self.gae_form):
             known = ", ".join(map(repr, GAE_FORMS))
             raise ConfigError(
@@ -157,6 +169,22 @@ class AdvantageSettings(Settings):
                 f"{warmup.w_epoch}; leave critic_warmup out, because value pretraining collects for itself"
             )
         return self
+
+    def _check_value_loss(self) -> None:
+        given = [key for key in ("value_range", "value_bins", "value_sigma") if key in self.model_fields_set]
+        if self.value_loss == "mse" and given:
+            raise ConfigError(
+                f"{given[0]} belongs to value_loss: hl_gauss, and value_loss is mse; set the former, or leave "
+                f"{' and '.join(given)} out"
+            )
+        if self.value_loss == "hl_gauss" and self.value_range is None:
+            raise ConfigError(
+                "value_loss: hl_gauss needs value_range, the smallest and the largest discounted return, such as "
+                "[0.0, 1.0]"
+            )
+        ends = self.value_range
+        if ends is not None and (len(ends) != 2 or not ends[0] < ends[1]):
+            raise ConfigError(f"value_range must be two numbers, [smallest, largest return], got {list(ends)}")
 
 
 def advantage_settings(args: Any) -> AdvantageSettings:

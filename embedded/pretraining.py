@@ -15,6 +15,8 @@ from advantage.settings import ValuePretrainingSettings
 from rollout.bridge.settings import set_key
 from slime_verlog import read_settings
 
+_LIMIT = "least_explained_variance"
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -33,7 +35,10 @@ def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -
     if not batches:
         return None, Stage(keys, flags)
     kept = {key: value for key, value in keys.items() if key not in ("value_pretraining", "critic_warmup")}
-    once = set_key({**kept, "value_pretraining": keys["value_pretraining"]}, "eval.episodes", 1)
+    asked = keys["value_pretraining"]
+    once = set_key({**kept, "value_pretraining": asked}, "eval.episodes", 1)
+    if _LIMIT in asked:  # PPO compares the critic's score with it again
+        kept["value_pretraining"] = {_LIMIT: asked[_LIMIT]}
     own = {
         "num_rollout": batches,
         "num_critic_only_steps": batches,

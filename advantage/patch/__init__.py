@@ -21,11 +21,12 @@ from advantage.gae import discounts_of
 from advantage.hook import compute_advantages
 from advantage.packing import local_tokens
 from advantage.patch import images
-from advantage.patch.critic import install_critic, install_value_head, pretrain_critic
+from advantage.patch.critic import install_critic, pretrain_critic
 from advantage.patch.roles import install_roles
 from advantage.patch.steps import install_steps
+from advantage.patch.value_head import install_value_head
 from advantage.patch.versions import find_slime, original, replace, wrap
-from advantage.training.losses import weigh_first_tokens, whiten
+from advantage.training.losses import whiten
 from advantage.training.policy_loss import install_dis
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,6 @@ def install(args: Any) -> None:
     """
     slime = find_slime()
     settings, flags = check_flags(args), advantage_flags(args)
-    replace(slime.loss, "value_loss_function", weigh_first_tokens)
     if slime.model is not None:
         install_steps(slime.model, slime.actor, settings)
     if settings.policy_loss == "dis":
@@ -60,7 +60,7 @@ def install(args: Any) -> None:
         clip = {"eps_clip_c": flags.eps_clip_c}  # v0.3.1 takes the flag and leaves it unread
         replace(slime.loss, "compute_policy_loss", lambda old: functools.partial(old, **clip))
     install_roles(slime)
-    install_value_head()
+    install_value_head(args, slime)
     images.install(args)
     if settings.on_update == "continue":
         _install_retraction(flags.update_weight_mode)

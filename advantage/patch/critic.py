@@ -2,7 +2,6 @@
 
 All passes use the returns and old values from before the first one. With `value_pretraining`, the critic trains on the
 last batch alone, which has all turns; values and returns are computed again after each pass and not clipped.
-A critic of images gets its value head where slime leaves a head for tokens.
 """
 
 import copy
@@ -15,7 +14,10 @@ from advantage.critic import Progress
 from advantage.errors import UnsupportedFrameworkError
 from advantage.exchange import current_layout
 from advantage.patch.versions import Slime, wrap
-from advantage.settings import AdvantageSettings, ValuePretrainingSettings
+from advantage.saved_critic import RECORD, pretrained_record
+from advantage.settings import AdvantageSettings, ValuePretrainingSettings, advantage_settings
+from advantage.training.alarms import critic_alarm
+from advantage.values import take_metrics
 
 
 def _still(schedule: Any) -> Any:
@@ -23,20 +25,6 @@ def _still(schedule: Any) -> Any:
     still = copy.copy(schedule)
     still.step = lambda increment=0: None
     return still
-
-
-def install_value_head() -> None:
-    """Move the value head of a critic with a `language_model` into it: slime puts it on the model around it, unused."""
-    provider = sys.modules.get("slime.backends.megatron_utils.model_provider")
-    if hasattr(provider, "freeze_model_params"):  # the last thing that is done to a model before DDP
-        wrap(provider, "freeze_model_params", _move_head)
-
-
-def _move_head(freeze: Callable[..., None], model: Any, args: Any) -> None:
-    if hasattr(model, "language_model") and "output_layer" in model._modules:
-        head = model.language_model.output_layer = model._modules.pop("output_layer")
-        model.__dict__["output_layer"] = head  # unregistered: slime compares its shape with the checkpoint's
-    freeze(model, args)
 
 
 def install_critic(slime: Slime, settings: AdvantageSettings) -> None:
@@ -92,6 +80,7 @@ def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings)
             return
         args.value_clip = math.inf
         data, progress, layout = iterator[0].rollout_data, Progress(), current_layout()
+        critic_alarm().watch(take_metrics(data), rollout_id)
         while progress.begin_pass(settings, data, model, layout):
             _log(args, slime, progress)
             # The pass counts as a rollout, so that its metrics are logged after those of the one before.
@@ -100,8 +89,11 @@ def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings)
                 train(number, model, optimizer, _still(schedule), iterator, *rest)
             _compute_values(args, actor, model, iterator, rest[0])  # the microbatches
             actor.compute_advantages_and_returns(args, data)
+            take_metrics(data)  # the critic has trained on these turns
         _log(args, slime, progress)
         progress.finish(settings, model)
+        record = pretrained_record(advantage_settings(args), progress.explained, progress.best, data, layout)
+        setattr(args, RECORD, record)  # slime saves its arguments with the model
         optimizer.reload_model_params()
 
     wrap(actor, "train", all_passes)

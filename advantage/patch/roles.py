@@ -1,5 +1,6 @@
 """Notes which role a training process has, and checks the parameters that its model freezes, and the critic's head.
 
+A critic that was saved with another head is refused; the head is taken from there if the YAML does not say.
 A pattern that matches nothing is refused, and so is an optimizer's state that was saved with another list.
 """
 
@@ -14,7 +15,9 @@ import torch
 from advantage.errors import FlagError, UnsupportedFrameworkError
 from advantage.exchange import current_layout
 from advantage.flags import FROZEN, advantage_flags
+from advantage.hl_gauss import HlGauss, describe_head, hl_gauss_of
 from advantage.patch.versions import Slime, wrap
+from advantage.saved_critic import RECORD, head_record, keys_taken_over
 from advantage.settings import ROLE, advantage_settings
 
 logger = logging.getLogger(__name__)
@@ -30,7 +33,10 @@ def install_roles(slime: Slime) -> None:
         frozen = advantage_settings(args).critic_frozen
         if role == "critic" and frozen:
             setattr(args, FROZEN, list(frozen))
-        check_saved_frozen(args)
+        saved = saved_args(args)
+        check_saved_frozen(args, saved)
+        if role == "critic":
+            take_over_head(args, saved)
         result = initialize(args, role, *rest, **named)
         patterns = advantage_flags(args).frozen
         named_parameters = (item for chunk in result[0] for item in chunk.named_parameters())
@@ -41,21 +47,43 @@ def install_roles(slime: Slime) -> None:
                     f"slime trains {name} although it is to be frozen; leave critic_frozen out"
                 )
         if role == "critic":
-            check_head(parameters)
+            check_head(parameters, hl_gauss_of(advantage_settings(args)))
         return result
 
     wrap(slime.actor, "initialize_model_and_optimizer", initialized)
 
 
-def check_head(parameters: Mapping[str, torch.Tensor]) -> None:
+def check_head(parameters: Mapping[str, torch.Tensor], head: HlGauss | None) -> None:
     """Raise FlagError unless a critic's output layer, on the stage that has it, is a value head that is trained."""
+    outputs = 1 if head is None else head.bins
     for name, weight in parameters.items():
-        if name.endswith("output_layer.weight") and (len(weight) != 1 or not weight.requires_grad):
+        if name.endswith("output_layer.weight") and (len(weight) != outputs or not weight.requires_grad):
             trained = "trained" if weight.requires_grad else f"frozen by {FROZEN} or only_train_params_name_list"
             raise FlagError(
-                f"the critic's value head {name} must have one output and be trained; it has {len(weight)} and is "
-                f"{trained}: give the critic its own list under its overrides in --megatron-config-path"
+                f"the critic's value head {name} must have {outputs} output{'s' * (outputs > 1)} and be trained; it "
+                f"has {len(weight)} and is {trained}: give the critic its own list under its overrides in "
+                "--megatron-config-path"
             )
+
+
+def take_over_head(args: Any, saved: Any) -> None:
+    """Check the critic that this one starts from, whose saved arguments are `saved`, and take its head over.
+
+    Raises ConfigError for a critic with another head, also if the optimizer starts afresh, or one that value
+    pretraining left with a low score.
+    """
+    record = getattr(saved, RECORD, None)
+    if record is None and (getattr(saved, ROLE, "") == "critic" or getattr(saved, "loss_type", "") == "value_loss"):
+        record = {"value_loss": "mse"}  # saved before there were others, or without this patch
+    if record is not None:
+        place = str(advantage_flags(args).load)
+        for key, value in keys_taken_over(advantage_settings(args), record, place).items():
+            setattr(args, key, value)
+    settings = advantage_settings(args)
+    head = hl_gauss_of(settings)
+    setattr(args, RECORD, head_record(settings))
+    if head is not None and current_layout().stage.rank == 0:
+        logger.info("the critic's head is %s; --value-clip is ignored", describe_head(head))
 
 
 def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -78,17 +106,22 @@ def report_frozen(role: str, names: Iterable[str], patterns: Sequence[str]) -> l
     return frozen
 
 
-def check_saved_frozen(args: Any) -> None:
-    """Raise FlagError for an optimizer that resumes with another list of frozen parameters."""
+def saved_args(args: Any) -> Any:
+    """Read slime's arguments in the checkpoint that this process starts from; None for a converted one, or without."""
     flags = advantage_flags(args)
     folder = Path(flags.load or "")
     tracker = folder / "latest_checkpointed_iteration.txt"
-    if flags.finetune or flags.no_load_optim or not tracker.is_file():
-        return
+    if not tracker.is_file():
+        return None
     step = flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()  # Megatron takes step 0 for absent, too
     common = folder / f"iter_{step:0>7}" / "common.pt"
-    saved_args = torch.load(common, weights_only=False).get("args") if common.is_file() else None
-    if saved_args is None:
+    return torch.load(common, weights_only=False).get("args") if common.is_file() else None
+
+
+def check_saved_frozen(args: Any, saved_args: Any) -> None:
+    """Raise FlagError for an optimizer that resumes with another list of frozen parameters."""
+    flags = advantage_flags(args)
+    if saved_args is None or flags.finetune or flags.no_load_optim:
         return
     saved, given = advantage_flags(saved_args).frozen, flags.frozen
     if saved != given:

@@ -15,11 +15,12 @@ from torch import Tensor
 from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import ACTOR, MODEL, original, wrap
 from advantage.settings import AdvantageSettings
-from advantage.training.alarms import OffPolicyAlarm, check_finite
+from advantage.training.alarms import check_finite, critic_alarm, off_policy_alarm
 from advantage.training.images import expand
 from advantage.training.losses import turn_weights
 from advantage.training.policy_loss import finish_dis
 from advantage.turn_table import PADDING_INDEX, STALENESS
+from advantage.values import take_metrics
 
 GetBatch = Callable[..., dict[str, Any]]
 TrainOneStep = Callable[..., tuple[dict[str, Any], Any]]
@@ -41,7 +42,7 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
     for name in ("get_batch", "train_one_step", "loss_function"):
         if not callable(getattr(model, name, None)):
             raise UnsupportedFrameworkError(f"{model.__name__} has no {name}, which the patch has to wrap")
-    alarm = OffPolicyAlarm(settings)
+    alarms = off_policy_alarm(settings), critic_alarm()
 
     def extended(
         get_batch: GetBatch, data_iterator: Any, keys: Sequence[str], *args: Any, **named: Any
@@ -54,11 +55,14 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
     def watched(
         train_one_step: TrainOneStep, args: Any, rollout_id: int, *rest: Any, **named: Any
     ) -> tuple[dict[str, Any], Any]:
+        measured = _measured(*rest)
         metrics, norm = train_one_step(args, rollout_id, *rest, **named)
         if getattr(args, "check_for_nan_in_loss_and_grad", True):  # Megatron looks at gradients alone
             check_finite(metrics, rollout_id)
-        metrics = finish_dis(metrics)
-        return metrics | alarm.watch(metrics, rollout_id), norm
+        metrics = finish_dis(metrics) | measured
+        for alarm in alarms:
+            metrics |= alarm.watch(metrics, rollout_id)
+        return metrics, norm
 
     wrap(model, "get_batch", extended)
     wrap(model, "train_one_step", watched)
@@ -69,6 +73,12 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
     backuper = getattr(actor, "TensorBackuper", None)
     if backuper is not None:
         wrap(backuper, "create", _create_returning)
+
+
+def _measured(_step: int = 0, iterators: Sequence[Any] = (), models: Sequence[Any] = (), *_: Any) -> dict[str, float]:
+    """What the hook measured on the critic's batch, in the first step of its last pass over the batch."""
+    is_critic = bool(models) and getattr(models[0], "role", None) == "critic"
+    return take_metrics(iterators[0].rollout_data) if is_critic else {}
 
 
 def _create_returning(create: Callable[..., Any], **named: Any) -> Any:

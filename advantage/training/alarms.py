@@ -1,8 +1,14 @@
-"""The healthy range of a metric, and the alarm about a policy that has moved far from the one that played the turns."""
+"""The healthy range of a metric, and the alarms of training steps.
+
+One is about a policy that has moved far from the one that played the turns, one about a critic that misleads it.
+"""
+
+from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from advantage.errors import NonFiniteLossError
@@ -22,6 +28,8 @@ class Limit:
     """The YAML key with `highest`; empty if no key changes it."""
     advice: str
     lowest: float = 0.0
+    patience: int = 1
+    """Values in a row outside the range after which there is an alarm; single batches are noisy."""
 
     def holds(self, value: float) -> bool:
         """Tell whether the value is in the range; NaN is not."""
@@ -47,47 +55,77 @@ def check_finite(metrics: Mapping[str, float], rollout_id: int) -> None:
             )
 
 
-class OffPolicyAlarm:
+def off_policy_alarm(settings: AdvantageSettings) -> StepAlarm:
+    """Watch how far the actor is from the policy that played its turns."""
+    masked = "pg_clipfrac" if settings.policy_loss == "dis" else "tis_clipfrac"
+    limits = (
+        Limit(
+            "train_rollout_logprob_abs_diff",
+            "the mean difference between the log-probs of trainer and engine",
+            settings.alarm_logprob_abs_diff,
+            "alarm_logprob_abs_diff",
+            "lower max_staleness or --lr; if no turn is stale, compare the checkpoint, the chat template and the "
+            "precision of the two",
+        ),
+        Limit(
+            masked,
+            "the share of tokens that the off-policy correction masks or truncates",
+            settings.alarm_masked_share,
+            "alarm_masked_share",
+            "lower max_staleness or --lr, or widen the interval (DIS: --eps-clip and --eps-clip-high; TIS and "
+            "IcePop: --tis-clip-low and --tis-clip)",
+        ),
+    )
+    return StepAlarm("off_policy_alarms", limits)
+
+
+RETURNS_IN_RANGE = Limit(
+    "return_outside_share",
+    "the share of turns whose return is outside value_range",
+    0.01,
+    "",
+    "the critic cannot tell these returns from the end of the range; widen value_range to hold the smallest and the "
+    "largest (return_min and return_max), and pretrain the critic again if it was",
+)
+
+
+def critic_alarm() -> StepAlarm:
+    """Watch what the critic says about turns that it has not trained on."""
+    explains = Limit(
+        "explained_variance",
+        "the share of the returns' variance that the critic explains",
+        math.inf,
+        "",
+        "a constant would explain 0; train the critic alone first (value_pretraining or critic_warmup), lower its "
+        "learning rate, or check that the prompt shows what the rewards depend on",
+        patience=5,
+    )
+    return StepAlarm("critic_alarms", (explains, RETURNS_IN_RANGE))
+
+
+class StepAlarm:
     """Watches the metrics of a run's training steps."""
 
-    def __init__(self, settings: AdvantageSettings) -> None:
-        masked = "pg_clipfrac" if settings.policy_loss == "dis" else "tis_clipfrac"
-        self._limits = (
-            Limit(
-                "train_rollout_logprob_abs_diff",
-                "the mean difference between the log-probs of trainer and engine",
-                settings.alarm_logprob_abs_diff,
-                "alarm_logprob_abs_diff",
-                "lower max_staleness or --lr; if no turn is stale, compare the checkpoint, the chat template and the "
-                "precision of the two",
-            ),
-            Limit(
-                masked,
-                "the share of tokens that the off-policy correction masks or truncates",
-                settings.alarm_masked_share,
-                "alarm_masked_share",
-                "lower max_staleness or --lr, or widen the interval (DIS: --eps-clip and --eps-clip-high; TIS and "
-                "IcePop: --tis-clip-low and --tis-clip)",
-            ),
-        )
-        self._outside: set[str] = set()
-        """Metrics that were outside their range in the step before."""
+    def __init__(self, counter: str, limits: Sequence[Limit]) -> None:
+        self._counter, self._limits = counter, limits
+        self._outside: Counter[str] = Counter()
+        """How often in a row each metric was outside its range."""
         self._steps = 0
 
     def watch(self, metrics: Mapping[str, float], rollout_id: int) -> dict[str, float]:
-        """Check one training step of the actor; warns when a metric leaves its range, not while it stays outside.
+        """Check one training step; warns when a metric has left its range, not while it stays outside.
 
-        Returns `off_policy_alarms`, this process's steps with a metric outside so far, or nothing without such metrics.
+        Returns, under the alarm's name, this process's steps with an alarm so far, or nothing without such metrics.
         """
         from advantage.exchange import current_layout  # imports torch, which a run's other alarms need not
 
         watched = [limit for limit in self._limits if limit.metric in metrics]
         if not watched:
             return {}
-        outside = {limit.metric for limit in watched if not limit.holds(float(metrics[limit.metric]))}
         for limit in watched:
-            if limit.metric in outside - self._outside and current_layout().stage.rank == 0:
-                logger.warning("%s", limit.sentence(metrics[limit.metric], f"in rollout {rollout_id}"))
-        self._outside = outside
-        self._steps += bool(outside)
-        return {"off_policy_alarms": float(self._steps)}
+            value = float(metrics[limit.metric])
+            self._outside[limit.metric] = 0 if limit.holds(value) else self._outside[limit.metric] + 1
+            if self._outside[limit.metric] == limit.patience and current_layout().stage.rank == 0:
+                logger.warning("%s", limit.sentence(value, f"in rollout {rollout_id}"))
+        self._steps += any(self._outside[limit.metric] >= limit.patience for limit in watched)
+        return {self._counter: float(self._steps)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from advantage.flags import advantage_flags, kl_warning
-from advantage.training.alarms import Limit
+from advantage.training.alarms import RETURNS_IN_RANGE, Limit
 
 if TYPE_CHECKING:
     from embedded.arguments import EmbeddedFlags
@@ -37,6 +38,7 @@ LIMITS = (
     Limit("actor/ref_kl", "the KL to the policy before PPO, in nats per token,", 2.0, "", _CHARGE_KL, -math.inf),
     Limit("actor/ppo_kl", "the KL of one update", 0.1, "", _SMALLER_UPDATES, -math.inf),
     Limit("critic/explained_variance", _EXPLAINED, math.inf, "", _TRAIN_CRITIC, lowest=0.001),
+    replace(RETURNS_IN_RANGE, metric="critic/return_outside_share"),
     Limit("critic/return_rms", "the scale (root mean square) of the returns", 10.0, "", _SMALLER_REWARDS),
     Limit("rollout/faults/prompt_tokens_differ", _OTHER_PROMPT, 0.0, "", _SAME_PROMPT, -math.inf),
     Limit("summary/empty", "the share of empty notes", 0.5, "", "read them (slime-verlog view); old notes stay"),

@@ -26,8 +26,12 @@ FORMAT = "slime-verlog-trainer-2"
 _LATEST = "latest.json"
 
 
-def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers: Optimizers) -> Path:
+def save_trainer(
+    folder: str | Path, rollout_id: int, models: Models, optimizers: Optimizers, critic: Mapping[str, Any] | None = None
+) -> Path:
     """Write models and optimizers as `folder/trainer_<rollout_id>`, point `latest.json` at it, and delete older ones.
+
+    `critic` is the critic's record (`advantage/saved_critic.py`).
 
     Raises CheckpointError, with earlier checkpoints untouched, if the folder cannot be written.
     """
@@ -47,6 +51,7 @@ def save_trainer(folder: str | Path, rollout_id: int, models: Models, optimizers
             save_file(_tensors(flat), temporary / f"{name}_optimizer.safetensors")
         info = {"format": FORMAT, "rollout_id": rollout_id, "param_groups": groups, "samples": samples}
         info["frozen"] = {name: _frozen(model) for name, model in models.items()}
+        info["critic"] = dict(critic or {})
         (temporary / "state.json").write_text(json.dumps(info), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
@@ -74,6 +79,15 @@ def _latest(folder: str | Path) -> tuple[Path, int]:
 def saved_actor(folder: str | Path) -> dict[str, torch.Tensor]:
     """Load the actor's weights in the latest checkpoint, under Megatron's names."""
     return load_file(_latest(folder)[0] / "actor.safetensors")
+
+
+def critic_record(folder: str | Path) -> dict[str, Any]:
+    """Read what the latest checkpoint says about its critic; raises CheckpointError if it is unusable."""
+    try:
+        info = json.loads((_latest(folder)[0] / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
+    return info.get("critic") or {"value_loss": "mse"}  # older checkpoints have nothing else
 
 
 def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from advantage.hl_gauss import HlGauss
 from embedded.arguments import OptimizerFlags
 from embedded.trainer.layers import CausalAttention, Places, RmsNorm, shared
 from rollout.errors import ConfigError, MissingDependencyError
@@ -66,8 +67,15 @@ def initialize(port: int = 0) -> torch.device:
     return device
 
 
-def build_model(folder: str | Path, device: torch.device, *, critic: bool = False, bf16: bool = False) -> GPTModel:
-    """Build a GPTModel with the folder's weights. A critic gets an untied head with one output, initially zero.
+def build_model(
+    folder: str | Path,
+    device: torch.device,
+    *,
+    critic: bool = False,
+    bf16: bool = False,
+    bins: HlGauss | None = None,
+) -> GPTModel:
+    """Build a GPTModel with the folder's weights. A critic gets an untied head, whose outputs are those of `ValueHead`.
 
     Weights are float32; with `bf16`, `precision` lets the model multiply in bfloat16. Raises ConfigError for a model of
     an unsupported shape.
@@ -77,7 +85,7 @@ def build_model(folder: str | Path, device: torch.device, *, critic: bool = Fals
     hf = load_hf_model(folder)
     model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic, bf16=bf16)
     if critic:
-        model.output_layer = ValueHead(hf.config.hidden_size)  # type: ignore[assignment]
+        model.output_layer = ValueHead(hf.config.hidden_size, bins)  # type: ignore[assignment]
     model.load_state_dict(hf_to_megatron(hf.state_dict(), hf.config, head=not critic), strict=False)
     return model.to(device)
 
@@ -127,16 +135,18 @@ def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
 
 
 class ValueHead(torch.nn.Linear):
-    """One output per position, initially zero; returns (values, None), like Megatron's output layer."""
+    """One output per position, or one per bin, whose value is initially 0; returns (outputs, None), as Megatron's."""
 
-    def __init__(self, hidden: int) -> None:
-        super().__init__(hidden, 1)
+    def __init__(self, hidden: int, bins: HlGauss | None) -> None:
+        super().__init__(hidden, 1 if bins is None else bins.bins)
         torch.nn.init.zeros_(self.weight)
-        torch.nn.init.zeros_(self.bias)
+        with torch.no_grad():
+            self.bias.copy_(torch.zeros(1) if bins is None else bins.start_bias())
 
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        """Values [..., 1] of hidden states [..., hidden]."""
-        return super().forward(hidden_states), None
+        """Outputs [..., 1 or bins], float32, of hidden states [..., hidden]."""
+        with torch.autocast(hidden_states.device.type, enabled=False):  # in bf16, bins would move values by 0.3 %
+            return super().forward(hidden_states.float()), None
 
 
 @contextmanager
@@ -167,7 +177,7 @@ def precision(model: GPTModel) -> torch.autocast:
 
 
 def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """Compute outputs [n, vocabulary or 1] in float32 at positions (row, column) of right-padded `ids` [batch, length].
+    """Compute outputs [n, width] in float32 at positions (row, column) of right-padded `ids` [batch, length].
 
     Only the tokens up to each row's last wanted position are computed, and equal beginnings of rows once, which saves
     most of the work if turns have much of their prompts in common.

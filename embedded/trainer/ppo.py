@@ -3,6 +3,7 @@
 The only input is the converter's train data. Advantages come from the hook in `custom_advantage_function_path`.
 """
 
+import logging
 import math
 from argparse import Namespace
 from collections import defaultdict
@@ -15,18 +16,23 @@ import torch
 from advantage.critic import Progress
 from advantage.exchange import current_layout
 from advantage.flags import advantage_flags, check_dis
+from advantage.hl_gauss import describe_head, hl_gauss_of
 from advantage.patch.roles import report_frozen
+from advantage.saved_critic import head_record, keys_taken_over, pretrained_record
 from advantage.settings import ROLE, advantage_settings
-from advantage.training.alarms import OffPolicyAlarm, check_finite
+from advantage.training.alarms import check_finite, critic_alarm, off_policy_alarm
 from advantage.training.losses import first_token_weights, turn_weights, weigh_reducer, whiten
 from advantage.training.policy_loss import dis_loss, dis_metrics, finish_dis
 from advantage.turn_table import STALENESS
+from advantage.values import take_metrics
 from embedded.arguments import cores, embedded_flags
 from embedded.trainer import megatron
 from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
-from embedded.trainer.checkpoint import is_checkpoint, load_critic, load_trainer, save_trainer
+from embedded.trainer.checkpoint import critic_record, is_checkpoint, load_critic, load_trainer, save_trainer
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
 from envs.loading import load_attribute
+
+logger = logging.getLogger(__name__)
 
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 Loss = Callable[[RolloutData, MicroBatch, torch.Tensor, Reducer], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -40,9 +46,16 @@ class PpoTrainer:
         from transformers.models.auto.configuration_auto import AutoConfig
 
         self.args, self.flags = args, (flags := embedded_flags(args))
+        start = next((path for path in (flags.load, flags.critic_load) if path and is_checkpoint(path)), None)
+        if start is not None:
+            vars(args).update(keys_taken_over(advantage_settings(args), critic_record(start), start))
         self._settings = advantage_settings(args)
+        self._bins = hl_gauss_of(self._settings)
+        self._critic_record = head_record(self._settings)
+        if self._bins is not None:
+            logger.info("the critic's head is %s; --value-clip is ignored", describe_head(self._bins))
         self._role_args = {role: Namespace(**{**vars(args), ROLE: role}) for role in ("actor", "critic")}
-        self._alarm = OffPolicyAlarm(self._settings)
+        self._alarm = off_policy_alarm(self._settings)
         if self._settings.policy_loss == "dis":
             check_dis(advantage_flags(args))
         self.device = megatron.initialize()
@@ -50,7 +63,7 @@ class PpoTrainer:
         self.actor = megatron.build_model(flags.hf_checkpoint, self.device, bf16=flags.bf16)
         saved = flags.critic_load if flags.critic_load and is_checkpoint(flags.critic_load) else None
         given = flags.hf_checkpoint if saved else flags.critic_load or flags.hf_checkpoint
-        self.critic = megatron.build_model(given, self.device, critic=True, bf16=flags.bf16)
+        self.critic = megatron.build_model(given, self.device, critic=True, bf16=flags.bf16, bins=self._bins)
         if saved:
             load_critic(saved, self.critic)
         parameters = dict(self.critic.named_parameters())
@@ -102,16 +115,25 @@ class PpoTrainer:
 
     def save(self, folder: str, rollout_id: int) -> None:
         """Write models and optimizers; raises CheckpointError if that fails."""
-        save_trainer(folder, rollout_id, self._models, self._optimizers)
+        save_trainer(folder, rollout_id, self._models, self._optimizers, self._critic_record)
 
     def load(self, folder: str) -> int:
-        """Restore the latest checkpoint and return its rollout id; raises CheckpointError if none is usable."""
+        """Restore the latest checkpoint and return its rollout id.
+
+        Raises CheckpointError if none is usable, and ConfigError if its critic has another head.
+        """
+        keys_taken_over(self._settings, critic_record(folder), folder)
         return load_trainer(folder, self._models, self._optimizers)
 
     @torch.no_grad()
     def _values(self, data: RolloutData, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """Compute V(prefix before the token) for every response token, per sample."""
-        return _per_sample(data, batches, lambda b: megatron.predict(self.critic, b.ids, b.row, b.column).squeeze(-1))
+
+        def values_of(batch: MicroBatch) -> torch.Tensor:
+            outputs = megatron.predict(self.critic, batch.ids, batch.row, batch.column)
+            return outputs.squeeze(-1) if self._bins is None else self._bins.expectation(outputs)
+
+        return _per_sample(data, batches, values_of)
 
     @torch.no_grad()
     def _log_probs(self, data: RolloutData, batches: Sequence[MicroBatch]) -> RolloutData:
@@ -128,18 +150,11 @@ class PpoTrainer:
         return found
 
     def _train_critic(self, data: RolloutData) -> dict[str, float]:
-        mask = torch.cat(data["loss_masks"]).bool()
-        values, returns = torch.cat(data["values"])[mask], torch.cat(data["returns"])[mask]
-        explained = {  # before the update
-            "explained_variance": (1 - (returns - values).var() / returns.var().clamp_min(1e-8)).item(),
-            "value_mean": values.mean().item(),
-            "return_mean": returns.mean().item(),
-            "return_rms": returns.double().square().mean().sqrt().item(),
-        }
+        measured = take_metrics(data)
         for _ in range(self._settings.critic_updates - 1):
             self._optimize(self.critic, self.critic_optimizer, data, self._value_loss, last=False)
         metrics = self._optimize(self.critic, self.critic_optimizer, data, self._value_loss)
-        return {f"critic/{key}": value for key, value in {**metrics, **explained}.items()}
+        return {f"critic/{key}": value for key, value in {**metrics, **measured}.items()}
 
     def _pretrain_critic(self, rollout_id: int, data: RolloutData, batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Train the critic on the last batch, which has all collected turns, until it has converged."""
@@ -150,11 +165,16 @@ class PpoTrainer:
         while True:
             critic_data = {**data, "values": self._values(data, batches)}
             add_advantages(args, critic_data)
+            measured = take_metrics(critic_data)
+            if not progress.explained:
+                critic_alarm().watch(measured, rollout_id)
             if not progress.begin_pass(pretraining, critic_data, models, current_layout()):
                 break
             with progress.held_out_hidden(critic_data):
                 metrics = self._optimize(self.critic, self.critic_optimizer, critic_data, self._value_loss, last=False)
         progress.finish(pretraining, models)
+        explained = progress.explained
+        self._critic_record = pretrained_record(self._settings, explained, progress.best, data, current_layout())
         metrics |= {"held_out_explained_variance": progress.explained[progress.best], "passes": float(progress.best)}
         return {**{f"critic/{key}": value for key, value in metrics.items()}, "train/actor_trains": 0.0}
 
@@ -202,12 +222,17 @@ class PpoTrainer:
         self, data: RolloutData, batch: MicroBatch, outputs: torch.Tensor, reduce: Reducer
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         old, returns = batch.gather(data["values"]), batch.gather(data["returns"])
-        clip = math.inf if self._settings.value_pretraining.batches else self.flags.value_clip
-        loss, clipped = value_loss(outputs.squeeze(-1), old, returns, clip)
+        metrics: dict[str, torch.Tensor] = {}
+        if self._bins is None:
+            clip = math.inf if self._settings.value_pretraining.batches else self.flags.value_clip
+            loss, clipped = value_loss(outputs.squeeze(-1), old, returns, clip)
+            metrics["value_clipfrac"] = reduce(clipped)
+        else:
+            loss = self._bins.loss(outputs, returns)
         masks = [data["loss_masks"][i] for i in batch.samples]
         weights = torch.cat(first_token_weights(masks, self._settings.value_first_token_weight))
         weighted = weigh_reducer(reduce, weights)(loss)
-        return weighted, {"value_loss": weighted, "value_clipfrac": reduce(clipped)}
+        return weighted, {"value_loss": weighted, **metrics}
 
     def _optimize(
         self, model: megatron.GPTModel, optimizer: megatron.Adam, data: RolloutData, loss_of: Loss, last: bool = True

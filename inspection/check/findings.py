@@ -164,6 +164,7 @@ def judge(
     yield _reward(plays, abilities)
     yield from _scale(plays)
     yield from _discount(plays, settings)
+    yield from _range(plays, settings)
     yield _validity(plays, abilities)
     yield _growth(plays, settings)
     encoder = encoders(tools=plays[0].replies[0].tools) if encoders else None
@@ -234,6 +235,25 @@ def _discount(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterat
             advice = f"if early actions matter for it, set gamma_step to {better:.4g} (1 - 1 / turns) or more"
             detail = f"with gamma_step {gamma:g}, the first turn sees {share:.1%} of what the expert earns later"
             yield Finding("discount", Status.WARNING, f"{detail}; {advice}")
+
+
+def _range(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[Finding]:
+    """Whether the discounted returns of all turns are in the range of a critic with bins."""
+    if settings.value_range is None:
+        return
+    returns: list[float] = []
+    for play in plays:
+        ahead = 0.0
+        for info in reversed(play.infos):
+            ahead = float(info["reward"]) + settings.gamma_step * ahead
+            returns.append(ahead)
+    (low, high), least, most = settings.value_range, min(returns), max(returns)
+    found = f"value_range is [{low:g}, {high:g}], and the discounted returns are between {least:.3g} and {most:.3g}"
+    if least < low or most > high:
+        advice = "the critic would take those outside for its ends: widen it"
+        yield Finding("range", Status.WARNING, f"{found}; {advice}")
+    else:
+        yield Finding("range", Status.OK, found)
 
 
 def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:

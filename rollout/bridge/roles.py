@@ -180,15 +180,19 @@ def _has_weights(folder: str) -> bool:
 
 
 def _check_pretrained_critic(critic: str, reference: str | None) -> None:
-    """Check a critic that does not start from the reference: slime would only warn and use a random value head."""
+    """Check a critic that does not start from the reference: slime would only warn and use a new value head.
+
+    The critic's process compares the head itself with the settings (`advantage/saved_critic.py`).
+    """
     found = _shapes(critic)
     if found is None:
         return
     head = next((shape for name, shape in found.items() if name.endswith("output_layer.weight")), None)
-    if head is None or head[0] != 1:
+    words = next((shape[0] for name, shape in found.items() if name.endswith("word_embeddings.weight")), None)
+    if head is None or head[0] == words:
         raise ConfigError(
             f"the critic starts from {critic}, which has no value head (its output layer is {head}), so slime would "
-            "start with a random one; give what run_value_pretraining.sh saved, or start the critic from --ref-load"
+            "start with a new one; give what run_value_pretraining.sh saved, or start the critic from --ref-load"
         )
     wanted = _shapes(reference) or {} if reference else {}
     for name in sorted(found.keys() & wanted.keys()):

@@ -231,14 +231,15 @@ CHECKS = (
 )
 
 
-def main() -> None:
-    start()
+def without_cuda() -> None:
+    """Let slime's provider build models on a CPU."""
     torch.cuda.current_device, torch.cuda.synchronize = lambda: "cpu", lambda: None  # type: ignore[assignment]
     torch.Tensor.cuda = lambda self, *_: self  # type: ignore[method-assign]
     if importlib.util.find_spec("slime.utils.accelerator"):  # newer than v0.3.1
         choose_cpu(importlib.import_module("slime.utils.accelerator"))
-    report(CHECKS)
 
 
 if __name__ == "__main__":
-    main()
+    start()
+    without_cuda()
+    report(CHECKS)

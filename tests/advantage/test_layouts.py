@@ -21,9 +21,11 @@ from advantage.exchange import Group, Layout, current_layout
 from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split, split_kl
 from advantage.packing import PackedTurns, local_tokens
-from advantage.settings import KL_SPLIT, ValuePretrainingSettings
+from advantage.saved_critic import fingerprint
+from advantage.settings import KL_SPLIT, ROLE, ValuePretrainingSettings
 from advantage.training.losses import whiten
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
+from advantage.values import take_metrics
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 from tests.advantage.test_group_definition import check_ranks_share
 from tests.advantage.test_pretraining import collected
@@ -240,10 +242,25 @@ def _check_measured(seed: int) -> None:
     alone.begin_pass(settings, {**whole, "returns": whole["kl"]}, [], Layout())
     here.begin_pass(settings, {**data, "returns": data["kl"]}, [], layout)
     assert here.explained == pytest.approx(alone.explained, abs=1e-9)
+    _check_metrics(whole, data, layout)
     if layout.pipeline.size == 1:
         fails = layout.stage.rank == 0
         with pytest.raises(KeyError if fails else OtherRankError):
             here.begin_pass(settings, data if fails else {**data, "returns": data["kl"]}, [], layout)
+
+
+def _check_metrics(whole: dict[str, Any], data: dict[str, Any], layout: Layout) -> None:
+    """The critic's numbers on new turns, and the fingerprint of the turns, are those of one process."""
+    critic = make_args(kl_coef=0.0, **{ROLE: "critic"}, value_loss="hl_gauss", value_range=[-1.0, 1.0])
+    ranks = {**data, "tokens": [torch.arange(n) for n in data["total_lengths"]]}
+    alone = {**whole, "tokens": [torch.arange(n) for n in whole["total_lengths"]]}
+    assert fingerprint(ranks, layout) == fingerprint(alone, Layout())
+    with patch.object(hook, "current_layout", Layout):
+        compute_advantages(critic, alone)
+    compute_advantages(critic, ranks)
+    if layout.last_stage:
+        metrics = take_metrics(ranks)
+        assert metrics == pytest.approx(take_metrics(alone), abs=1e-5) and len(metrics) == 10
 
 
 def _check_notes() -> None:

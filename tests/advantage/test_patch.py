@@ -17,6 +17,7 @@ from tests.fixtures.checkouts import CHECKOUTS, checks_of, failure_inside
 from tests.fixtures.inside_slime import uninstall
 
 INSIDE, IMAGES = "tests.advantage.in_slime", "tests.advantage.image_critic"
+BINS = "tests.advantage.in_slime_critic"
 
 
 @pytest.mark.parametrize("check", checks_of(INSIDE))
@@ -30,6 +31,13 @@ def test_inside_slime(checkout: str, check: str) -> None:
 @pytest.mark.parametrize("checkout", CHECKOUTS)
 def test_slimes_model_and_critic_of_images(checkout: str, check: str) -> None:
     failure = failure_inside(checkout, IMAGES, check)
+    assert failure is None, failure
+
+
+@pytest.mark.parametrize("check", checks_of(BINS))
+@pytest.mark.parametrize("checkout", CHECKOUTS)
+def test_a_critic_with_bins_inside_slime(checkout: str, check: str) -> None:
+    failure = failure_inside(checkout, BINS, check)
     assert failure is None, failure
 
 
@@ -220,7 +228,7 @@ def test_a_slime_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_m
             FlagError,
             "head language_model.output_layer.weight .* has 1 and is frozen by freeze_params.* overrides",
         ),
-        (9, True, FlagError, "output_layer.weight must have one output and be trained; it has 9 and is trained"),
+        (9, True, FlagError, "output_layer.weight must have 1 output and be trained; it has 9 and is trained"),
     ],
 )
 def test_a_critic_without_a_head_that_learns_values_is_refused(

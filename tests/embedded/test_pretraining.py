@@ -1,6 +1,7 @@
 """Value pretraining on one machine: a run that trains the critic alone, and PPO that starts from what it saved."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from advantage.errors import PretrainingError
 from embedded.launch import run_seed
 from embedded.run.record import read_rows
 from embedded.train import train
+from embedded.trainer.checkpoint import critic_record
 from embedded.trainer.ppo import PpoTrainer
 from embedded.warmstart.imitation import WarmStart
 from embedded.warmstart.policy import PolicySize
@@ -28,7 +30,9 @@ from tests.embedded.test_train import make as make  # a fixture
 from tests.fixtures.warm_python import warm_engines
 
 BATCHES = 4
-ANY = {"batches": BATCHES, "passes": 3, "patience": 1, "least_explained_variance": None}
+ANY_SCORE = {"value_pretraining": {"least_explained_variance": None}}
+ANY = {"batches": BATCHES, "passes": 3, "patience": 1, **ANY_SCORE["value_pretraining"]}
+BINS = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [5.0, 6.0]}
 
 
 def pretraining_flags(folder: Path) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def weights_of(folder: Path) -> Path:
 
 
 def test_ppo_starts_from_the_saved_critic_value_head_included(make: Any, saved: Path) -> None:
-    trainer = PpoTrainer(make(critic_load=str(saved)))
+    trainer = PpoTrainer(make(ANY_SCORE, critic_load=str(saved)))
     state, wanted = trainer.critic.state_dict(), load_file(weights_of(saved))
     assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
     assert "output_layer.weight" in wanted
@@ -76,7 +80,7 @@ def test_ppo_plays_none_of_the_episodes_that_its_critic_was_trained_on(make: Any
     assert used["first"] == 0 and used["next"] == max(slot["next_episode"] for slot in state["slots"]) > 4
     folder = tmp_path / "ppo"
     flags = {"num_rollout": 1, "num_critic_only_steps": 0, "save": str(folder)}
-    train(make(**flags, critic_load=str(saved)), Recorder())
+    train(make(ANY_SCORE, **flags, critic_load=str(saved)), Recorder())
     assert episode_seeds(folder)[0] >= used["next"]
     source = EpisodeSource(make(**flags, load=str(folder)))  # a resume names the run's own critic
     source.load(0)
@@ -106,7 +110,35 @@ def test_a_critic_that_does_not_fit_is_refused_in_one_sentence(
     if mistake == "damaged":
         path.write_bytes(b"?")
     with pytest.raises(CheckpointError, match=sentence):
-        PpoTrainer(make(critic_load=str(saved)))
+        PpoTrainer(make(ANY_SCORE, critic_load=str(saved)))
+
+
+def test_the_saved_critic_says_what_it_learned_and_ppo_refuses_one_that_explains_too_little(
+    make: Any, saved: Path
+) -> None:
+    record = critic_record(saved)
+    assert (record["value_loss"], record["gamma_step"], record["gamma_token"]) == ("mse", 0.99, 1.0)
+    assert re.fullmatch(r"[0-9a-f]{16}", record["data"]) and record["explained_variance"] <= 1
+    limit = record["explained_variance"] + 0.01
+    with pytest.raises(
+        ConfigError, match="of the variance of held-out returns, not above.*pretrain it on more batches"
+    ):
+        PpoTrainer(make({"value_pretraining": {"least_explained_variance": limit}}, critic_load=str(saved)))
+    with pytest.raises(ConfigError, match="which would start untrained"):
+        PpoTrainer(make({**ANY_SCORE, **BINS}, critic_load=str(saved)))
+
+
+def test_a_pretrained_critic_with_bins_gives_ppo_its_head_and_a_range_without_the_returns_is_named(
+    make: Any, tmp_path: Path, caplog: Any
+) -> None:
+    recorder = Recorder()
+    train(make({"value_pretraining": ANY, **BINS}, **pretraining_flags(tmp_path / "critic")), recorder)
+    assert "critic/value_clipfrac" not in recorder.updates[-1][1]
+    trainer = PpoTrainer(make(ANY_SCORE, critic_load=str(tmp_path / "critic")))
+    assert trainer.critic.output_layer.weight.shape[0] == BINS["value_bins"]
+    assert trainer.args.value_range == (5.0, 6.0)
+    warned = [record.getMessage() for record in caplog.records if "return_outside_share" in record.getMessage()]
+    assert len(warned) == 1 and f"is 1 in rollout {BATCHES - 1}, and healthy is 0 to 0.01" in warned[0]
 
 
 def test_a_critic_that_explains_nothing_is_not_saved(make: Any, tmp_path: Path) -> None:
@@ -134,5 +166,5 @@ def test_one_command_pretrains_the_critic_and_then_trains_the_policy(tmp_path: P
     summary = run_seed(3, out, str(config), 2, warm, **flags)
     assert (summary["updates"], summary["actor_updates"]) == (2, 2), "no update of PPO is left to the critic alone"
     assert read_rows(out / "critic" / "metrics.jsonl")[-2]["turns"] == 16 * BATCHES
-    assert "value_pretraining" not in yaml.safe_load((out / "config.yaml").read_text())
+    assert yaml.safe_load((out / "config.yaml").read_text())["value_pretraining"] == {"least_explained_variance": None}
     assert json.loads((out / "critic" / "latest.json").read_text()) == {"rollout_id": BATCHES - 1}

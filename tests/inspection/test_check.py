@@ -190,6 +190,16 @@ def test_a_reward_beyond_the_discounts_reach_is_a_warning(
     assert ("gamma_step 0.99, the first turn sees 5.0%" in found.get("discount", "")) == is_far
 
 
+@pytest.mark.parametrize(("ends", "status"), [([0.0, 1.0], "ok"), ([0.0, 0.5], "warning")])
+def test_returns_outside_the_critics_range_are_a_warning(
+    tmp_path: Path, ends: list[float], status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(write(tmp_path, GAME, value_loss="hl_gauss", value_range=ends)) == 0
+    found = {row["name"]: row for row in checks_of(capsys.readouterr().out)}
+    assert found["range"]["status"] == status
+    assert f"value_range is [0, {ends[1]:g}], and the discounted returns are between 0" in found["range"]["detail"]
+
+
 def test_a_working_environment_has_no_warnings_and_shows_its_prompt_with_roles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,13 +23,15 @@ pytestmark = pytest.mark.slow
 SEEDS = "slime_verlog_seeds.json"
 BATCHES = 2
 TURNS = 64
+BINS = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [-3.0, 9.0]}
+"""PPO's YAML says nothing about the head: it comes from the checkpoint."""
 SETTINGS = {"batches": BATCHES, "held_out": 0.25, "passes": 6, "patience": 2, "least_explained_variance": None}
 SAME_TURNS = ("--sglang-enable-deterministic-inference", "--rollout-batch-size", str(TURNS))
 """Both runs play the same first batch, with the same weights and seeds."""
 
 
 def start_flags(run: Run, critic: Path | None = None) -> list[str]:
-    return checkpoint_flags(run, "1.0e-3", critic)
+    return checkpoint_flags(run, "5.0e-3" if "value_loss" in run.config else "1.0e-3", critic)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +45,11 @@ def make(make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Ca
     return experiment
 
 
-@pytest.fixture(scope="module")
-def pretraining(make: Callable[..., Run]) -> Run:
-    run = make("pretraining", BATCHES, BATCHES, 2, value_pretraining=SETTINGS)
+@pytest.fixture(scope="module", params=[{}, BINS], ids=["mse", "hl_gauss"])
+def pretraining(make: Callable[..., Run], request: pytest.FixtureRequest) -> Run:
+    name = f"pretraining{len(request.param)}"
+    longer = {"passes": 20, "patience": 12} if request.param else {}  # the first passes move only the mean
+    run = make(name, BATCHES, BATCHES, 2, value_pretraining={**SETTINGS, **longer}, **request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_DEDUP_LOGS", "0")  # lines that differ in a number alone would be left out
         run.train(start_flags(run))
@@ -56,7 +60,7 @@ def pretraining(make: Callable[..., Run]) -> Run:
 def ppo(make: Callable[..., Run], pretraining: Run) -> Run:
     critic = pretraining.work / "copy"  # with the file of seeds, PPO would play turns whose values nothing recorded
     shutil.copytree(pretraining.work / "critic", critic, ignore=shutil.ignore_patterns(SEEDS))
-    run = make("ppo", 1, 0, 1)
+    run = make(f"ppo-{pretraining.work.name}", 1, 0, 1, value_pretraining={"least_explained_variance": -100.0})
     run.train(start_flags(run, critic))
     return run
 
@@ -100,7 +104,8 @@ def test_explained_variance_is_that_of_the_held_out_turns_and_the_best_pass_is_s
         wanted = 1 - (returns - values).var() / returns.var()
         assert measured[number] == pytest.approx(float(wanted), abs=1e-3)
     assert measured[best] >= max(measured.values()) - MIN_GAIN
-    assert len(measured) - 1 in (best + SETTINGS["patience"], SETTINGS["passes"])
+    settings = pretraining.config["value_pretraining"]
+    assert len(measured) - 1 in (best + settings["patience"], settings["passes"])
     assert not pretraining.records("critic", 0), "the critic trained while turns were collected"
 
 
@@ -121,6 +126,13 @@ def test_the_first_values_of_ppo_are_those_of_the_pretrained_critic(pretraining:
     print("largest difference", (values - torch.cat([saved[key_of(item)] for item in items])).abs().max())
     torch.testing.assert_close(values, torch.cat([saved[key_of(item)] for item in items]), rtol=1e-4, atol=1e-4)
     assert (values - torch.cat([fresh[key_of(item)] for item in items])).abs().mean() > 0.01
+
+
+def test_ppo_reads_what_the_critic_learned_and_how_much_it_explains(pretraining: Run, ppo: Run) -> None:
+    log = re.sub(r"\s+", " ", ppo.log.read_text(errors="replace"))
+    found = re.findall(r"explains (-?[\d.]+) of the variance of held-out returns \(data ([0-9a-f]{16})\)", log)
+    assert {score for score, _ in found} == {f"{explained(pretraining)[passes(pretraining)]:.4f}"}
+    assert ("the critic's head is value_loss: hl_gauss, value_bins: 21" in log) == ("3" in pretraining.work.name)
 
 
 def key_of(item: Trained) -> tuple[int, int, tuple[int, ...]]:

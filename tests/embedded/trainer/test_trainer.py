@@ -51,6 +51,7 @@ def lambda_returns(rewards: list[float], whitened_over: list[torch.Tensor] | Non
     return [(a - mean.item()) / std.item() for a in advantages]
 
 
+BINS = {"value_loss": "hl_gauss", "value_range": [-1.0, 1.0]}
 CONSTANT = {"lr_decay_style": "constant"}
 KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"}
 
@@ -148,7 +149,7 @@ def test_dis_with_flags_of_another_loss_is_refused(make: Any) -> None:
 DIS = {"policy_loss": "dis", "use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
 
 
-@pytest.mark.parametrize("flags", [{}, KL_LOSS, DIS], ids=str)
+@pytest.mark.parametrize("flags", [{}, KL_LOSS, DIS, BINS], ids=str)
 def test_every_number_of_an_update_is_explained_in_the_docs(make: Any, flags: dict[str, Any]) -> None:
     assert not unexplained(make(**flags).train(0, made_up_batch()))
 

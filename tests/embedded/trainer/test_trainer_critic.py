@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
+from advantage.hl_gauss import HlGauss
 from advantage.settings import ATTENTION
 from embedded.trainer.batches import micro_batches, to_rollout_data
 from embedded.trainer.ppo import PpoTrainer, add_advantages
@@ -94,3 +95,53 @@ def test_a_pattern_that_freezes_nothing_is_refused_and_so_is_a_resume_with_anoth
     make(**FROZEN).load(str(tmp_path))
     with pytest.raises(CheckpointError, match="frozen parameters.*give the same critic_frozen"):
         make().load(str(tmp_path))
+
+
+BINS = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [-1.0, 1.0]}
+
+
+def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_one_learns(make: Any) -> None:
+    """Also in bf16, whose products move logits but not the head's own."""
+    batch = made_up_batch()
+    flags = {"lambda_critic": 1.0, "num_critic_only_steps": 99, "lr_decay_style": "constant"}
+    for head in ({}, BINS, {**BINS, "bf16": True}):
+        trainer = make(**flags, critic_lr=3e-3 if head else 1e-3, **head)
+        rows = [trainer.train(step, batch) for step in range(40)]
+        assert rows[0]["critic/value_mean"] == pytest.approx(0, abs=1e-3)
+        assert rows[0]["critic/explained_variance"] == pytest.approx(0, abs=1e-3)
+        assert rows[-1]["critic/explained_variance"] > 0.9, head
+        assert ("critic/value_clipfrac" in rows[0]) == (not head)
+        assert not head or rows[0]["critic/return_outside_share"] == 0
+
+
+def test_the_first_loss_of_bins_is_cross_entropy_with_weighted_first_tokens(make: Any) -> None:
+    batch = made_up_batch(turns=4)
+    metrics = make(**BINS).train(0, batch)
+    bins, expected, ahead = HlGauss(-1.0, 1.0, 21, 0.75), 0.0, 0.0
+    for i in reversed(range(4)):
+        ahead = batch["rewards"][i] + (0.0 if i in (1, 3) else 0.99 * 0.95 * ahead)
+        n = batch["response_lengths"][i]
+        loss = bins.loss(bins.start_bias(), torch.tensor(ahead, dtype=torch.float64))
+        expected += float(loss) * (n - 1 + 3.0) / n / 4
+    assert metrics["critic/value_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_critic_with_bins_resumes_bit_for_bit_and_another_head_is_refused(make: Any, tmp_path: Path) -> None:
+    straight, first = make(**BINS), make(**BINS)
+    for step in range(4):
+        straight.train(step, made_up_batch(seed=step))
+    for step in range(2):
+        first.train(step, made_up_batch(seed=step))
+    first.save(str(tmp_path), 1)
+    resumed = make(load=str(tmp_path))  # the YAML does not say: the head comes from the checkpoint
+    resumed.load(str(tmp_path))
+    for step in range(2, 4):
+        resumed.train(step, made_up_batch(seed=step))
+    for role in ("actor", "critic"):
+        assert same(weights(straight, role), weights(resumed, role))
+    for other in ({"value_loss": "mse"}, {**BINS, "value_range": [-1.0, 2.0]}):
+        for folder in ("load", "critic_load"):
+            with pytest.raises(ConfigError, match=f"the critic in {tmp_path} has the head value_loss: hl_gauss"):
+                make(**{folder: str(tmp_path)}, **other)
+        with pytest.raises(ConfigError, match="which would start untrained"):
+            make(**other).load(str(tmp_path))

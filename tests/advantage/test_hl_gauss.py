@@ -1,0 +1,107 @@
+"""The classification head's formulas against plain loops, and the keys of the YAML that make no sense."""
+
+import math
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advantage.hl_gauss import HlGauss, hl_gauss_of
+from advantage.settings import PRESETS, AdvantageSettings
+from slime_verlog import ConfigError, read_settings
+
+
+@st.composite
+def heads(draw: Any) -> HlGauss:
+    low = draw(st.floats(-50, 50))
+    width = draw(st.floats(0.1, 100))
+    return HlGauss(low, low + width, draw(st.integers(7, 101)), draw(st.floats(0.2, 2)))
+
+
+def plain_targets(head: HlGauss, y: float) -> list[float]:
+    """The definition, one bin at a time: 2.5 bins of padding, a clamped return, a normalised distribution."""
+    w = (head.high - head.low) / (head.bins - 6)
+    y = min(max(y, head.low), head.high)
+    normal = NormalDist(y, head.sigma * w)
+    centres = [head.low + (i - 2.5) * w for i in range(head.bins)]
+    mass = [normal.cdf(z + w / 2) - normal.cdf(z - w / 2) for z in centres]
+    return [m / sum(mass) for m in mass]
+
+
+@given(heads(), st.floats(-0.5, 1.5), st.integers(0, 9))
+def test_targets_loss_and_value_are_those_of_the_definition(head: HlGauss, place: float, seed: int) -> None:
+    y = head.low + place * (head.high - head.low)
+    logits = torch.randn(head.bins, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    weights = [math.exp(x) for x in logits.tolist()]
+    p = [x / sum(weights) for x in weights]
+    t = plain_targets(head, y)
+    w = (head.high - head.low) / (head.bins - 6)
+    returns = torch.tensor(y, dtype=torch.float64)
+    assert head.targets(returns).tolist() == pytest.approx(t, abs=1e-12)
+    loss = head.loss(logits, returns).item()
+    assert loss == pytest.approx(-sum(a * math.log(b) for a, b in zip(t, p, strict=True)), abs=1e-9)
+    value = sum(b * (head.low + (i - 2.5) * w) for i, b in enumerate(p))
+    assert head.expectation(logits).item() == pytest.approx(value, abs=1e-9 * (1 + abs(head.low) + head.high))
+    assert bool(head.outside(returns)) == (y < head.low or y > head.high)
+
+
+def test_the_gradient_is_prediction_minus_target() -> None:
+    head = HlGauss(-1.0, 3.0, 21, 0.75)
+    returns = torch.tensor([-2.0, -1.0, 0.3, 3.0, 9.0], dtype=torch.float64)
+    logits = torch.randn(5, 21, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: head.loss(x, returns), logits)
+    assert torch.autograd.gradcheck(head.expectation, logits)
+    (gradient,) = torch.autograd.grad(head.loss(logits, returns).sum(), logits)
+    torch.testing.assert_close(gradient, torch.softmax(logits, -1) - head.targets(returns))
+
+
+@pytest.mark.parametrize(("sigma", "inside", "edge"), [(0.75, 1e-5, 2e-4), (0.5, 3e-3, 3e-3), (2.0, 1e-9, 0.3)])
+def test_the_mean_of_a_target_is_the_return(sigma: float, inside: float, edge: float) -> None:
+    """Biases in bins; without padding, that at the edge would be 0.37 at sigma 0.75."""
+    head = HlGauss(0.0, 1.0, 51, sigma)
+    middle = torch.linspace(0.4, 0.6, 41, dtype=torch.float64)
+    for returns, bound in ((middle, inside), (torch.tensor([0.0, 1.0], dtype=torch.float64), edge)):
+        means = (head.targets(returns) * head.centres(returns)).sum(-1)
+        assert float((means - returns).abs().max() / head.width) < bound
+
+
+@given(heads())
+def test_the_first_value_is_zero_or_the_nearest_end_and_survives_bf16(head: HlGauss) -> None:
+    wanted = min(max(0.0, head.low), head.high)
+    bias = head.start_bias()
+    assert head.expectation(bias).item() == pytest.approx(wanted, abs=1e-9 * (1 + abs(head.low) + head.high))
+    assert head.expectation(bias.bfloat16().float()).item() == pytest.approx(wanted, abs=0.05 * head.width + 1e-5)
+
+
+def test_float32_is_enough_and_far_returns_stay_finite() -> None:
+    head = HlGauss(-5.0, 20.0, 51, 0.75)
+    returns = torch.tensor([-1e6, -5.0, 0.1, 20.0, 1e6])
+    logits = torch.randn(5, 51, generator=torch.Generator().manual_seed(1))
+    exact = head.loss(logits.double(), returns.double())
+    torch.testing.assert_close(head.loss(logits, returns).double(), exact, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"value_loss": "hl_gauss", "value_range": [0, 1], "value_bins": 1}, "value_bins must be at least 7, got 1"),
+        ({"value_loss": "hl_gauss"}, "value_loss: hl_gauss needs value_range"),
+        ({"value_loss": "hl_gauss", "value_range": [1, 1]}, r"smallest, largest return\], got \[1"),
+        ({"value_loss": "hl_gauss", "value_range": [1]}, r"value_range must be two numbers"),
+        ({"value_range": [0, 1]}, "value_range belongs to value_loss: hl_gauss, and value_loss is mse"),
+        ({"value_sigma": 0.5, "value_bins": 9}, "value_bins belongs.*leave value_bins and value_sigma out"),
+        ({"value_loss": "two_hot"}, "value_loss must be one of 'mse', 'hl_gauss'"),
+    ],
+)
+def test_a_head_that_makes_no_sense_is_refused_in_one_sentence(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_settings(AdvantageSettings, keys)
+
+
+def test_no_preset_has_a_classification_head() -> None:
+    """No published method that a preset follows says that it has one."""
+    for preset in (None, *PRESETS):
+        assert hl_gauss_of(read_settings(AdvantageSettings, {"preset": preset})) is None

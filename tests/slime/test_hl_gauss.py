@@ -1,0 +1,81 @@
+"""slime's own train.py over two ranks with a classification head: two updates, the checkpoint, and a wrong head."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from advantage.hl_gauss import HlGauss
+from embedded.engine.server import EngineServer
+from tests.slime.conftest import engine_flags
+from tests.slime.cpu.harness import Run, stop_all
+from tests.slime.expectation import assert_trained_as_paid
+from tests.slime.test_resume import script_arguments
+from tests.slime.test_train_loop import group, trained
+
+pytestmark = pytest.mark.slow
+
+ROLLOUTS = 2
+HEAD = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [-1.0, 9.0]}
+BINS = HlGauss(-1.0, 9.0, 21, 0.75)
+FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0", "--normalize-advantages")
+
+
+@pytest.fixture(scope="module")
+def run(make_run: Callable[..., Run], engine: EngineServer) -> Run:
+    experiment = make_run("bins", *engine_flags(engine), *FLAGS, gpus=2, critic_updates=2, **HEAD)
+    experiment.train(script_arguments(experiment))
+    return experiment
+
+
+def test_the_first_values_are_zero_and_the_next_are_not(run: Run) -> None:
+    first, second = (torch.cat([item.row["values"] for item in trained(run, "critic", k)]) for k in range(ROLLOUTS))
+    assert float(first.abs().max()) < 0.05 * BINS.width
+    assert float((second - first.mean()).abs().min()) > 0.02
+
+
+@pytest.mark.parametrize("rollout", range(ROLLOUTS))
+def test_advantages_and_value_targets_are_those_of_what_was_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+    for role in ("critic", "actor"):
+        assert_trained_as_paid(run, role, rollout, tokenizer, whitens=True)
+
+
+def test_the_loss_is_cross_entropy_and_the_numbers_of_unseen_turns_are_logged_once_per_batch(run: Run) -> None:
+    losses = run.logged("train/critic-pass1-value_loss")
+    turns = [item for item in trained(run, "critic", 0) if not item.is_bootstrap]
+    turns.sort(key=lambda item: group(item.sample))
+    start, expected = BINS.start_bias().float(), 0.0
+    for item in turns[:8]:  # the first optimizer step; all tokens of a turn have one return
+        returns = item.row["returns"]
+        weight = (3.0 + len(returns) - 1) / len(returns)
+        expected += weight * float(BINS.loss(start, returns[0])) / 8
+    assert losses[0] == pytest.approx(expected, rel=0.01)
+    assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
+    assert not run.logged("train/critic-value_clipfrac")
+    explained = run.logged("train/critic-explained_variance")
+    assert len(explained) == ROLLOUTS and explained[0] == pytest.approx(0, abs=1e-3)
+    assert run.logged("train/critic-return_outside_share") and run.logged("train/critic-explained_variance_last_tenth")
+
+
+def test_the_checkpoint_has_the_head_and_says_so(run: Run) -> None:
+    folder = run.work / "critic" / f"iter_{ROLLOUTS - 1:07d}"
+    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+    shapes = {tuple(entry.size) for name, entry in entries.items() if name.endswith("output_layer.weight")}
+    assert 21 in {shape[0] for shape in shapes}
+    assert "the critic's head is value_loss: hl_gauss, value_bins: 21" in run.log.read_text(errors="replace")
+
+
+def test_a_resume_with_another_head_is_refused(run: Run, make_run: Callable[..., Run], engine: EngineServer) -> None:
+    changed = make_run("bins", *engine_flags(engine), *FLAGS, gpus=2, value_loss="mse")
+    process = changed.start(script_arguments(changed))
+    try:
+        assert process.wait(600) != 0
+    finally:
+        stop_all(changed.work)
+    text = re.sub(r"\s+", " ", changed.log.read_text(errors="replace"))
+    assert "has the head value_loss: hl_gauss, value_bins: 21" in text, changed.tail()
+    assert "the YAML asks for value_loss: mse, which would start untrained" in text
