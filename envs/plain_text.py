@@ -6,7 +6,6 @@ The string of a control token inside a message (`<|im_end|>` in an observation) 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 TAG = re.compile(r"</?[a-z_]+>")
 """Tokens such as `<think>` and `</tool_call>`, which the model may write in its responses; they do not change roles."""
@@ -27,22 +26,6 @@ LONG_CHARS = 4096
 
 MAX_CACHED_CHARS = 32_768
 """Longer pieces (in characters) are not cached, which bounds the cache's memory."""
-
-ASCII_OF = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
-"""The ASCII characters of Unicode categories, in a character class."""
-
-SYNTAX = re.compile(
-    r"\\p\{(?P<category>\w+)\}|(?P<opened>\[\^?)|(?P<closed>\])|"
-    r"\\[sSrn]|\(\?i:[a-z'|]+\)|\(\?[!:]|\)|\||(?:[?*+]|\{\d+(?:,\d+)?\})(?![?*+{])|[ '/A-Za-z]"
-)
-"""One element of an expression whose meaning is the same in Python's `re.ASCII` and in the tokenizers' engine."""
-
-ASCII_SAFE = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
-"""Normalizers that do not change ASCII text."""
-
-MAX_WORDS = 1 << 14
-MAX_WORD_CHARS = 64
-"""Limits of the cache: its number of words, and the characters of a word in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +54,6 @@ class PlainText:
         self.bos_id: int | None = getattr(tokenizer, "bos_token_id", None)
         self._tokenizer = tokenizer
         self._backend, self._renamed = _without_control(tokenizer, self.control)
-        self._words = None if self._backend is None else WordCache.build(self._backend)
         self._cached = lru_cache(cache_pieces)(self._encode)
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         self._joins_bytes = isinstance(decoder, decoders.ByteLevel)
@@ -86,9 +68,6 @@ class PlainText:
             return ()
         if self._backend is None:
             return self._encode_in_python(text)
-        found = self._words.encode(text) if self._words is not None and len(text) <= MAX_CACHED_CHARS else None
-        if found is not None:
-            return tuple(found)
         if len(text) > LONG_CHARS:
             # Unlike `encode`, this releases the GIL.
             ids = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
@@ -210,92 +189,3 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
     backend.add_tokens(list(harmless.values()))
     ids = {i: backend.token_to_id(t.content) for i, t in harmless.items()}
     return backend, {copied: i for i, copied in ids.items() if copied is not None and copied != i}
-
-
-class WordCache:
-    """The words of one tokenizer and their ids; `build` makes one if the tokenizer allows it. Thread-safe.
-
-    For byte-level BPE tokenizers that split text with one regular expression. Such a tokenizer encodes each match
-    independently and spends most of its time on finding them. In ASCII text, Python finds the same matches several
-    times faster, if the expression has only syntax that means the same in both.
-    """
-
-    def __init__(self, backend: Tokenizer, words: re.Pattern[str]) -> None:
-        self._words = words
-        self._model = backend.model
-        self._bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        added = sorted(token.content for token in backend.get_added_tokens_decoder().values())
-        self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
-        self._ids: dict[str, tuple[int, ...]] = {}
-
-    @classmethod
-    def build(cls, backend: Tokenizer) -> WordCache | None:
-        """None if words cannot be found or encoded one by one as this tokenizer does it."""
-        model, normalizer, splitter = backend.model, backend.normalizer, backend.pre_tokenizer
-        if not isinstance(model, models.BPE) or model.dropout or splitter is None:
-            return None
-        if normalizer is not None and not _keeps_ascii(_settings(normalizer)):
-            return None
-        match _settings(splitter):
-            case {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-                ],
-            }:
-                words = ascii_pattern(pattern)
-                return None if words is None else cls(backend, words)
-        return None
-
-    def encode(self, text: str) -> list[int] | None:
-        """Ids of the text; None if it has other characters than ASCII, an added token, or a character in no word."""
-        if not text.isascii() or self._added.search(text):
-            return None
-        words = self._words.findall(text)
-        if len("".join(words)) != len(text):
-            return None
-        ids: list[int] = []
-        known = self._ids
-        for word in words:
-            found = known.get(word)
-            if found is None:
-                symbols = "".join(piece for piece, _ in self._bytes.pre_tokenize_str(word))
-                found = tuple(token.id for token in self._model.tokenize(symbols))
-                if len(word) <= MAX_WORD_CHARS:
-                    if len(known) >= MAX_WORDS:
-                        known.clear()
-                    known[word] = found
-            ids += found
-        return ids
-
-
-def _settings(component: Any) -> dict[str, Any]:
-    """A normalizer or pre-tokenizer as `tokenizer.json` describes it."""
-    return json.loads(component.__getstate__())
-
-
-def _keeps_ascii(normalizer: dict[str, Any]) -> bool:
-    if normalizer["type"] == "Sequence":
-        return all(map(_keeps_ascii, normalizer["normalizers"]))
-    return normalizer["type"] in ASCII_SAFE
-
-
-def ascii_pattern(pattern: str) -> re.Pattern[str] | None:
-    """A tokenizer's expression for ASCII text, as Python writes it; None if it has syntax that is not in `SYNTAX`."""
-    translated, at, inside = "", 0, False
-    while at < len(pattern):
-        element = SYNTAX.match(pattern, at)
-        if element is None or (element["opened"] and inside):
-            return None
-        written = element.group()
-        if (category := element["category"]) is not None:
-            if category not in ASCII_OF:
-                return None
-            written = ASCII_OF[category] if inside else f"[{ASCII_OF[category]}]"
-        inside = bool(element["opened"]) or (inside and not element["closed"])
-        translated, at = translated + written, element.end()
-    try:
-        return re.compile(translated, re.ASCII)
-    except re.error:
-        return None

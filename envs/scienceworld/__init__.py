@@ -52,12 +52,9 @@ class World:
             ) from error
         self.broken = False
 
-    def load(self, task: str, variation: int, simplifications: str, gold: bool = False) -> str:
+    def load(self, task: str, variation: int, gold: bool = False) -> str:
         """Start the task's variation; return its description."""
-        try:
-            self._call(self._env.load, task, variation, simplifications, generateGoldPath=gold)
-        except ValueError as error:
-            raise ConfigError(f"env.simplifications: {error}") from error
+        self._call(self._env.load, task, variation, "", generateGoldPath=gold)
         return self._call(self._env.server.getTaskDescription).removeprefix("Task Description:").strip()
 
     def send(self, command: str) -> Moment:
@@ -100,8 +97,6 @@ class World:
         """Call Java; if the JVM does not answer, raises EnvironmentFault and retires it."""
         try:
             return method(*arguments, **named)
-        except ValueError:
-            raise
         except Exception as error:
             self.broken = True
             raise EnvironmentFault(f"ScienceWorld's Java process failed: {type(error).__name__}: {error}") from error
@@ -143,11 +138,11 @@ def _ended() -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def solution(task: str, variation: int, simplifications: str, most: int) -> tuple[str, ...]:
+def solution(task: str, variation: int, most: int) -> tuple[str, ...]:
     """Return the game's own solution, which a second world computes."""
     world = lease(most)
     try:
-        world.load(task, variation, simplifications, gold=True)
+        world.load(task, variation, gold=True)
         return world.gold()
     finally:
         give_back(world)
@@ -177,8 +172,6 @@ class ScienceWorldSettings(GameSettings):
 
     split: Literal["train", "dev", "test"] = "train"
     """Part of a task's variations to play; the seed chooses one of them."""
-    simplifications: str = ""
-    """ScienceWorld's own simplifications, joined by commas, such as `openDoors,teleportAction`; `easy` for most."""
     admissible_commands: bool = False
     """List the commands that the game would accept with every observation: hundreds, and about 0.1 s per turn."""
     most_jvms: int = Field(16, ge=1)
@@ -216,7 +209,7 @@ class ScienceWorld(CommandGame):
         world = self._world
         variations = world.variations(self._name, self.settings.split)
         self._variation = variations[self.seed % len(variations)]
-        self.mission = world.load(self._name, self._variation, self.settings.simplifications)
+        self.mission = world.load(self._name, self._variation)
         self._score, self._history = 0.0, []
         return self._frame(world.look())
 
@@ -234,7 +227,7 @@ class ScienceWorld(CommandGame):
 
     def advice(self) -> str:
         """Return the next command of ScienceWorld's own solution, or `look around` once play has left it."""
-        known = solution(self._name, self._variation, self.settings.simplifications, self.settings.most_jvms)
+        known = solution(self._name, self._variation, self.settings.most_jvms)
         played = len(self._history)
         return known[played] if tuple(self._history) == known[:played] and played < len(known) else self.default_action
 

@@ -33,8 +33,6 @@ class SWESettings(ShellSettings):
     """Folder of the local clone of each `repo` that the instances name."""
     python: str | None = None
     """Python interpreter with pytest and the repositories' dependencies; null for the one that runs the environment."""
-    pythons: Mapping[str, str] = {}
-    """Interpreters for particular repositories, keyed by `repo`; the others use `python`."""
     test_args: tuple[str, ...] = ()
     """Further pytest arguments. Plugins are off unless named here (`-p`, `pytest_asyncio`)."""
     cache_dir: str | None = None
@@ -54,25 +52,22 @@ class SWESettings(ShellSettings):
     """Largest file that a command may write, in MB."""
     tree_mb: int = Field(default=512, ge=1)
     """Size that the repository's tree may reach, in MB."""
-    writable_tests: bool = False
-    """Let tests write into the tree in which they are judged, for repositories whose tests need it."""
 
     def cache(self) -> Path:
         """Folder for pristine trees and fetched packages."""
         return Path(self.cache_dir).expanduser() if self.cache_dir else default_cache()
 
-    def python_for(self, repo: str) -> Path:
-        """Interpreter for a repository; its links are kept, as a virtual environment is found through them."""
-        return Path(self.pythons.get(repo) or self.python or sys.executable).expanduser().absolute()
+    def interpreter(self) -> Path:
+        """Interpreter of the tests; its links are kept, as a virtual environment is found through them."""
+        return Path(self.python or sys.executable).expanduser().absolute()
 
     def limits(self, seconds: float) -> Limits:
         """Limits of one command."""
         return Limits(seconds, self.memory_mb, None, self.processes, self.file_mb, self.tree_mb)
 
-    def judge(self, repo: str) -> TestSettings:
-        """How tests of a repository are run."""
-        limits = self.limits(self.test_timeout_s)
-        return TestSettings(self.python_for(repo), limits, tuple(self.test_args), self.writable_tests)
+    def judge(self) -> TestSettings:
+        """How tests are run."""
+        return TestSettings(self.interpreter(), self.limits(self.test_timeout_s), self.test_args)
 
 
 SETTINGS = SWESettings
@@ -92,7 +87,7 @@ class SWEEnv(ShellEnv[SWESettings]):
     def __init__(self, instance: Instance, repository: Path, settings: SWESettings) -> None:
         super().__init__(instance.problem_statement, settings)
         self.instance, self.repository = instance, repository
-        self.judge = settings.judge(instance.repo)
+        self.judge = settings.judge()
         self.verdict: Verdict | None = None
         """How the episode was judged; None until its end, or if it ended without being judged."""
 
@@ -160,8 +155,8 @@ def build_env(sample: Any, args: Any) -> SWEEnv:
 def make_env(task: str, settings: SWESettings) -> SWEEnv:
     """As `build_env`, from settings that are already read."""
     if settings.instances is None:
-        check_machine(settings.python_for(""))
-        instance, repository = small_instance(task, settings.cache(), settings.judge(""))
+        check_machine(settings.interpreter())
+        instance, repository = small_instance(task, settings.cache(), settings.judge())
         return SWEEnv(instance, repository, settings)
     instances = load_instances(settings.instances)
     if task not in instances:

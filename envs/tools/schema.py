@@ -8,7 +8,6 @@ end. What remains may still be slow on some arguments, so every check has a dead
 
 import copy
 import inspect
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ CHECK_S = 1.0
 """Seconds that one check of arguments may take."""
 _TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _ALTERNATIVES = ("allOf", "anyOf", "oneOf")
-_OPENING = {"additionalProperties", "patternProperties", "unevaluatedProperties", "dependencies"}
+_OPENING = {"additionalProperties", "unevaluatedProperties", "dependencies"}
 """Keywords of an outermost object that itself says which other names it takes."""
 _deadline: ContextVar[float] = ContextVar("deadline")
 
@@ -246,10 +245,7 @@ def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
         raise ToolError(f"{where} are not a JSON schema: {error.message[:300]}") from error
     except RecursionError as error:
         raise ToolError(f"{where} are nested too deep") from error
-    keywords = {**draft.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
-    keywords["patternProperties"] = _pattern_properties
-    keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
-    keywords = {name: _limited(check) for name, check in keywords.items()}
+    keywords = {name: _limited(check) for name, check in {**draft.VALIDATORS, "pattern": _pattern}.items()}
     # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
     types = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     return jsonschema.validators.extend(draft, keywords, type_checker=types)(schema, registry=Registry())
@@ -259,19 +255,15 @@ def _check_parts(root: Part) -> None:
     """Refuse references that lead outside or back to themselves, and keywords whose time cannot be bounded."""
     parts, checked = [*root.inside()], set[int]()
     used = {keyword for part in parts if isinstance(part.schema, Mapping) for keyword in part.schema}
-    for keywords in ({"$dynamicRef"}, {"unevaluatedProperties", "patternProperties"}):
-        if keywords <= used:
-            raise ToolError(f"{root.where} use {' with '.join(sorted(keywords))}, which is not supported")
+    for keyword in ("$dynamicRef", "patternProperties"):
+        if keyword in used:
+            raise ToolError(f"{root.where} use {keyword}, which is not supported")
     for part in parts:
         for _ in _reached(part, checked=checked):
             pass
 
 
-Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
-"""jsonschema's check of one keyword: validator, the keyword's value, instance and schema to errors."""
-
-
-def _limited(check: Callable[..., Any]) -> Keyword:
+def _limited(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
     """Return a keyword's check that ends at the deadline and lets null pass where OpenAPI's `nullable` allows it."""
 
     def limited(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
@@ -289,41 +281,11 @@ def _seconds_left() -> float:
     return left
 
 
-def _found(pattern: str, text: str) -> bool:
-    import regex
-
-    return regex.search(pattern, text, timeout=min(_seconds_left(), CHECK_S)) is not None
-
-
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    import regex
     from jsonschema.exceptions import ValidationError
 
-    if isinstance(instance, str) and not _found(pattern, instance):
-        yield ValidationError(f"{instance!r} does not match {pattern!r}")
-
-
-def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
-    if isinstance(instance, Mapping):
-        for pattern, inner in patterns.items():
-            for key in (key for key in instance if _found(pattern, key)):
-                yield from validator.descend(instance[key], inner, path=key, schema_path=pattern)
-
-
-def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """In linear time; jsonschema compares each pair of items that cannot be sorted."""
-    from jsonschema.exceptions import ValidationError
-
-    if wanted and isinstance(instance, list) and len({json.dumps(i, sort_keys=True) for i in instance}) < len(instance):
-        yield ValidationError(f"{instance!r} has non-unique elements")
-
-
-def _without_patterns(check: Keyword) -> Keyword:
-    """Return the check of additional properties, which are those that match no pattern."""
-
-    def additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        patterns = schema.get("patternProperties") or {}
-        if patterns and isinstance(instance, Mapping):
-            instance = {key: item for key, item in instance.items() if not any(_found(p, key) for p in patterns)}
-        yield from check(validator, value, instance, {k: v for k, v in schema.items() if k != "patternProperties"})
-
-    return additional
+    if isinstance(instance, str):
+        seconds = min(_seconds_left(), CHECK_S)
+        if regex.search(pattern, instance, timeout=seconds) is None:
+            yield ValidationError(f"{instance!r} does not match {pattern!r}")

@@ -47,20 +47,3 @@ def test_reaching_the_stairs_wins() -> None:
     assert done and (info["terminated"], info["truncated"]) == (True, False)
     assert (info["reward"], info["progression"]) == (1.0, 1.0)
     env.close()
-
-
-def test_a_question_is_answered_with_the_letter_that_it_asks_for() -> None:
-    env = make("MiniHack-Eat-v0", kwargs={"character": "mon-hum-neu-mal"})
-    env.reset()
-    asked = env.step("drop")[0]["text"]["long_term_context"]
-    assert asked.startswith("message: What do you want to drop? [a")
-    observation, _, info = env.step("ACTION: d")
-    assert info["valid_action"] and "d:" not in observation["text"]["short_term_context"].split("inventory:")[1]
-    env.close()
-
-
-def test_unseeded_games_can_be_played_if_asked_for() -> None:
-    env = make("NetHackChallenge-v0", deterministic=False, kwargs={"seeded": False}, max_steps=2)
-    env.reset()
-    assert not env.deterministic and env.step("north")[2]["valid_action"]
-    env.close()

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.sokoban import Sokoban, expert_action, explain_action
 from envs.sokoban.board import SYMBOLS, find_pushes, is_stuck, moves_of, read_room
@@ -159,38 +157,3 @@ def test_a_stuck_box_is_recognized_and_ends_the_episode_on_request(tmp_path: Pat
     observation, done, info = played(tmp_path, level, end_when_stuck=True).step("stay")
     assert (done, info["terminated"], info["metrics"]["stuck"]) == (stuck, stuck, float(stuck))
     assert ("can no longer reach" in observation["obs_str"]) == stuck
-
-
-def test_the_expert_waits_where_no_way_is_left(tmp_path: Path) -> None:
-    env = played(tmp_path, "#####\n#@  #\n# . #\n#  $#\n#####", shaping=0.5)
-    assert expert_action(env) == "stay" and "no way" in explain_action(env) and env.distance_left() == 1.0
-
-
-def test_pictures_show_the_room_and_follow_the_moves() -> None:
-    env = make(vlm=True)
-    image = env.reset()["multi_modal_data"]["image"][0]
-    assert image.size == (192, 192) and (np.asarray(image) == env.render()).all()
-    _, _, info = env.step(expert_action(env))
-    assert info["valid_action"] and (np.asarray(image) != env.render()).any()
-    assert "as a picture" in _prompt(make(vlm="only")) and "√ is a box on a target" in _prompt(make())
-
-
-def _prompt(env: Sokoban) -> str:
-    env.reset()
-    return env.instruction_prompt
-
-
-@pytest.mark.parametrize(
-    ("level", "sentence"),
-    [
-        ("#####\n# $.#\n#####", "0 players, 1 boxes and 1 targets"),
-        ("####\n#@ x\n####", "symbol 'x'"),
-        ("######\n @$. #\n######", "gap in its outer wall"),
-        ("#######\n#@#$.##\n#######", "behind walls"),
-    ],
-)
-def test_a_malformed_level_file_is_refused_with_the_file_and_the_level(
-    tmp_path: Path, level: str, sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"levels\.txt, level 0: .*{sentence}"):
-        played(tmp_path, level)

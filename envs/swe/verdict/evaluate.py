@@ -38,14 +38,12 @@ ProbeReports = Mapping[tuple[str, int], list[ProbeRecord]]
 
 @dataclass(frozen=True)
 class TestSettings:
-    """How tests are run: interpreter, limits, pytest arguments of this repository, and whether tests may write
-    into the tree that they are read from."""
+    """How tests are run: interpreter, limits, and pytest arguments of this repository."""
 
     __test__ = False
     python: Path
     limits: Limits
     test_args: tuple[str, ...] = ()
-    writable_tests: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def run_pytest(
         settings.limits,
         readable=tuple((Path(__file__).with_name(name), f"{_FOLDER}/{name}") for name in _SCRIPTS),
         variables=(("PYTHONHASHSEED", str(hash_seed)),),
-        writable_tree=settings.writable_tests,
+        writable_tree=False,
     )
     args = [f"--rootdir={TESTBED}", "-o", "addopts=", *_FIXED_ARGS, *settings.test_args, *files]
     stdin = json.dumps({**job, "roots": source_roots(tree), "args": args}).encode()

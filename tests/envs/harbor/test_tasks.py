@@ -7,7 +7,6 @@ import pytest
 
 from envs.errors import ConfigError
 from envs.harbor import ANY, select_tasks
-from envs.harbor.dockerfile import read_image
 from envs.harbor.settings import HarborSettings
 from envs.harbor.task import HarborTask, read_task, why_forgeable
 from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_task
@@ -128,27 +127,6 @@ A = "b c"
     assert (task.verifier_s, task.agent_s, task.memory_mb, task.tree_mb) == (120, 900.0, 2048, 512)
     assert task.verifier_variables == {"MODEL": "small and 7"} and task.solution_variables == {"A": "b c"}
     assert task.image.folder == "/app" and task.image.variables["SIZE"] == "7"
-
-
-def test_a_dockerfile_is_read_as_docker_reads_it() -> None:
-    image = read_image(
-        '# syntax=x\nFROM --platform=linux/amd64 docker.io/library/python:3.11 AS base\nENV A=1 B="two words"\n'
-        "ENV OLD the rest\nENV TAB\tthe rest\nWORKDIR /srv\nWORKDIR app-$A\n"
-        'COPY --chown=1:1 a "b c" ./in/\nCOPY ["d", "/data"]\n'
-        'USER someone:group\nCMD ["bash"]\nLABEL x="y"\n',
-        lambda tool: tool == "python3",
-    )
-    assert (image.folder, image.user) == ("/srv/app-1", "someone")
-    assert {**image.variables, "PATH": ""} == {
-        "PATH": "",
-        "A": "1",
-        "B": "two words",
-        "OLD": "the rest",
-        "TAB": "the rest",
-    }
-    first, second = image.copies
-    assert (first.sources, first.target, first.into) == (("a", "b c"), "/srv/app-1/in", True)
-    assert (second.sources, second.target, second.into) == (("d",), "/data", False)
 
 
 def test_tasks_are_found_by_name_pattern_and_folder(tmp_path: Path) -> None:

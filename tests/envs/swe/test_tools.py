@@ -42,14 +42,6 @@ def test_tools_do_not_leave_the_repository() -> None:
     assert outside.read_text() == "hunter2"
 
 
-def test_links_inside_of_the_repository_work_and_paths_may_be_absolute() -> None:
-    env = tiny_env()
-    act(env, call("run", command="ln -s shop/prices.py prices"))
-    assert "def total" in act(env, call("view", path="/testbed/prices"))
-    act(env, call("edit", path="prices", old="prices[1:]", new="prices"))
-    assert "sum(prices)\n" in (env._workspace.tree / "shop/prices.py").read_text()
-
-
 @pytest.fixture(scope="module")
 def odd_files() -> SWEEnv:
     env = tiny_env(max_steps=100)
@@ -163,45 +155,6 @@ def test_a_block_becomes_a_call_with_its_defaults_filled_in() -> None:
     assert answer.calls == (Call("view", {"path": "a.py", "start": 3, "end": None}),)
 
 
-def test_one_bad_call_rejects_the_answer_and_is_named() -> None:
-    answer = parse_response(call("view") + call("fly"))
-    assert not answer.valid
-    assert "no tool 'fly'" in answer.errors[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ({}, "'path' is a required property"),
-        ({"path": "a", "line": "3", "text": ""}, "line: '3' is not of type 'integer'"),
-        ({"path": "a\0b", "line": 3, "text": ""}, "NUL"),
-        ({"path": "a", "line": 3, "text": "\ud800"}, "surrogate"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict, part: str) -> None:
-    assert part in parse_response(call("insert", **arguments)).errors[0]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>",
-        '<tool_call>["view"]</tool_call>',
-        "<tool_call>" + "[" * 100_000,
-        "ACTION:",
-        "ACTION: edit a.py",
-        "ACTION: view a\ud800",
-        "ACTION: view a\0",
-        "ACTION: submit now please",
-        "I would run the tests.",
-        "",
-    ],
-)
-def test_half_formed_answers_are_rejected_with_a_reason(text: str) -> None:
-    answer = parse_response(text)
-    assert not answer.valid and answer.errors and all(answer.errors)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -219,20 +172,6 @@ def test_the_plain_form_is_understood_where_a_line_can_say_it(text: str, expecte
     assert answer.calls == (expected,) and answer.valid
     start, end = answer.span
     assert text[start:end] == text[start:end].strip() != ""
-
-
-def test_what_stands_in_the_reasoning_is_not_run() -> None:
-    reasoning = f"<think>I could {call('run', command='rm -r .')} or\nACTION: submit\nbut no.</think>\n"
-    assert parse_response(reasoning + "ACTION: view").calls == parse_response("view").calls
-    assert parse_response(reasoning + call("view")).calls == parse_response("view").calls
-    for answer in (reasoning, "<think>I submit\nACTION: submit"):
-        assert not parse_response(answer).valid
-
-
-def test_markup_calls_get_their_numbers() -> None:
-    markup = "<tool_call>\n<function=view>\n<parameter=path>\na.py\n</parameter>\n<parameter=start>\n7\n</parameter>\n"
-    answer = parse_response(markup + "</function>\n</tool_call>")
-    assert answer.calls == (Call("view", {"path": "a.py", "start": 7, "end": None}),)
 
 
 _values = {
