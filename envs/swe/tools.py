@@ -258,29 +258,13 @@ def _edit(bench: Workbench, path: str, old: str, new: str) -> str:
     text = bench.workspace.read(path)
     old, new = _line_ends_of(text, old), _line_ends_of(text, new)
     if not old:
-        raise ToolFailure("old is empty; use insert or create")
+        raise ToolFailure("old is empty; use create")
     found = text.count(old)
     if found != 1:
         raise ToolFailure(f"old occurs {found} times in {path}; it must occur exactly once")
     bench.workspace.write(path, text.replace(old, new))
     line = text[: text.index(old)].count("\n") + 1
     return f"{path} changed at line {line}"
-
-
-def _insert(bench: Workbench, path: str, line: int, text: str) -> str:
-    before = bench.workspace.read(path)
-    lines = before.split("\n")
-    ends_open = lines[-1] != ""
-    if not ends_open:
-        lines.pop()
-    if not 0 <= line <= len(lines):
-        raise ToolFailure(f"{path} has {len(lines)} lines; line must be between 0 and {len(lines)}")
-    added = _line_ends_of(before, text.removesuffix("\n")).split("\n")
-    if before.endswith("\r\n"):
-        added[-1] += "\r"
-    after = "\n".join([*lines[:line], *added, *lines[line:]])
-    bench.workspace.write(path, after if ends_open and line < len(lines) else after + "\n")
-    return f"{path}: {len(added)} lines inserted after line {line}"
 
 
 def _line_ends_of(text: str, piece: str) -> str:
@@ -323,7 +307,6 @@ _FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "view": _view,
     "search": _search,
     "edit": _edit,
-    "insert": _insert,
     "create": _create,
     "run": _run,
     "run_tests": _run_tests,

@@ -18,8 +18,8 @@ def read(folder: Path, **options: Any) -> HarborTask:
 
 REFUSED = [
     ("[environment]\ngpus = 1\n", "[environment] gpus = 1 in task.toml needs a GPU in the sandbox; exclude the task"),
-    ('[environment]\nos = "Windows"\n', "[environment] os = windows in task.toml is not Linux"),
-    ("[verifier]\ntimeout_sec = -1\n", "[verifier] timeout_sec in task.toml must be a number greater than 0, got -1"),
+    ('[environment]\nos = "Windows"\n', "[environment] os = Windows in task.toml is not Linux"),
+    ("[verifier]\ntimeout_sec = -1\n", "task.toml: verifier.timeout_sec must be greater than 0, got -1"),
     ("[agent\n", "task.toml is not valid TOML: "),
     ('[agent]\nallowed_hosts = ["pypi.org"]\n', "[agent] allowed_hosts = ... in task.toml needs the network"),
     ('[verifier]\nenvironment_mode = "separate"\n', "[verifier] environment_mode = separate in task.toml gives the"),
@@ -32,7 +32,7 @@ REFUSED = [
         "[environment]\nmemory_mb = 16384\n",
         "memory_mb = 16384 in task.toml is more than env.memory_mb (4096); raise it",
     ),
-    ('[environment]\nmemory = "2 gigs"\n', '[environment] memory in task.toml must be a size such as "2G", got'),
+    ('[environment]\nmemory = "2 gigs"\n', 'environment.memory'),
     ('[[steps]]\nname = "one"\n', "steps = ... in task.toml makes it a task of several steps, which are not supported"),
     ("[environment]\ngpuz = 1\n", "[environment] gpuz = 1 in task.toml is not a known key"),
     ('[verifier.env]\nKEY = "${API_KEY}"\n', "[verifier.env] KEY = ${API_KEY} in task.toml needs the variable API_KEY"),

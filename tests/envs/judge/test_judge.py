@@ -18,6 +18,12 @@ from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.judge_server import JudgeServer, Script
 from tests.fixtures.tokenizers import real_tokenizer
 
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.judge.BACKOFF_S", 0.01)
+
+
 CRITERIA = [
     {"name": "progress", "description": "Does the player get on?", "weight": 3},
     {"name": "care", "description": "Is the player careful?"},
@@ -28,7 +34,7 @@ COUNTING = "tests.fixtures.counting_env"
 
 
 def build(server: JudgeServer, inner: str = COUNTING, options: dict[str, Any] | None = None, **judge: Any) -> Any:
-    settings = {"url": server.url, "model": "small", "rubric": RUBRIC, "backoff_s": 0.01, **judge}
+    settings = {"url": server.url, "model": "small", "rubric": RUBRIC, **judge}
     env = {"inner": inner, "options": options or {"max_length": 1}, "judge": settings}
     return build_env_from("envs.judge", {"task": "recall" if inner == "envs.recall" else "count", "seed": 0}, env)
 

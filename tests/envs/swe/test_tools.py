@@ -33,7 +33,7 @@ def test_tools_do_not_leave_the_repository() -> None:
     outside = env._workspace.folder / "x"
     outside.write_text("hunter2")
     act(env, call("run", command=f"ln -s /etc out; ln -s .. up; ln -s {outside} abs; ln -s loop loop"))
-    texts = {"search": {"pattern": "hunter2"}, "create": {"text": "bad"}, "insert": {"line": 0, "text": "bad"}}
+    texts = {"search": {"pattern": "hunter2"}, "create": {"text": "bad"}}
     for path, name in itertools.product(OUTSIDE, ("view", "edit", *texts)):
         arguments = texts.get(name) or ({"old": "hunter2", "new": "bad"} if name == "edit" else {})
         shown, _, info = env.step(call(name, path=path, **arguments))
@@ -56,19 +56,15 @@ def odd_files() -> SWEEnv:
         (call("view", path="shop/prices.py", start=90), "has 6 lines"),
         (call("view", path="pipe"), "not a plain file"),
         (call("view", path="binary"), "not UTF-8"),
-        (call("view", path="loop"), "symbolic links"),
         (call("view", path="/".join("a" * 5000)), "longer than any path"),
         (call("create", path="shop", text=""), "Is a directory"),
         (call("create", path="big", text="x" * (5 << 20)), "longer than 4 MiB"),
         (call("edit", path="shop/prices.py", old="price", new=""), "occurs 5 times"),
         (call("edit", path="README.md", old="", new=""), "old is empty"),
-        (call("insert", path="README.md", line=7, text=""), "between 0 and 1"),
         (call("search", pattern="("), "Unmatched"),
-        (call("search", pattern="x" * 2000), "longer than 1000"),
         (call("search", pattern="no such thing"), "no line matches"),
         (call("run", command=": " + "x" * 40_000), "longer than 32 KiB"),
         (call("run_tests", targets="'"), "cannot be read"),
-        (call("run_tests", targets="x " * 40_000), "too many targets"),
         (call("run_tests", targets="tests/none.py"), "exit status 4"),
     ],
 )
@@ -88,16 +84,12 @@ def test_long_results_are_cut_with_a_note() -> None:
     assert len(shown) < 1100
 
 
-def test_edits_keep_line_ends_and_insertions_land_where_they_are_told() -> None:
+def test_edits_keep_line_ends() -> None:
     env = tiny_env()
     tree = env._workspace.tree
-    act(env, call("run", command="printf 'a\\r\\nb\\r\\nc\\r\\n' > dos; printf 'a\\nb' > open"))
-    act(env, call("edit", path="dos", old="a\nb", new="1\n2"), call("insert", path="dos", line=1, text="new"))
-    assert (tree / "dos").read_bytes() == b"1\r\nnew\r\n2\r\nc\r\n"
-    act(env, call("insert", path="open", line=1, text="x"), call("insert", path="open", line=3, text="end\n"))
-    assert (tree / "open").read_text() == "a\nx\nb\nend\n"
-    act(env, call("insert", path="open", line=0, text="top"))
-    assert (tree / "open").read_text() == "top\na\nx\nb\nend\n"
+    act(env, call("run", command="printf 'a\\r\\nb\\r\\nc\\r\\n' > dos"))
+    act(env, call("edit", path="dos", old="a\nb", new="1\n2"))
+    assert (tree / "dos").read_bytes() == b"1\r\n2\r\nc\r\n"
     act(env, call("create", path="new/folder/file", text="hello"))
     assert "hello(exit" in act(env, call("run", command="cat new/folder/file && touch new/folder/file")).replace(
         "\n", ""
@@ -139,7 +131,6 @@ def test_fuzzed_calls_of_every_tool_do_not_raise() -> None:
         for name, arguments in (
             ("view", {"path": text}),
             ("edit", {"path": text, "old": "p", "new": "q"}),
-            ("insert", {"path": text, "line": rng.randrange(-3, 9), "text": text}),
             ("create", {"path": text, "text": text}),
             ("search", {"pattern": text or "x", "path": rng.choice(texts)}),
             ("run", {"command": text}),

@@ -96,12 +96,12 @@ MISHAPS = {
 def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
     toolbox.release.clear()
     execution_module._hung.clear()
-    env = started(timeout_s=1.0 if how == "hang" else 20.0, tool_error_penalty=0.05)
+    env = started(timeout_s=1.0 if how == "hang" else 20.0)
     observation, done, info = env.step(call("misbehave", how=how))
     toolbox.release.set()
     assert not done and info["valid_action"], "the model's call was right"
     assert observation["obs_str"].startswith("misbehave: error: ") and MISHAPS[how] in observation["obs_str"]
-    assert info["reward"] == -0.05
+    assert info["reward"] == 0.0
     assert info["metrics"]["tool_errors"] == 1.0
     assert info["metrics"].get("tool_timeouts", 0.0) == float(how == "hang")
     observation, *_ = env.step(call("add", a=1))
