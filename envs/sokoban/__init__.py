@@ -1,24 +1,21 @@
 """Sokoban: push every box onto a target, in levels that are drawn from the seed or read from files.
 
-The symbols of the map are RAGEN's (or those of level files), and `reward: native` pays what gym-sokoban pays, which
+The symbols of the map are RAGEN's, and `reward: native` pays what gym-sokoban pays, which
 RAGEN trains on. Levels come from our own generator, so a seed gives other levels here than there.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import model_validator
 
 from envs.base import make_image
 from envs.errors import ConfigError, did_you_mean
 from envs.sokoban.board import SYMBOLS, Push, Room, State, draw_room, find_pushes, is_stuck, moves_of
 from envs.sokoban.levels import TASKS, make_level, read_level
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, towards
-from slime_verlog import Field
 
 ACTIONS = {
     "up": "go one step up, and push the box if one stands there",
@@ -27,21 +24,12 @@ ACTIONS = {
     "right": "go one step to the right, and push the box if one stands there",
     "stay": "stay where you are for this turn",
 }
-_SHAPE_KEYS = ("width", "height", "boxes", "least_pushes")
 _MEANINGS = ("a wall", "floor", "a target", "a box", "a box on a target", "you", "you on a target")
 
 
 class SokobanSettings(GameSettings):
-    """Settings of Sokoban. The size and number of boxes are null by default: the task then sets them."""
+    """Settings of Sokoban."""
 
-    width: int | None = Field(None, ge=4, le=20)
-    """Cells from left to right, outer walls included."""
-    height: int | None = Field(None, ge=4, le=20)
-    """Cells from top to bottom, outer walls included."""
-    boxes: int | None = Field(None, ge=1, le=8)
-    """Boxes, and targets."""
-    least_pushes: int | None = Field(None, ge=1)
-    """Use only levels whose solution, as the search finds it, has at least this many pushes."""
     levels_path: str | None = None
     """Text file in Boxoban's format, or folder of such files, whose levels are played instead of generated ones; the
     seed chooses one, and the task may have any name."""
@@ -50,18 +38,6 @@ class SokobanSettings(GameSettings):
     target, -1 for one pushed off, and 10 for solving the level."""
     end_when_stuck: bool = False
     """End the episode as a loss when a box can no longer reach a target. Most such positions are recognized."""
-    symbols: Literal["ragen", "xsb"] = "ragen"
-    """Symbols of the map: RAGEN's `#_OX√PS`, or those of level files, `# .$*@+`, each for wall, floor, target, box, box
-    on a target, player, player on a target."""
-    spaced: bool = False
-    """Put a space between the symbols of a row, so that a tokenizer does not join them into one token."""
-
-    @model_validator(mode="after")
-    def _check(self) -> SokobanSettings:
-        for key in _SHAPE_KEYS:
-            if self.levels_path is not None and getattr(self, key) is not None:
-                raise ConfigError(f"env.{key} shapes generated levels; remove it to play those of env.levels_path")
-        return self
 
 
 class Sokoban(PlannedGame):
@@ -79,12 +55,11 @@ class Sokoban(PlannedGame):
         super().__init__(settings)
         self.task, self.seed = task, seed
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
-        # Levels of files get the limit of Boxoban's size.
-        chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
         if not self._written and task not in TASKS:
             hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
             raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
-        self._shape = replace(TASKS["four_boxes" if self._written else task], **chosen)
+        # Levels of files get the limit of Boxoban's size.
+        self._shape = TASKS["four_boxes" if self._written else task]
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)
@@ -133,7 +108,7 @@ class Sokoban(PlannedGame):
         return draw_room(self.room, self.state)
 
     def prompt_variables(self) -> dict[str, Any]:
-        legend = list(zip(SYMBOLS[self.settings.symbols], _MEANINGS, strict=True))
+        legend = list(zip(SYMBOLS["ragen"], _MEANINGS, strict=True))
         return {**super().prompt_variables(), "legend": legend, "picture_only": self.settings.vlm == "only"}
 
     def _pushes(self) -> tuple[Push, ...] | None:
@@ -157,7 +132,7 @@ class Sokoban(PlannedGame):
         status = f"Boxes on targets: {placed} of {total}."
         return Frame(
             long_term=" ".join(filter(None, (event, status, "A box can no longer reach a target." if lost else ""))),
-            short_term=room.draw(self.state, SYMBOLS[self.settings.symbols], " " * self.settings.spaced),
+            short_term=room.draw(self.state, SYMBOLS["ragen"]),
             reward=reward,
             terminated=solved or lost,
             truncated=late,

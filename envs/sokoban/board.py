@@ -99,10 +99,10 @@ class Room:
             return 5 + on_target
         return (3 if state.boxes >> cell & 1 else 1) + on_target
 
-    def draw(self, state: State, symbols: str, gap: str = "") -> str:
+    def draw(self, state: State, symbols: str) -> str:
         """Return the room as text, one line per row; `symbols` are in the order of `SYMBOLS`."""
         cells = [symbols[self.look(state, cell)] for cell in range(self.width * self.height)]
-        return "\n".join(gap.join(cells[y * self.width : (y + 1) * self.width]) for y in range(self.height))
+        return "\n".join("".join(cells[y * self.width : (y + 1) * self.width]) for y in range(self.height))
 
 
 def shift(cells: int, stride: int) -> int:

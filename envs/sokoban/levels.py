@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, EnvironmentFault
 from envs.sokoban.board import Room, State, each, find_pushes, moves_of, push_distances, read_room, shift
 
 _MAX_DRAWS = 3000
@@ -48,7 +48,7 @@ TASKS = {
 
 @lru_cache(maxsize=64)
 def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
-    """Return the seed's level, solvable within `shape.max_steps` moves; raises ConfigError if none is found."""
+    """Return the seed's level, solvable within `shape.max_steps` moves; raises EnvironmentFault if none is found."""
     # RandomState, because its numbers are the same in all versions of NumPy. It is seeded with 32 bits.
     rng = np.random.RandomState(seed % 2**32)
     for _ in range(_MAX_DRAWS):
@@ -58,10 +58,7 @@ def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
         pushes = find_pushes(*drawn, _MAX_NODES)
         if pushes and len(pushes) >= shape.least_pushes and len(moves_of(*drawn, pushes)) <= shape.max_steps:
             return drawn
-    raise ConfigError(
-        f"no Sokoban level of {shape.width} x {shape.height} cells with {shape.boxes} boxes and at least "
-        f"{shape.least_pushes} pushes was found for seed {seed}; use larger rooms, fewer boxes or fewer pushes"
-    )
+    raise EnvironmentFault(f"no Sokoban level was found for seed {seed}")
 
 
 def _draw(shape: Shape, rng: np.random.RandomState) -> tuple[Room, State] | None:

@@ -58,17 +58,6 @@ def test_what_the_game_would_not_accept_now_is_invalid_and_costs_a_turn_of_looki
     assert env._turns == 1
 
 
-def test_capitals_and_the_older_way_to_put_things_down_are_understood() -> None:
-    env = build("pick_and_place_simple", 0)
-    env.reset()
-    while not (move := alfworld.expert_action(env)).startswith("move"):
-        assert env.step(move.upper())[2]["executed_action"] == move
-    thing, place = move.removeprefix("move ").split(" to ")
-    assert env.translate(f"put {thing} on {place}") == env.translate(f"Put {thing} in/on {place}") == move
-    info = env.step(f"put {thing} in/on {place}")[2]
-    assert (info["executed_action"], info["reward"]) == (move, 1.0)
-
-
 def test_remembering_parsed_grammar_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     from textworld.envs.pddl import textgen
 

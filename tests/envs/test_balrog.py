@@ -50,14 +50,6 @@ def test_what_keeps_a_family_from_starting_is_said_in_a_sentence(
         build(task).reset()
 
 
-def test_prompt_mission_actions_and_limit_are_the_packages_own() -> None:
-    env = build()
-    env.reset()
-    assert env.instruction_prompt == "Stand-in babyai: find the door"
-    assert (env.mission, env.actions, env.default_action) == ("find the door", ("left", "right", "Wait", "68"), "Wait")
-    assert env.max_steps == 20 and build(max_steps=3).settings.max_steps == 3
-
-
 def test_an_invalid_answer_executes_the_default_and_balrogs_preset_remarks_on_it() -> None:
     for preset, penalty in (("verlog", -0.1), ("balrog", 0.0)):
         env = build(preset=preset)

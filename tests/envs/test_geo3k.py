@@ -66,16 +66,6 @@ def test_the_parquet_file_is_read_row_by_row_with_its_pictures(parquet: Path) ->
     assert len(rows) == 6 and [row["answer"] for row in rows] == list("012345")
 
 
-def test_a_sample_of_slimes_data_set_is_a_problem_too() -> None:
-    env = build()
-    first = env.reset()
-    assert env.question.answer == ROOT
-    (message,) = env.format_observation(first)
-    assert [part["type"] for part in message["content"]] == ["image", "text"]
-    assert message["content"][0]["image"].size == (40, 30) and message["content"][1]["text"] == env.question.text
-    assert r"\boxed{}" in env.instruction_prompt and env.max_steps == 3
-
-
 def test_the_tool_checks_before_the_final_answer() -> None:
     env = build(check="tool")
     env.reset()

@@ -30,13 +30,6 @@ def test_a_sweep_becomes_one_named_task_a_combination_and_shares_its_weight() ->
     assert len(specs) == 6 and sum(spec.weight for spec in specs) == pytest.approx(3.0)
 
 
-def test_one_task_name_in_two_environments_is_told_apart_by_the_environment() -> None:
-    names = [spec.name for spec in expand("goto", {"env": "envs.babyai", "task": "goto"}, "other")]
-    assert names == ["babaisai/goto", "babyai/goto", "other"]
-    (_, second) = expand("goto", {"env": "worlds/cave.py", "task": "goto"})
-    assert second.name == "cave/goto"
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

@@ -17,19 +17,6 @@ def make(task: str = ROOM, seed: int = 6, **env: Any) -> GymnasiumText:
     return build_env_from("envs.gymnasium_text", {"task": task, "seed": seed}, {**NETHACK, **env})
 
 
-def test_message_screen_status_things_and_inventory_are_shown_in_words() -> None:
-    env = make()
-    text = env.reset()["text"]
-    assert text["long_term_context"].startswith("message: Hello Agent, welcome to NetHack!")
-    shown = text["short_term_context"]
-    assert shown.startswith("screen:\n@....\n") and "\n....>\n" in shown
-    assert "hit points 12 of 12" in shown and "dungeon level 1" in shown and "not hungry" in shown
-    assert "in sight:\nstaircase down: 4 south, 4 east" in shown
-    assert "inventory:\na: a +0 short sword (weapon in hand)" in shown
-    assert "reach the staircase down" in env.instruction_prompt and "- northwest" in env.instruction_prompt
-    env.close()
-
-
 def test_the_seed_decides_over_the_moon_and_not_the_date() -> None:
     """NetHack's luck follows the moon of the day; by the date, two games of one day cannot have different moons."""
     greetings = [make(seed=seed).reset()["text"]["long_term_context"].split("\n")[0] for seed in (0, 3, 6)]

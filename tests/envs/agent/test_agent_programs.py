@@ -67,13 +67,6 @@ def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tm
     assert not killed.exists() and not ended.exists() and killed.parent == ended.parent == tmp_path
 
 
-NODE_AGENT = """
-const headers = {authorization: `Bearer ${process.env.OPENAI_API_KEY}`};
-const body = JSON.stringify({model: process.env.AGENT_MODEL, messages: [{role: "user", content: "Well?"}]});
-const reply = await fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {method: "POST", headers, body});
-process.exit((await reply.json()).choices[0].message.content === "yes" ? 0 : 1);
-"""
-
 needs_bwrap = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="apt-get install -y bubblewrap enables this test"
 )

@@ -32,7 +32,7 @@ REFUSED = [
         "[environment]\nmemory_mb = 16384\n",
         "memory_mb = 16384 in task.toml is more than env.memory_mb (4096); raise it",
     ),
-    ('[environment]\nmemory = "2 gigs"\n', 'environment.memory'),
+    ('[environment]\nmemory = "2 gigs"\n', "environment.memory"),
     ('[[steps]]\nname = "one"\n', "steps = ... in task.toml makes it a task of several steps, which are not supported"),
     ("[environment]\ngpuz = 1\n", "[environment] gpuz = 1 in task.toml is not a known key"),
     ('[verifier.env]\nKEY = "${API_KEY}"\n', "[verifier.env] KEY = ${API_KEY} in task.toml needs the variable API_KEY"),

@@ -112,15 +112,6 @@ def test_the_judge_is_told_why_its_answer_was_refused() -> None:
     assert "not one JSON object" in messages[3]["content"]
 
 
-def test_a_refused_request_is_not_repeated() -> None:
-    with JudgeServer(lambda body, number: 401) as server:
-        env = build(server)
-        env.reset()
-        with pytest.raises(EnvironmentFault, match="refuses the request: HTTP 401"):
-            env.step("left")
-        assert len(server.requests) == 1
-
-
 def test_the_deadline_bounds_all_attempts_together() -> None:
     with JudgeServer(lambda body, number: 30.0) as server:
         env = build(server, timeout_s=0.2, deadline_s=0.5, max_retries=50)

@@ -37,9 +37,6 @@ pytestmark = [
         PYTHON is None, reason="set SLIME_VERLOG_OPENENV_PYTHON to a Python with openenv==0.10.0 (docs/openenv.md)"
     ),
 ]
-needs_checkout = pytest.mark.skipif(
-    CHECKOUT is None, reason="set SLIME_VERLOG_OPENENV_PATH to a checkout of github.com/meta-pytorch/OpenEnv"
-)
 
 
 def free_port() -> int:

@@ -1,8 +1,6 @@
 """TextWorld: what is generated, understood, shown and paid; the expert; games of the user's own."""
 
 import os
-import random
-import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +16,6 @@ from envs import textworld
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.textworld.games import build_game, make_recipe
-from envs.textworld.player import _clean
 from tests.cases import pairs
 
 TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "simple"]
@@ -35,16 +32,6 @@ def play_expert(env: textworld.TextWorld) -> list[dict[str, Any]]:
         _, done, info = env.step(f"THINK: so\nACTION: {textworld.expert_action(env)}")
         infos.append(info)
     return infos
-
-
-def test_texts_are_cleaned_as_by_the_plain_patterns() -> None:
-    status = re.compile(r"(-=[^\n]*=-)?\s*-?\d+/\d+$")
-    rng, pieces = random.Random(0), ["-=", "=-", " ", "  ", "\t", "\n", "\u2028", "1", "/", "-", "23/4", "a", ">"]
-    for _ in range(20_000):
-        text = "".join(rng.choices(pieces, k=rng.randrange(25)))
-        plain = status.sub("", text.rstrip()).rstrip().removesuffix(">")
-        plain = re.sub(r"\n[ \t]*(\n[ \t]*)+\n", "\n\n", "\n".join(line.rstrip() for line in plain.splitlines()))
-        assert _clean(text) == plain.strip()
 
 
 @pytest.mark.parametrize(("task", "reward"), pairs(TASKS, ["sparse", "score", "dense"]))
