@@ -61,9 +61,9 @@ def played(folder: Path, level: str, **env: Any) -> Sokoban:
     """The environment of a level that is given as text, after its reset."""
     path = folder / "levels.txt"
     path.write_text(f"; 0\n{level}\n")
-    env = make("files", levels_path=str(path), **env)
-    env.reset()
-    return env
+    made = make("files", levels_path=str(path), **env)
+    made.reset()
+    return made
 
 
 def shown(observation: Any) -> str:
