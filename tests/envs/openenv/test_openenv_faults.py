@@ -38,7 +38,7 @@ def server() -> Iterator[TinyServer]:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("garbage", "sent a frame that is not JSON: 'this is not"),
+        ("garbage", "sent a frame that is not JSON with a type and data: 'this is not"),
         ("lie", "sent an observation whose done is 'no'"),
         ("nan", "sent an observation whose reward is nan"),
         ("state", "sent a frame of type 'state' where an observation was expected"),
