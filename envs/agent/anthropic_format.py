@@ -22,13 +22,7 @@ def read(body: Mapping[str, Any]) -> Request:
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in parts.objects(body.get("messages"), "messages"):
         messages += _messages(message)
-    choice = body.get("tool_choice")
-    unwanted = isinstance(choice, Mapping) and choice.get("type") == "none"
-    tools = [] if unwanted else [_tool(tool) for tool in parts.objects(body.get("tools"), "tools")]
-    stops = body.get("stop_sequences") or []
-    if not isinstance(stops, list):
-        raise RequestError(f"stop_sequences must be a list of texts, got {short(stops)}")
-    return make_request(body, messages, tools, stops, "stop_sequences")
+    return make_request(body, messages, [_tool(tool) for tool in parts.offered(body)], "stop_sequences")
 
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:

@@ -20,12 +20,7 @@ def read(body: Mapping[str, Any]) -> Request:
     if body.get("functions"):
         raise RequestError("functions are not supported; use tools")
     messages = [_message(message) for message in parts.objects(body.get("messages"), "messages")]
-    offered = [] if body.get("tool_choice") == "none" else parts.objects(body.get("tools"), "tools")
-    stops = body.get("stop") or []
-    if not isinstance(stops, str | list):
-        raise RequestError(f"stop must be a text or a list of texts, got {short(stops)}")
-    stops = [stops] if isinstance(stops, str) else stops
-    return make_request(body, messages, [_tool(tool) for tool in offered], stops, "stop")
+    return make_request(body, messages, [_tool(tool) for tool in parts.offered(body)])
 
 
 def _message(message: Mapping[str, Any]) -> Message:

@@ -43,6 +43,13 @@ def objects(value: Any, what: str) -> list[Mapping[str, Any]]:
     return value
 
 
+def offered(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tools of a request, as its API writes them; none if `tool_choice` is `none`."""
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, Mapping) else choice
+    return [] if kind == "none" else objects(body.get("tools"), "tools")
+
+
 def role(message: Mapping[str, Any], *known: str) -> str:
     """Return a message's role for the chat template, in which a developer is the system; refuse one not in `known`."""
     found = message.get("role")

@@ -19,6 +19,7 @@ from envs.call_form import CallForm
 from envs.calls import Call, find_calls, reasoning_end
 from envs.errors import MissingDependencyError, ToolError
 from envs.images import ImageError, open_image
+from envs.json_text import short
 from envs.tools.results import encodable
 from envs.tools.schema import convert_texts
 
@@ -134,12 +135,15 @@ def make_request(
     body: Mapping[str, Any],
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
-    stops: Sequence[Any],
-    stops_key: str,
+    stops_key: str = "stop",
 ) -> Request:
     """Make a request of what an API's format has read; its system messages and tools identify its thread."""
     if not messages:
         raise RequestError("messages is empty")
+    stops = body.get(stops_key) or []
+    stops = [stops] if isinstance(stops, str) else stops
+    if not isinstance(stops, list):
+        raise RequestError(f"{stops_key} must be a text or a list of texts, got {short(stops)}")
     if len(stops) > MAX_STOPS:
         raise RequestError(f"{stops_key} may hold at most {MAX_STOPS} texts, got {len(stops)}")
     thread = hashlib.blake2b(digest_size=16)

@@ -29,9 +29,8 @@ def read(body: Mapping[str, Any]) -> Request:
         _add(messages, item)
     instructions = parts.text(body.get("instructions") or "", "instructions")
     system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-    offered = [] if body.get("tool_choice") == "none" else parts.objects(body.get("tools"), "tools")
-    tools = [pair for tool in offered for pair in _tools(tool)]
-    request = make_request(body, [*system, *messages], [schema for schema, _ in tools], [], "stop")
+    tools = [pair for tool in parts.offered(body) for pair in _tools(tool)]
+    request = make_request(body, [*system, *messages], [schema for schema, _ in tools])
     return replace(request, items={schema["function"]["name"]: call for schema, call in tools})
 
 

@@ -9,15 +9,17 @@ import re
 import shutil
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any
+
+from pydantic import ConfigDict
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import Image, UnsupportedLine, read_image
 from envs.harbor.places import find_dockerignore, find_places, home_of
 from envs.harbor.settings import BUILD, HarborSettings, Recipe, find_image
-from slime_verlog import read_yaml_mapping
+from slime_verlog import Field, Settings, read_settings, read_yaml_mapping
 
 EXCLUDE = "exclude the task (env.exclude)"
 
@@ -27,96 +29,73 @@ _KEYS: Mapping[str, Mapping[str, str | None]] = read_yaml_mapping(
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
-@dataclass(frozen=True)
-class Table:
-    """One table of a task's `task.toml`; its methods raise ConfigError with task, table and key."""
-
-    task: str
-    name: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-    def table(self, key: str) -> Self:
-        """The table below `key`; empty if there is none."""
-        name, values = f"{self.name}.{key}".strip("."), self._get(key, (dict,), "a table")
-        return replace(self, name=name, values=values or {})
-
-    def text(self, key: str) -> str | None:
-        """The text at `key`."""
-        return self._get(key, (str,), "text")
-
-    def name_or_number(self, key: str) -> str | None:
-        """The user at `key`, which may be a number."""
-        value = self._get(key, (str, int), "text or a number")
-        return None if value is None else str(value)
-
-    def seconds(self, key: str) -> float | None:
-        """The number above 0 at `key`."""
-        value = self._get(key, (int, float), "a number")
-        if value is not None and not 0 < value < float("inf"):
-            raise self.wrong(key, value, "a number greater than 0")
-        return value
-
-    def megabytes(self, key: str) -> int | None:
-        """`memory_mb = 2048`, or `memory = "2G"` as in older tasks."""
-        whole, text = self._get(f"{key}_mb", (int,), "an integer"), self.text(key)
-        if whole is not None and whole <= 0:
-            raise self.wrong(f"{key}_mb", whole, "greater than 0")
-        if whole is not None or text is None:
-            return whole
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GMK])B?", text.strip().upper())
-        if found is None:
-            raise self.wrong(key, text, 'a size such as "2G"')
-        return max(1, int(float(found[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[found[2]]))
-
-    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The table `env`, with `${NAME}` and `${NAME:-default}` filled in from `given`."""
-        table, found = self.table("env"), {}
-        for key, value in table.values.items():
-            if not isinstance(value, str):
-                raise table.wrong(key, value, "text")
-            for match in _VARIABLE.finditer(value):
-                if match[1] not in given and match[2] is None:
-                    raise table.refusal(key, value, f"needs the variable {match[1]}", "set it below env.variables")
-            found[key] = _VARIABLE.sub(lambda match: given.get(match[1], match[2] or ""), value)
-        return found
-
-    def refusal(self, key: str, value: Any, why: str, do: str = EXCLUDE) -> ConfigError:
-        """The error about a key that cannot be honoured."""
-        shown = "..." if isinstance(value, dict | list) else str(value)[:60]
-        return ConfigError(f"{self.task}: {self._place(key)} = {shown} in task.toml {why}; {do}")
-
-    def wrong(self, key: str, value: Any, expected: str) -> ConfigError:
-        """The error about a value that the format does not allow."""
-        return ConfigError(f"{self.task}: {self._place(key)} in task.toml must be {expected}, got {value!r}")
-
-    def _get(self, key: str, types: tuple[type, ...], words: str) -> Any:
-        value = self.values.get(key)
-        if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
-            raise self.wrong(key, value, words)
-        return value
-
-    def _place(self, key: str) -> str:
-        return f"[{self.name}] {key}" if self.name else key
+Seconds = Annotated[float, Field(gt=0)]
+Megabytes = Annotated[int, Field(gt=0)]
+Size = Annotated[str, Field(pattern=r"^\s*\d+(\.\d+)?\s*[GMKgmk][Bb]?\s*$")]
+"""A size such as `2G`, as older tasks write it."""
 
 
-def check_keys(whole: Table) -> None:
+def _megabytes(size: str | None) -> int | None:
+    number, unit = re.findall(r"[\d.]+|[GMK]", size.upper())[:2] if size else (0, "M")
+    return max(1, int(float(number) * {"G": 1024, "M": 1, "K": 1 / 1024}[unit])) if size else None
+
+
+class Table(Settings):
+    """One table of a `task.toml`: the keys that are read. `check_keys` has refused the others."""
+
+    model_config = ConfigDict(extra="ignore")
+    env: dict[str, str] = {}
+    timeout_sec: Seconds | None = None
+    user: str | int | None = None
+    docker_image: str | None = None
+    workdir: str | None = None
+    memory_mb: Megabytes | None = None
+    memory: Size | None = None
+    storage_mb: Megabytes | None = None
+    storage: Size | None = None
+
+
+class TaskFile(Settings):
+    """A task's `task.toml`."""
+
+    model_config = ConfigDict(extra="ignore")
+    agent: Table = Table()
+    environment: Table = Table()
+    verifier: Table = Table()
+    solution: Table = Table()
+
+
+def _refusal(task: str, place: str, value: Any, why: str, do: str = EXCLUDE) -> ConfigError:
+    """The error about a key that cannot be honoured."""
+    shown = "..." if isinstance(value, dict | list) else str(value)[:60]
+    return ConfigError(f"{task}: {place} = {shown} in task.toml {why}; {do}")
+
+
+def check_keys(task: str, whole: Mapping[str, Any]) -> None:
     """Raise ConfigError about the first key that is unknown or asks for something unsupported."""
-    for name in _KEYS:
-        table = whole.table(name) if name else whole
-        for key, value in table.values.items():
-            if key not in _KEYS[name]:
-                raise table.refusal(key, value, "is not a known key")
-            why = _KEYS[name][key]
+    for name, keys in _KEYS.items():
+        table = whole.get(name, {}) if name else whole
+        for key, value in table.items() if isinstance(table, dict) else ():
+            why = keys.get(key) if key in keys else "is not a known key"
+            if name == "environment" and key == "os" and str(value).lower() != "linux":
+                why = "is not Linux"
+            if key == "network_mode" and value == "allowlist":
+                why = "needs the network"
+            if key == "environment_mode" and value == "separate":
+                why = _KEYS[name]["environment"]
             if why and value and not (isinstance(value, dict) and value.get("enabled") is False):
-                raise table.refusal(key, value, why)
-        if table.values.get("network_mode") == "allowlist":
-            raise table.refusal("network_mode", "allowlist", "needs the network")
-    verifier, environment = whole.table("verifier"), whole.table("environment")
-    if verifier.values.get("environment_mode") == "separate":
-        raise verifier.refusal("environment_mode", "separate", str(_KEYS["verifier"]["environment"]))
-    system = str(environment.values.get("os", "linux")).lower()
-    if system != "linux":
-        raise environment.refusal("os", system, "is not Linux")
+                raise _refusal(task, f"[{name}] {key}" if name else key, value, why)
+
+
+def _filled(task: str, name: str, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The table `env` of a table, with `${NAME}` and `${NAME:-default}` filled in from `given`."""
+    for key, value in env.items():
+        for match in _VARIABLE.finditer(value):
+            if match[1] not in given and match[2] is None:
+                why = f"needs the variable {match[1]}"
+                raise _refusal(task, f"[{name}.env] {key}", value, why, "set it below env.variables")
+    fill = lambda match: given.get(match[1], match[2] or "")
+    return {key: _VARIABLE.sub(fill, value) for key, value in env.items()}
 
 
 _MAX_BYTES = 4 << 20
@@ -190,25 +169,26 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
 
 def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     name, whole = folder.name, _whole(folder)
-    check_keys(whole)
-    agent, environment, verifier = (whole.table(key) for key in ("agent", "environment", "verifier"))
+    agent, environment, verifier = whole.agent, whole.environment, whole.verifier
     root, image = _read_image(folder, environment, settings)
+    own = _filled(name, "environment", environment.env, settings.variables)
     image = replace(
         image,
-        folder=environment.text("workdir") or image.folder,
-        user=_user(agent, verifier, image.user),
-        variables={**image.variables, **environment.variables(settings.variables), **settings.variables},
+        folder=environment.workdir or image.folder,
+        user=_user(name, whole, image.user),
+        variables={**image.variables, **own, **settings.variables},
     )
     _check_tests(folder, settings)
     places = find_places(folder / "environment", image, root, settings.writable)
-    memory_mb = environment.megabytes("memory") or settings.memory_mb
+    memory_mb = environment.memory_mb or _megabytes(environment.memory) or settings.memory_mb
+    storage_mb = environment.storage_mb or _megabytes(environment.storage) or settings.tree_mb
     if memory_mb > settings.memory_mb:
         why = f"is more than env.memory_mb ({settings.memory_mb})"
-        raise environment.refusal("memory_mb", memory_mb, why, "raise it")
-    verifier_s = verifier.seconds("timeout_sec") or min(_DEFAULT_VERIFIER_S, settings.verifier_timeout_s)
+        raise _refusal(name, "[environment] memory_mb", memory_mb, why, "raise it")
+    verifier_s = verifier.timeout_sec or min(_DEFAULT_VERIFIER_S, settings.verifier_timeout_s)
     if verifier_s > settings.verifier_timeout_s:
         why = f"is more than env.verifier_timeout_s ({settings.verifier_timeout_s:g})"
-        raise verifier.refusal("timeout_sec", verifier_s, why, "raise it, and env_step_timeout_s with it")
+        raise _refusal(name, "[verifier] timeout_sec", verifier_s, why, "raise it, and env_step_timeout_s with it")
     return HarborTask(
         name=name,
         folder=folder,
@@ -217,23 +197,25 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         root=root,
         python=settings.interpreter(),
         places=places,
-        agent_s=agent.seconds("timeout_sec"),
+        agent_s=agent.timeout_sec,
         verifier_s=verifier_s,
         memory_mb=memory_mb,
-        tree_mb=min(settings.tree_mb, environment.megabytes("storage") or settings.tree_mb),
-        verifier_variables=verifier.variables(settings.variables),
-        solution_variables=whole.table("solution").variables(settings.variables),
+        tree_mb=min(settings.tree_mb, storage_mb),
+        verifier_variables=_filled(name, "verifier", verifier.env, settings.variables),
+        solution_variables=_filled(name, "solution", whole.solution.env, settings.variables),
         uses_pytest=any(re.search(r"\bpytest\b", line) for line in test_lines(folder, settings).values()),
         is_judged_in_place=any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.verifier),
     )
 
 
-def _whole(folder: Path) -> Table:
-    """The task's `task.toml`."""
+def _whole(folder: Path) -> TaskFile:
+    """Read the task's `task.toml`."""
     try:
-        return Table(folder.name, "", tomllib.loads(read_text(folder, "task.toml")))
+        values = tomllib.loads(read_text(folder, "task.toml"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{folder.name}: task.toml is not valid TOML: {error}") from error
+    check_keys(folder.name, values)
+    return read_settings(TaskFile, values, f"{folder.name}: task.toml: ")
 
 
 def read_text(folder: Path, path: str) -> str:
@@ -255,7 +237,7 @@ def read_text(folder: Path, path: str) -> str:
 
 def recipe_of(folder: Path) -> Recipe:
     """Say what a task's image is built from; raises ConfigError if the folder names no single image."""
-    return _recipe(folder, _whole(folder).table("environment"))
+    return _recipe(folder, _whole(folder).environment)
 
 
 def _recipe(folder: Path, environment: Table) -> Recipe:
@@ -264,7 +246,7 @@ def _recipe(folder: Path, environment: Table) -> Recipe:
         raise ConfigError(f"{name}: environment/docker-compose.yaml starts several containers; {EXCLUDE}")
     if (inside / "Dockerfile").is_file():
         return Recipe(name, read_text(folder, "environment/Dockerfile"), inside)
-    built = environment.text("docker_image")
+    built = environment.docker_image
     if built is None:
         raise ConfigError(f"{name}: there is neither environment/Dockerfile nor [environment] docker_image")
     return Recipe(name, f"FROM {built}\n", inside)
@@ -276,8 +258,8 @@ def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> t
     if settings.images is not None:
         return find_image(recipe, settings)
     if not (folder / "environment" / "Dockerfile").is_file():
-        built = environment.text("docker_image")
-        raise environment.refusal("docker_image", built, "names an image that must be pulled", BUILD)
+        place, why = "[environment] docker_image", "names an image that must be pulled"
+        raise _refusal(folder.name, place, environment.docker_image, why, BUILD)
     path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
     image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None)
     if image.copies and (hiding := find_dockerignore(recipe.context)) is not None:
@@ -286,14 +268,16 @@ def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> t
     return None, image
 
 
-def _user(agent: Table, verifier: Table, user: str) -> str:
+def _user(task: str, whole: TaskFile, user: str) -> str:
     """The user that both agent and tests run as; the sandbox has one, without rights, whatever its name."""
-    agent_user = agent.name_or_number("user") or user
-    verifier_user = verifier.name_or_number("user") or user
+    agent_user, verifier_user = (
+        user if table.user in (None, "") else str(table.user) for table in (whole.agent, whole.verifier)
+    )
     if agent_user != verifier_user:
-        raise verifier.refusal("user", verifier_user, f"differs from the agent's user {agent_user}, and there is one")
+        why = f"differs from the agent's user {agent_user}, and there is one"
+        raise _refusal(task, "[verifier] user", verifier_user, why)
     if not re.fullmatch(r"[\w.-]+", agent_user):
-        raise agent.wrong("user", agent_user, "a user's name")
+        raise _refusal(task, "[agent] user", agent_user, "is not a user's name")
     return agent_user
 
 

@@ -36,6 +36,12 @@ _TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
 """Statement that makes the cache's only table: the judge's answers by the hash of what it was asked."""
 _SHOWN_CHARS = 1000
 """Characters of an unusable verdict that are sent back to the judge."""
+BACKOFF_S = 0.5
+"""Pause after the first failed request, in seconds; it doubles with every attempt."""
+TURNS_SHOWN = 16
+"""Latest turns that the judge sees at the end of an episode."""
+TEXT_CHARS = 4000
+"""Characters of each observation and answer that the judge sees."""
 _GRACE_S = 5.0
 """Seconds past the deadline after which the event loop itself must be blocked."""
 _ENDPOINT = "/v1/chat/completions"
@@ -132,7 +138,7 @@ class JudgeClient:
                 raise
             except JudgeError as error:
                 last = error
-                pause = min(settings.backoff_s * 2**attempt, seconds)
+                pause = min(BACKOFF_S * 2**attempt, seconds)
                 await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
                 continue
             try:
@@ -219,8 +225,7 @@ class JudgedEnv(BaseInteractionEnv):
         self._copy_description()
         turn = {"shown": self._shown, "answer": response_text, "executed": info["executed_action"]}
         turn["outcome"] = observation["obs_str"]
-        limit = self.settings.text_chars
-        self._turns.append({part: clip(text, limit) for part, text in turn.items()})
+        self._turns.append({part: clip(text, TEXT_CHARS) for part, text in turn.items()})
         self._shown, self._feedback = observation["obs_str"], ""
         reward = info["reward"] * self.settings.env_weight
         metrics = dict(info.get("metrics") or {})
@@ -238,9 +243,9 @@ class JudgedEnv(BaseInteractionEnv):
 
     def _verdict(self, done: bool) -> Verdict | None:
         """Return the verdict; without one, None or an EnvironmentFault, as `on_failure` says."""
-        turns = self._turns[-self.settings.turns_shown :] if done else self._turns[-1:]
+        turns = self._turns[-TURNS_SHOWN:] if done else self._turns[-1:]
         question = {
-            "task": self.mission or clip(self.instruction_prompt, self.settings.text_chars),
+            "task": self.mission or clip(self.instruction_prompt, TEXT_CHARS),
             "turns_left_out": len(self._turns) - len(turns),
             "turns": turns,
             "finished": done,

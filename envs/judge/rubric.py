@@ -161,8 +161,6 @@ class JudgeSettings(Settings):
     """Seconds for all attempts of one verdict together. Keep it below `env_step_timeout_s`."""
     max_retries: int = Field(default=4, ge=0)
     """Further attempts after a failed request or an unusable verdict."""
-    backoff_s: float = Field(default=0.5, ge=0)
-    """Pause after the first failed request, in seconds; it doubles with every attempt."""
     cache: str | None = None
     """SQLite file that keeps verdicts, shared by all workers and runs. With it, a lost episode can be replayed."""
     rubric: Rubric | str = Field(union_mode="left_to_right")
@@ -177,10 +175,6 @@ class JudgeSettings(Settings):
     """With `when: every`, show the judge's feedback with the next observation."""
     on_failure: Literal["fault", "zero"] = "fault"
     """Without a verdict, `fault` gives the episode up; `zero` counts the failure and adds no reward."""
-    turns_shown: int = Field(default=16, ge=1)
-    """Number of latest turns that the judge sees at the end of an episode."""
-    text_chars: int = Field(default=4000, ge=100)
-    """Characters of each observation and answer that the judge sees."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

@@ -108,19 +108,18 @@ def read_outcome(frame: str | bytes) -> Outcome:
         raise MalformedFrameError(f"an observation whose {place} is {wrong['input']!r:.60}: {wrong['msg']}") from error
 
 
-def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
-    """Return the type and data of a frame; no data is an empty mapping.
+class _Frame(BaseModel):
+    type: Any = None
+    data: dict[str, Any] = {}
 
-    Raises MalformedFrameError if it is not JSON or not a mapping, or its data is not one.
-    """
+
+def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
+    """Return the type and data of a frame; no data is an empty mapping. Raises MalformedFrameError for another form."""
     try:
-        message = json.loads(frame)
-    except (ValueError, RecursionError) as error:
-        raise MalformedFrameError(f"a frame that is not JSON: {frame[:60]!r}") from error
-    data = message.get("data", {}) if isinstance(message, Mapping) else None
-    if not isinstance(message, Mapping) or not isinstance(data, Mapping):
-        raise MalformedFrameError(f"a frame that is not a mapping with type and data: {frame[:60]!r}")
-    return message.get("type"), data
+        message = _Frame.model_validate_json(frame)
+    except ValidationError as error:
+        raise MalformedFrameError(f"a frame that is not JSON with a type and data: {frame[:60]!r}") from error
+    return message.type, message.data
 
 
 def server_address(url: str) -> tuple[str, str]:

@@ -261,7 +261,6 @@ class ToolEnv(BaseInteractionEnv):
             return self._invalid("No tool was run: " + "; ".join(errors) + ".")
         results = tuple((call, self._session.run(call, deadline)) for call in calls)
         reward = sum(result.reward for _, result in results)
-        reward -= self.settings.tool_error_penalty * sum(result.failed for _, result in results)
         bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
         executed = "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
         return _Outcome(results, "", reward, ended=self.over(), executed=executed, span=found.span)

@@ -16,6 +16,10 @@ from envs.json_text import short
 from envs.tools.schema import ArgumentCheck, Schema
 from envs.tools.settings import ToolSettings
 
+MAX_IMAGES = 4
+"""Images in one result."""
+MAX_PIXELS = 2048 * 2048
+"""Pixels of the largest image in a result."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 """In the text of an object that has none of its own."""
 
@@ -179,12 +183,12 @@ def _number(value: Any, what: str) -> float:
 
 
 def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
-    if len(result.images) > settings.max_images:
-        raise ToolError(f"the tool returned {len(result.images)} pictures; at most {settings.max_images} are shown")
+    if len(result.images) > MAX_IMAGES:
+        raise ToolError(f"the tool returned {len(result.images)} pictures; at most {MAX_IMAGES} are shown")
     images, text = list[Any](), result.text
     for image in result.images:
         try:
-            images.append(open_image(image, settings.max_tool_image_pixels))
+            images.append(open_image(image, MAX_PIXELS))
         except ImageError as error:
             if not text:
                 raise

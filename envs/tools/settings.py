@@ -40,14 +40,8 @@ class ToolSettings(QuestionSettings):
     """Seconds that all calls of a turn may take together. Keep it below `env_step_timeout_s`."""
     output_chars: int = Field(default=8000, ge=200)
     """Characters of one result; the middle of a longer one is cut."""
-    max_images: int = Field(default=4, ge=1)
-    """Images in one result."""
-    max_tool_image_pixels: int = Field(default=2048 * 2048, ge=1)
-    """Largest image in a result, in pixels."""
     format_penalty: float = Field(default=0.1, ge=0)
     """Subtracted from the reward of an invalid answer."""
-    tool_error_penalty: float = Field(default=0.0, ge=0)
-    """Subtracted for every call that fails while it runs."""
     deterministic: bool = True
     """Set to false if calls must not be repeated. A lost episode is then given up instead of replayed."""
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from envs.alfworld import FAMILIES, ALFWorldSettings
-from envs.alfworld.verl_agent import PROMPTS, load_templates, read_answer, write_prompt
-from envs.errors import ConfigError
-from slime_verlog import read_settings
+from envs.alfworld import FAMILIES
+from envs.alfworld.verl_agent import PROMPTS, load_templates, write_prompt
 
 TEMPLATES = '''
 ALFWORLD_TEMPLATE_NO_HIS = """See {current_observation}. Do one of {admissible_actions}."""
@@ -37,39 +35,6 @@ def test_a_first_prompt_has_no_past_and_help_is_not_listed(tmp_path: Path) -> No
     assert write_prompt(templates, [], "a room", ["help", "look", "wait"]) == "See a room. Do one of 'look'\n 'wait'."
 
 
-def test_later_prompts_show_the_last_two_steps_with_their_numbers(tmp_path: Path) -> None:
-    templates = load_templates(write_checkout(tmp_path))
-    past = [("Hi.\n\nYour task is to: win {it}.\n", "look"), ("two", "fly"), ("three", "go")]
-    history = "[Observation 2: 'two', Action 2: 'fly']\n[Observation 3: 'three', Action 3: 'go']"
-    assert write_prompt(templates, past, "four", ["look"]) == f"win {{it}}.|3|2|{history}|4|four|'look'"
-    assert "|1|1|[Observation 1: 'Hi." in write_prompt(templates, past[:1], "two", ["look"])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (TEMPLATES.replace("{step_count}", ""), "ALFWORLD_TEMPLATE in .* must have the placeholders .*step_count"),
-        (TEMPLATES.replace("See {", "See {name} {"), "but has admissible_actions, current_observation, name; use"),
-        ("def (", r"alfworld\.py cannot be read \(invalid syntax.*set it to the folder of a checkout"),
-    ],
-)
-def test_a_checkout_with_other_templates_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_templates(write_checkout(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "env.verl_agent is null; for preset verl_agent, set it"),
-        ({"verl_agent": "x", "prompt_template": "y"}, "env.prompt_template is y; remove it"),
-    ],
-)
-def test_a_preset_without_a_checkout_or_with_another_template_is_refused(options: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_settings(ALFWorldSettings, {"preset": "verl_agent", **options}, "env.")
-
-
 GOOD = "<think>so</think><action> Go To Desk 1 </action>"
 ANSWERS = {
     GOOD: ("go to desk 1", True),
@@ -81,13 +46,6 @@ ANSWERS = {
     "x" * 40: ("x" * 30, False),
     "": ("", False),
 }
-
-
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_the_action_is_what_the_first_tags_hold_and_validity_is_form(answer: str) -> None:
-    action, valid, span = read_answer(answer)
-    assert (action, valid) == ANSWERS[answer]
-    assert span is None or answer[slice(*span)].lower() == action
 
 
 @pytest.fixture
@@ -173,18 +131,6 @@ def random_answer(rng: random.Random, commands: list[str]) -> str:
     thought = rng.choice(THOUGHTS)
     noise = "".join(rng.choices(WORDS, k=rng.choice([0, 0, 0, 2, 5])))
     return rng.choice(["{0}{1}{2}", "{2}{0}{1}", "{1}{0}", "{0}{1}"]).format(thought, action.format(command), noise)
-
-
-def test_answers_are_read_as_verl_agent_reads_them(checkout: Path) -> None:
-
-    file = "environments/env_package/alfworld/projection.py"
-    project = theirs(checkout, file, "alfworld_projection", re=re, List=list)["alfworld_projection"]
-    rng = random.Random(0)
-    answers = [random_answer(rng, ["take mug 1 from desk 2"]) for _ in range(5000)]
-    actions, valid = project(list(answers), [[]] * len(answers))
-    ours = [read_answer(answer)[:2] for answer in answers]
-    assert ours == [(action, bool(flag)) for action, flag in zip(actions, valid, strict=True)]
-    assert 500 < sum(valid) < 4500
 
 
 class Workers:

@@ -25,20 +25,6 @@ def test_without_the_package_one_sentence_says_how_to_install_it(monkeypatch: py
     assert str(error.value) == balrog.INSTALL and "pip install 'balrog @ git+https://" in balrog.INSTALL
 
 
-@pytest.mark.parametrize(
-    ("task", "family", "name"),
-    [
-        ("babyai/BabyAI-MixedTrainLocal-v0/goto", "babyai", "BabyAI-MixedTrainLocal-v0/goto"),
-        ("env/goto_win", "babaisai", "env/goto_win"),
-        ("crafter", "crafter", "default"),
-        ("treasure_hunter", "textworld", "treasure_hunter"),
-    ],
-)
-def test_tasks_are_named_with_or_without_their_family(task: str, family: str, name: str) -> None:
-    env = build(task)
-    assert (env.family, env._name) == (family, name)
-
-
 def test_an_unknown_task_gets_the_nearest_names() -> None:
     with pytest.raises(ConfigError, match="did you mean babyai/BabyAI-MixedTrainLocal-v0/goto"):
         build("goto")
@@ -64,14 +50,6 @@ def test_what_keeps_a_family_from_starting_is_said_in_a_sentence(
         build(task).reset()
 
 
-def test_prompt_mission_actions_and_limit_are_the_packages_own() -> None:
-    env = build()
-    env.reset()
-    assert env.instruction_prompt == "Stand-in babyai: find the door"
-    assert (env.mission, env.actions, env.default_action) == ("find the door", ("left", "right", "Wait", "68"), "Wait")
-    assert env.max_steps == 20 and build(max_steps=3).settings.max_steps == 3
-
-
 def test_an_invalid_answer_executes_the_default_and_balrogs_preset_remarks_on_it() -> None:
     for preset, penalty in (("verlog", -0.1), ("balrog", 0.0)):
         env = build(preset=preset)
@@ -87,14 +65,6 @@ def test_a_listed_action_that_the_game_refuses_is_invalid() -> None:
     env.reset()
     info = env.step("ACTION: 68")[2]
     assert (info["valid_action"], info["executed_action"], env._turns) == (False, "Wait", 1)
-
-
-@pytest.mark.parametrize("command", ["??", "!", "...", "take (lamp)", "open door?", "x" * 100])
-def test_any_other_line_is_a_command_in_textworld_as_in_balrog(command: str) -> None:
-    env = build("treasure_hunter")
-    env.reset()
-    info = env.step(f"ACTION: {command}")[2]
-    assert (info["executed_action"], info["valid_action"]) == (command, True)
 
 
 @pytest.mark.parametrize(
@@ -115,22 +85,6 @@ def test_textworlds_running_score_is_paid_once_in_training() -> None:
         env.reset()
         paid[preset] = [env.step(action)[2]["reward"] for action in ("right", "left", "right")]
     assert paid == {"verlog": [1.0, 0.0, 1.0], "balrog": [1.0, 1.0, 2.0]}
-
-
-def test_memory_addresses_are_kept_out_of_observations(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = build()
-    env.reset()
-    text = {"long_term_context": "defaultdict(<function f at 0x7f06fe0d5a80>, {})", "short_term_context": ""}
-    monkeypatch.setattr(env._env.env, "look", lambda: {"text": text, "image": None})
-    assert env.step("left")[0]["obs_str"] == "defaultdict(<function f>, {})"
-
-
-def test_options_are_laid_over_the_packages_configuration() -> None:
-    env = build("crafter", config={"envs": {"crafter_kwargs": {"length": 9}}})
-    assert dict(**env._config.envs.crafter_kwargs) == {"seed": 0, "length": 9}
-    assert env._config.envs.textworld_kwargs.max_episode_steps == 20
-    with pytest.raises(AttributeError):
-        env._config.envs.unknown  # noqa: B018
 
 
 REAL = [

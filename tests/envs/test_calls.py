@@ -123,15 +123,6 @@ def test_a_broken_call_gives_an_error_message(text: str, words: str) -> None:
     assert words in "; ".join(found.errors)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "The answer is 4.", '{"answer": 4}', "[1, 2]", "{", '{"name": "Ada"}', "<think>\n" + HERMES, "`tool_call`"],
-)
-def test_an_answer_without_calls_has_no_calls(text: str) -> None:
-    found = find_calls(text)
-    assert found.span is None and not found.calls and not found.errors
-
-
 @pytest.mark.parametrize("arguments", ["null", '""', "{}"])
 def test_a_call_without_arguments_may_say_so_in_any_way(arguments: str) -> None:
     found = find_calls(f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>')

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from envs import geo3k
-from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.questions import ParquetRows
 from tests.envs.tools.test_tool_env import call
@@ -67,16 +66,6 @@ def test_the_parquet_file_is_read_row_by_row_with_its_pictures(parquet: Path) ->
     assert len(rows) == 6 and [row["answer"] for row in rows] == list("012345")
 
 
-def test_a_sample_of_slimes_data_set_is_a_problem_too() -> None:
-    env = build()
-    first = env.reset()
-    assert env.question.answer == ROOT
-    (message,) = env.format_observation(first)
-    assert [part["type"] for part in message["content"]] == ["image", "text"]
-    assert message["content"][0]["image"].size == (40, 30) and message["content"][1]["text"] == env.question.text
-    assert r"\boxed{}" in env.instruction_prompt and env.max_steps == 3
-
-
 def test_the_tool_checks_before_the_final_answer() -> None:
     env = build(check="tool")
     env.reset()
@@ -87,24 +76,3 @@ def test_the_tool_checks_before_the_final_answer() -> None:
     assert not done and "is right" in observation["obs_str"] and info["metrics"]["calc_score/right"] == 1.0
     assert info["reward"] == 0.0, "only the final answer pays"
     assert env.step(r"\boxed{3\sqrt{2}}")[2]["reward"] == 1.0
-
-
-def test_check_adds_the_checking_tool_and_the_sample_chooses_the_others() -> None:
-    listed = [{"type": "function", "function": {"name": "calc_geo3k_reward"}}, "add"]
-    for check, names in (("answer", ["add"]), ("tool", ["calc_score", "add"])):
-        env = build(sample(metadata={"tools": listed}), check=check, tools=["tests.envs.tools.toolbox"])
-        env.reset()
-        assert [schema["function"]["name"] for schema in env.tools] == names
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "words"),
-    [
-        (sample(label=None), {}, "needs an answer to compare with.*--label-key"),
-        (sample(prompt="<|im_start|>user\nx<|im_end|>"), {}, "leave out --apply-chat-template"),
-        (sample(prompt=[{"role": "assistant", "content": "x"}]), {}, "system and user, got 'assistant'"),
-    ],
-)
-def test_what_cannot_be_asked_or_graded_is_refused(given: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        build(given, **options)

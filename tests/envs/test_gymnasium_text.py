@@ -3,11 +3,10 @@
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 
 from envs.errors import EnvironmentFault, MissingDependencyError
-from envs.gymnasium_text import GymnasiumText, describe_numbers, name_colors
+from envs.gymnasium_text import GymnasiumText, name_colors
 from envs.loading import build_env_from
 
 WORLDS = "tests.envs.textworld.text_worlds"
@@ -34,22 +33,6 @@ def test_a_plain_text_environment_works_by_import_path_alone() -> None:
     observation, done, info = env.step("THINK: on\nACTION: Step_Ahead")
     assert (info["executed_action"], info["valid_action"], done) == ("step ahead", True, False)
     assert observation["obs_str"].startswith("you stand at 2")
-
-
-def test_a_registered_id_works_as_option_and_as_task_name(registered: str) -> None:
-    assert build(id=registered).reset() == build(task=registered).reset()
-    assert build(id=registered).max_steps == 12
-    assert build(task=f"{WORLDS}:{registered}").reset()["obs_str"]
-
-
-@pytest.mark.parametrize(("options", "limit"), [({"max_steps": 5}, 5), ({}, 12)])
-def test_a_time_limit_truncates_and_does_not_terminate(registered: str, options: dict, limit: int) -> None:
-    env = build(id=registered, **options)
-    env.reset()
-    assert env.max_steps == limit
-    for turn in range(1, limit + 1):
-        _, done, info = env.step("wait")
-        assert done == info["truncated"] == (turn == limit) and not info["terminated"]
 
 
 @pytest.mark.parametrize(
@@ -102,21 +85,6 @@ def test_an_observation_that_is_no_text_is_the_environments_fault() -> None:
         build(id=CORRIDOR, describe="builtins.len").reset()
 
 
-def test_aliases_of_actions_that_the_settings_rename_are_no_answers() -> None:
-    env = build(id=f"{WORLDS}:Keyed", actions=["left", "step ahead", "wait"])
-    for answer, action in [("j", None), ("k", "step ahead"), ("left", "left")]:
-        env.reset()
-        info = env.step(answer)[2]
-        assert (info["executed_action"] if info["valid_action"] else None) == action
-
-
-def test_actions_whose_names_differ_in_case_alone_are_each_played() -> None:
-    env = build(id=CORRIDOR, actions=["k", "K", "wait"])
-    for answer in ("k", "K"):
-        env.reset()
-        assert env.step(answer)[2]["executed_action"] == answer
-
-
 @pytest.mark.parametrize(
     ("name", "first", "answers"),
     [
@@ -136,16 +104,6 @@ def test_environments_without_text_are_played_by_what_they_print_or_by_their_num
         if not done:
             observation, done, info = env.step("ACTION: 1")
             assert observation["obs_str"] and info["valid_action"]
-
-
-def test_numbers_of_nested_observations_have_their_names() -> None:
-    space = gymnasium.spaces.Dict(
-        {
-            "hand": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(32, start=1), gymnasium.spaces.Discrete(2)]),
-            "lights": gymnasium.spaces.MultiBinary(2),
-        }
-    )
-    assert describe_numbers(space, {"hand": (21, 1), "lights": np.array([0, 1])}) == "hand: 21, 1\nlights: [0, 1]"
 
 
 def test_colors_become_words_and_other_escapes_go() -> None:

@@ -19,16 +19,6 @@ def test_shared_options_reach_the_default_environment_and_an_entrys_own_win() ->
     assert (first.options, other.options) == ({"max_steps": 9, "vlm": True}, {})
 
 
-def test_a_mixture_shares_its_options_with_every_environment() -> None:
-    specs = expand(
-        {"env": "envs.babyai", "task": "goto"},
-        {"env": "envs.babaisai", "task": "goto_win", "options": {"preset": "verlog"}},
-        default_env_path="envs.mixture",
-        default_options={"preset": "balrog"},
-    )
-    assert [spec.options["preset"] for spec in specs] == ["balrog", "verlog"]
-
-
 def test_a_sweep_becomes_one_named_task_a_combination_and_shares_its_weight() -> None:
     specs = expand({"task": "custom", "weight": 3.0, "sweep": {"rooms": [1, 2, 4], "quest_length": [1, 2]}})
     assert [spec.name for spec in specs][:3] == [
@@ -38,19 +28,6 @@ def test_a_sweep_becomes_one_named_task_a_combination_and_shares_its_weight() ->
     ]
     assert specs[2].options == {"rooms": 2, "quest_length": 1}
     assert len(specs) == 6 and sum(spec.weight for spec in specs) == pytest.approx(3.0)
-
-
-def test_one_task_name_in_two_environments_is_told_apart_by_the_environment() -> None:
-    names = [spec.name for spec in expand("goto", {"env": "envs.babyai", "task": "goto"}, "other")]
-    assert names == ["babaisai/goto", "babyai/goto", "other"]
-    (_, second) = expand("goto", {"env": "worlds/cave.py", "task": "goto"})
-    assert second.name == "cave/goto"
-
-
-def test_two_tasks_that_cannot_be_told_apart_are_refused_unless_named() -> None:
-    with pytest.raises(ConfigError, match=r"two tasks are called 'babaisai/a'.*give one of them its own name"):
-        expand("a", {"task": "a", "options": {"max_steps": 9}})
-    assert [s.name for s in expand("a", {"task": "a", "name": "a_short", "options": {"max_steps": 9}})][1] == "a_short"
 
 
 @pytest.mark.parametrize(

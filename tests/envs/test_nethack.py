@@ -17,19 +17,6 @@ def make(task: str = ROOM, seed: int = 6, **env: Any) -> GymnasiumText:
     return build_env_from("envs.gymnasium_text", {"task": task, "seed": seed}, {**NETHACK, **env})
 
 
-def test_message_screen_status_things_and_inventory_are_shown_in_words() -> None:
-    env = make()
-    text = env.reset()["text"]
-    assert text["long_term_context"].startswith("message: Hello Agent, welcome to NetHack!")
-    shown = text["short_term_context"]
-    assert shown.startswith("screen:\n@....\n") and "\n....>\n" in shown
-    assert "hit points 12 of 12" in shown and "dungeon level 1" in shown and "not hungry" in shown
-    assert "in sight:\nstaircase down: 4 south, 4 east" in shown
-    assert "inventory:\na: a +0 short sword (weapon in hand)" in shown
-    assert "reach the staircase down" in env.instruction_prompt and "- northwest" in env.instruction_prompt
-    env.close()
-
-
 def test_the_seed_decides_over_the_moon_and_not_the_date() -> None:
     """NetHack's luck follows the moon of the day; by the date, two games of one day cannot have different moons."""
     greetings = [make(seed=seed).reset()["text"]["long_term_context"].split("\n")[0] for seed in (0, 3, 6)]
@@ -46,21 +33,4 @@ def test_reaching_the_stairs_wins() -> None:
         _, done, info = env.step("ACTION: southeast")
     assert done and (info["terminated"], info["truncated"]) == (True, False)
     assert (info["reward"], info["progression"]) == (1.0, 1.0)
-    env.close()
-
-
-def test_a_question_is_answered_with_the_letter_that_it_asks_for() -> None:
-    env = make("MiniHack-Eat-v0", kwargs={"character": "mon-hum-neu-mal"})
-    env.reset()
-    asked = env.step("drop")[0]["text"]["long_term_context"]
-    assert asked.startswith("message: What do you want to drop? [a")
-    observation, _, info = env.step("ACTION: d")
-    assert info["valid_action"] and "d:" not in observation["text"]["short_term_context"].split("inventory:")[1]
-    env.close()
-
-
-def test_unseeded_games_can_be_played_if_asked_for() -> None:
-    env = make("NetHackChallenge-v0", deterministic=False, kwargs={"seeded": False}, max_steps=2)
-    env.reset()
-    assert not env.deterministic and env.step("north")[2]["valid_action"]
     env.close()

@@ -36,10 +36,7 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ("recall", {"max_steps": 9}, r"env\.ask_every: 25 is more than env\.max_steps: 9"),
     ],
     "envs.scienceworld": [("find-plants", {}, "no task 'find-plants'; did you mean find-plant")],
-    "envs.sokoban": [
-        ("one_box", {"levels_path": "x", "boxes": 2}, r"env\.boxes shapes generated levels"),
-        ("one_box", {"width": 4, "height": 4, "boxes": 8}, "use larger rooms, fewer boxes or fewer pushes"),
-    ],
+    "envs.sokoban": [("one_bx", {}, "did you mean one_box")],
     "envs.textarena": [
         ("TicTacToe-v0", {}, "TicTacToe-v0 is for several players.*choose a single-player game"),
         ("GuessWho-v0", {}, "OPENROUTER_API_KEY"),

@@ -56,13 +56,6 @@ def test_whatever_is_played_the_shaping_of_an_episode_adds_up_to_the_same(name: 
         assert paid == pytest.approx(0.5 * first)
 
 
-def test_a_plan_found_only_later_measures_the_way_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, env = build("babaisai", "make_win", 0)
-    plans = iter([[], ["up"] * 33, ["up"] * 11, []])
-    monkeypatch.setattr(env, "plan", lambda: next(plans))
-    assert [env.distance_left() for _ in range(4)] == pytest.approx([1.0, 1.0, 1 / 3, 1.0])
-
-
 def test_missions_about_several_objects_are_refused() -> None:
     with pytest.raises(ConfigError, match="env.shaping needs a mission with one object"):
         play("babyai", "putnext", 0, "random", shaping=0.5)

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from envs.base import SlimeEnv
-from envs.errors import EnvironmentFault
 from envs.loading import call_build_env
 from rollout.workers.worker import make_reply
 
@@ -76,10 +75,3 @@ def test_reward_and_ending_come_from_info(
     observation, done, info = env.step("stop")
     make_reply(env, observation, 0.0, done, info)
     assert (info["terminated"], info["truncated"], info["progression"]) == (terminated, truncated, progression)
-
-
-def test_without_prompt_and_observation_there_is_nothing_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EnvironmentFault, match="the sample has no prompt and reset shows nothing"):
-        built(Slimes(), monkeypatch).reset()
-    with pytest.raises(EnvironmentFault, match=r"reset returned the observation .*; slime's interface wants a mapping"):
-        built(Slimes("Begin."), monkeypatch).reset()

@@ -127,29 +127,6 @@ def test_the_step_limit_of_the_settings_truncates_any_game() -> None:
     assert info["terminated"] and not info["truncated"]
 
 
-def test_an_end_on_the_last_step_reports_both_flags_as_the_benchmark_does() -> None:
-    game = Coin(GameSettings())
-    game.reset()
-    game.step("tails"), game.step("tails")
-    info = game.step("heads")[2]
-    assert (info["terminated"], info["truncated"]) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{{ missing }}", "'missing' is undefined"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
-    ],
-)
-def test_a_bad_template_is_refused_with_its_path(tmp_path: Path, text: str, expected: str) -> None:
-    file = tmp_path / "bad.j2"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=expected) as caught:
-        render_template(file, {})
-    assert str(file) in str(caught.value)
-
-
 def test_game_text_is_never_read_as_template(tmp_path: Path) -> None:
     file = tmp_path / "ok.j2"
     file.write_text("goal: {{ mission }}")

@@ -45,15 +45,6 @@ def test_a_game_is_won_with_moves_in_its_own_form() -> None:
     assert "Congratulations" in observation["obs_str"]
 
 
-def test_moves_without_brackets_get_them_and_the_board_is_shown_once() -> None:
-    env = make("TowerOfHanoi-v0")
-    assert "A: [3, 2, 1]" in env.reset()["text"]["short_term_context"]
-    observation, _, info = env.step("ACTION: A C")
-    assert info["valid_action"]
-    assert observation["text"]["long_term_context"] == "You moved disk 1 from A to C."
-    assert "C: [1]" in observation["text"]["short_term_context"]
-
-
 def test_an_invalid_move_costs_the_penalty_and_the_game_ends_after_as_many_as_allowed() -> None:
     env = make("TowerOfHanoi-v0", invalid_moves_allowed=2)
     before = env.reset()["text"]["short_term_context"]

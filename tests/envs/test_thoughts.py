@@ -9,7 +9,6 @@ import pytest
 
 from envs import babaisai, crafter
 from envs.babaisai.levels import TASKS
-from envs.textworld import explain_plan
 
 
 def play(
@@ -69,22 +68,6 @@ def test_crafters_thoughts_name_the_need_and_where_what_it_takes_is_seen() -> No
     told = re.compile(r"I see .* to my |is in sight\.|I am asleep|safe rest|not placed a stone")
     assert all(told.search(thought) for thought in thoughts)
     assert sum("I see" in thought for thought in thoughts) > 100
-
-
-def test_textworlds_thoughts_name_the_last_step_what_is_seen_and_why_this_one_comes_first() -> None:
-    room = "You are in the attic. There is a rusty key on the floor."
-    assert explain_plan(room, ["take rusty key", "go east", "unlock chest with rusty key"]) == (
-        "My last step will be: unlock chest with rusty key. I see the rusty key. Before that comes: take rusty key."
-    )
-    assert explain_plan("A hall.", ["go east", "open box", "take coin from box"]) == (
-        "My last step will be: take coin from box. I do not see the box. Before that comes: open box. It cannot be "
-        "done in this room: go east."
-    )
-    assert explain_plan("A hall.", ["go east", "take coin"]) == (
-        "My last step will be: take coin. I do not see the coin. That cannot be done in this room: go east."
-    )
-    assert explain_plan("A coin!", ["take coin"]) == "I see the coin. This is the last step: take coin."
-    assert explain_plan("A hall.", []) == "I know no way to win from here, so I look around."
 
 
 @pytest.mark.parametrize("task", ["coin_collector", "treasure_hunter", "the_cooking_game", "custom"])

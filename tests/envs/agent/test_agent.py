@@ -16,7 +16,7 @@ from PIL import Image
 
 from envs.agent import AgentEnv, AgentRun, anthropic_format, openai_format, session
 from envs.agent.request import Request, read_response, with_images
-from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
+from envs.errors import EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants
 from tests.envs.tools.test_tool_env import call
@@ -104,19 +104,6 @@ def test_the_documented_grader_prepares_the_task_and_grades_it(started: Start, t
     assert env.step("7")[2]["reward"] == 1.0
     env.reset()
     assert env.step("8")[2]["reward"] == 0.0
-
-
-def test_calls_reach_the_agent_parsed_and_results_come_back_as_tool_messages(started: Start) -> None:
-    env = started("calls")
-    assert [tool["function"]["name"] for tool in env.tools] == ["add"]
-    _, _, info = env.step("<think>sum</think>I add.\n" + call("add", a=2, b=3))
-    assert info["valid_action"] and "add" in str(info.get("action"))
-    _, answer, result = shown(env)
-    assert answer["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
-    assert answer["reasoning_content"] == "sum" and answer["content"] == "I add."
-    assert (result["role"], result["content"]) == ("tool", "5")
-    _, done, info = env.step("It is 5.")
-    assert done and info["reward"] == 1.0, "by default, exit code 0 is success"
 
 
 @pytest.mark.parametrize(
@@ -273,16 +260,3 @@ def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number
         seen.append((question, info["metrics"]["thread"]))
     assert sorted(text for text, _ in seen) == ["A 0", "A 1", "B 0", "B 1"] and info["reward"] == 1.0
     assert {text[0]: thread for text, thread in seen}.keys() == {"A", "B"} and info["metrics"]["threads"] == 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"command": "no-such-program"}, "program 'no-such-program' was not found"),
-        ({"command": ""}, "env.command is empty"),
-        ({"command": "true", "workdir": "no/such/folder"}, "env.workdir: no folder no/such/folder"),
-    ],
-)
-def test_a_wrong_setting_is_one_sentence(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)

@@ -4,7 +4,6 @@ import base64
 import http.client
 import io
 import json
-import re
 import select
 import socket
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from envs.agent import server, session
-from envs.agent.request import Response
+from envs.agent import server
 from envs.agent.server import ModelServer
 from envs.agent.session import Session
 from tests.envs.agent.test_agent import until
@@ -118,25 +116,6 @@ def test_a_body_that_does_not_arrive_in_time_is_refused(agent: Agent, monkeypatc
     monkeypatch.setattr(server, "BODY_S", 0.2)
     assert reply(agent.connect(agent.head(10) + b"x")) == (408, "the request did not arrive within 0.2 s")
     assert agent.session.unread == 0
-
-
-def test_more_requests_than_may_wait_are_refused(agent: Agent) -> None:
-    for number in range(session.MAX_WAITING):
-        agent.post(request(f"number {number}"))
-    until(lambda: len(agent.session._queue) == session.MAX_WAITING == 64)
-    assert reply(agent.post(request("one more"))) == (429, "64 requests of this program are waiting already")
-    assert agent.next() is not None
-    agent.post(request("later"))
-    until(lambda: len(agent.session._queue) == session.MAX_WAITING)
-
-
-def test_an_answer_never_says_that_it_was_cut_by_its_length(agent: Agent) -> None:
-    link = agent.post(request(stream=True))
-    assert agent.next() is not None
-    agent.server.call(agent.session.exchange(Response("and then I"), 0.1))
-    response = http.client.HTTPResponse(link)
-    response.begin()
-    assert set(re.findall(r'"finish_reason": (\S+?)[,}]', response.read().decode())) - {"null"} == {'"stop"'}
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,13 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
-from envs.agent import AgentEnv, AgentRun, server
-from envs.agent.program import find_program
-from envs.errors import ConfigError
+from envs.agent import AgentEnv, AgentRun
 from envs.loading import build_env_from
 from rollout.errors import EnvironmentFault as PoolFault
 from rollout.spec import EnvSpec
@@ -29,20 +27,6 @@ from tests.fixtures.warm_python import run_python
 from tests.rollout.workers.test_env_pool import config, is_alive
 
 __all__ = ["started"]
-
-
-def test_a_program_with_a_slash_is_looked_up_in_the_folder_in_which_it_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder in (here := tmp_path / "here", there := tmp_path / "there"):
-        folder.mkdir()
-    program = there / "prog.sh"
-    program.touch(0o755)
-    assert find_program("./prog.sh", "", there) == "./prog.sh"
-    assert find_program(str(program), "", here) == str(program)
-    monkeypatch.chdir(there)
-    with pytest.raises(ConfigError, match=r"program './prog.sh' was not found"):
-        find_program("./prog.sh", "", here)
 
 
 async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
@@ -68,16 +52,6 @@ def command(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str
     return run_python(["-m", "inspection", *arguments], typed=typed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["check", "play"])
-def test_the_shipped_configuration_is_checked_and_played(part: str) -> None:
-    clients("openai")
-    done = command(part, "custom_configs/agent.yaml", typed="4\n2\n1\n/quit\n")
-    assert done.returncode == 0, done.stderr
-    words = ["no errors"] if part == "check" else ["at least 1 and at most 8", "the episode is over (terminated)"]
-    assert all(word in done.stdout for word in words), done.stdout
-
-
 def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
     make = "import os, signal; from envs.swe.sandbox.workspace import ProcessFolder; p = ProcessFolder()"
     make += "; print(p.make().parent)"
@@ -92,13 +66,6 @@ def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tm
     ended = run(make)
     assert not killed.exists() and not ended.exists() and killed.parent == ended.parent == tmp_path
 
-
-NODE_AGENT = """
-const headers = {authorization: `Bearer ${process.env.OPENAI_API_KEY}`};
-const body = JSON.stringify({model: process.env.AGENT_MODEL, messages: [{role: "user", content: "Well?"}]});
-const reply = await fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {method: "POST", headers, body});
-process.exit((await reply.json()).choices[0].message.content === "yes" ? 0 : 1);
-"""
 
 needs_bwrap = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="apt-get install -y bubblewrap enables this test"
@@ -120,18 +87,6 @@ def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Pat
     _, done, info = env.step("nothing")
     assert done and info["reward"] == 1.0, info
     env.close()
-
-
-@needs_bwrap
-@pytest.mark.skipif(shutil.which("node") is None, reason="apt-get install -y nodejs enables this test")
-def test_an_agent_in_node_runs_in_the_sandbox(tmp_path: Path) -> None:
-    (tmp_path / "agent.mjs").write_text(NODE_AGENT)
-    env = build_env_from(
-        "envs.agent",
-        {"task": "any", "seed": 0},
-        {"command": "node agent.mjs", "workdir": str(tmp_path), "sandbox": True},
-    )
-    assert played(env, ["yes"]) == 1.0
 
 
 @needs_bwrap
@@ -180,14 +135,6 @@ def test_a_repository_is_prepared_and_judged_as_in_swe_tasks(tmp_path: Path) -> 
 
 def saw(run: AgentRun) -> float:
     return float((run.folder / "seen.txt").read_text() == "nothing")
-
-
-def test_an_idle_client_is_kept_waiting(started: Callable[..., AgentEnv], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PATIENCE_S", 0.05)
-    env = started("calls")
-    time.sleep(0.3)
-    env.step(call("add", a=2, b=3))
-    assert env.step("It is 5.")[2]["reward"] == 1.0
 
 
 def clients(package: str) -> str:

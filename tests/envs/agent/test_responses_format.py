@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pytest
-
-from envs.agent.request import RequestError, Response
+from envs.agent.request import Response
 from envs.agent.responses_format import read, reply
 from envs.calls import Call
 
@@ -40,18 +38,3 @@ def test_tools_of_a_namespace_have_its_name_for_the_model_and_the_clients_form_f
     assert (item["type"], item["namespace"], item["name"]) == ("function_call", "team", "close")
     (_, said) = read({**body, "input": [USER, item]}).messages
     assert said["tool_calls"][0]["function"] == {"name": "team.close", "arguments": {"a": 1}}
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"input": "hi", "background": True}, "background is not supported"),
-        ({"input": "hi", "previous_response_id": "resp_9"}, "previous_response_id is not supported; send the whole"),
-        ({"input": "hi", "tools": [{"type": "web_search"}]}, "a tool of type 'web_search' is not supported"),
-        ({"input": 7}, "input must be a list of objects, got 7"),
-        ({"input": [{**CALL, "arguments": 1}]}, "the arguments of a tool call must be text, got 1"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_with_one_sentence(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(RequestError, match=words):
-        read({"model": "m", **body})

@@ -11,7 +11,6 @@ from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_image, make_ta
 PLANT = "mkdir -p {0} && printf '{1}' > {0}/{2} && chmod +x {0}/{2}"
 RUNS_THE_PROGRAM = 'bash /app/program; if [ "$?" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
 PYTEST = "python3 -m pytest -q /tests/test_it.py && echo 1 > /logs/verifier/reward.txt"
-FAILS = {"tests/test_it.py": "def test_it():\n    assert open('/app/answer.txt').read() == '42'\n"}
 
 
 def test_an_honest_answer_is_paid(tmp_path: Path) -> None:

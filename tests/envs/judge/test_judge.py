@@ -2,26 +2,27 @@
 
 import contextlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.call_form import MARKUP
-from envs.errors import ConfigError, EnvironmentFault, JudgeError
-from envs.judge import JudgedEnv, Rubric, read_rubric, read_verdict
+from envs.errors import EnvironmentFault, JudgeError
+from envs.judge import Rubric, read_verdict
 from envs.loading import build_env_from
-from rollout.workers.worker import make_reply
 from slime_verlog import read_settings
 from tests.cases import some
-from tests.envs.agent.test_agent import options as agent_options
-from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.judge_server import JudgeServer, Script
 from tests.fixtures.tokenizers import real_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.judge.BACKOFF_S", 0.01)
+
 
 CRITERIA = [
     {"name": "progress", "description": "Does the player get on?", "weight": 3},
@@ -33,7 +34,7 @@ COUNTING = "tests.fixtures.counting_env"
 
 
 def build(server: JudgeServer, inner: str = COUNTING, options: dict[str, Any] | None = None, **judge: Any) -> Any:
-    settings = {"url": server.url, "model": "small", "rubric": RUBRIC, "backoff_s": 0.01, **judge}
+    settings = {"url": server.url, "model": "small", "rubric": RUBRIC, **judge}
     env = {"inner": inner, "options": options or {"max_length": 1}, "judge": settings}
     return build_env_from("envs.judge", {"task": "recall" if inner == "envs.recall" else "count", "seed": 0}, env)
 
@@ -74,42 +75,12 @@ def test_every_turn_may_be_judged_and_its_feedback_is_shown_in_both_histories() 
     assert message["content"].count("A judge says: Look right.") == 1
 
 
-def test_feedback_on_a_tool_result_is_a_separate_message() -> None:
-    options = {"tools": ["tests.envs.tools.toolbox:add"], "data": [{"question": "2 + 3?", "answer": "5"}]}
-    with JudgeServer(lambda body, number: GOOD) as server:
-        env = build(server, "envs.tools", options, when="every")
-        env.reset()
-        assert [schema["function"]["name"] for schema in env.tools] == ["add"]
-        observation, *_ = env.step(call("add", a=2, b=3))
-    tool, judge = env.format_observation(observation)
-    assert (tool["role"], tool["content"]) == ("tool", "5")
-    assert judge == {"role": "user", "content": "A judge says: Look right."}
-
-
-def test_an_agent_that_ends_by_itself_is_judged_though_there_are_no_messages_after_its_end() -> None:
-    with JudgeServer(lambda body, number: GOOD) as server:
-        env = build(server, "envs.agent", agent_options("edits 1"))
-        assert make_reply(env, env.reset()).whole_prompts
-        observation, done, info = env.step("one")
-        reply = make_reply(env, observation, done=done, info=info)
-    assert done and reply.messages == [] and info["metrics"]["judge/score"] == pytest.approx(0.9)
-
-
 def test_the_inner_environment_gets_the_policys_form_of_calls() -> None:
     with JudgeServer(lambda body, number: GOOD) as server:
         env = build(server)
         env.call_form = MARKUP
         env.reset()
         assert env.inner.call_form is MARKUP
-
-
-def test_the_judged_environment_has_the_facts_and_the_picture_of_the_inner_one() -> None:
-    with JudgeServer(lambda body, number: GOOD) as server:
-        env = build(server, "envs.recall", {"max_steps": 30})
-        env.reset()
-        assert env.facts() == (env.inner.first,) and env.render is None
-        env.inner.render = lambda: "picture"
-        assert JudgedEnv(env.inner, env.settings).render() == "picture"
 
 
 @pytest.mark.parametrize(
@@ -141,15 +112,6 @@ def test_the_judge_is_told_why_its_answer_was_refused() -> None:
     assert "not one JSON object" in messages[3]["content"]
 
 
-def test_a_refused_request_is_not_repeated() -> None:
-    with JudgeServer(lambda body, number: 401) as server:
-        env = build(server)
-        env.reset()
-        with pytest.raises(EnvironmentFault, match="refuses the request: HTTP 401"):
-            env.step("left")
-        assert len(server.requests) == 1
-
-
 def test_the_deadline_bounds_all_attempts_together() -> None:
     with JudgeServer(lambda body, number: 30.0) as server:
         env = build(server, timeout_s=0.2, deadline_s=0.5, max_retries=50)
@@ -162,14 +124,6 @@ def test_the_deadline_bounds_all_attempts_together() -> None:
 def test_without_a_verdict_the_turn_may_also_count_as_unjudged() -> None:
     ((_, done, info),), _ = play(lambda body, number: 500, max_retries=0, on_failure="zero")
     assert done and info["reward"] == 0.0 and info["metrics"]["judge/failures"] == 1.0
-
-
-def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_JUDGE_KEY", "abc")
-    _, server = play(lambda body, number: GOOD, api_key_env="SOME_JUDGE_KEY")
-    assert server.requests[0][2]["Authorization"] == "Bearer abc"
-    with pytest.raises(ConfigError, match="has no variable NO_SUCH_KEY"):
-        play(lambda body, number: GOOD, api_key_env="NO_SUCH_KEY")
 
 
 ATTACK = (
@@ -204,39 +158,6 @@ def test_an_answer_never_becomes_control_tokens_of_the_judges_prompt(family: str
 
     plain = controls(tokenizer, prompt("Harmless words."))
     assert plain and controls(tokenizer, prompt(ATTACK)) == plain
-
-
-def test_long_episodes_are_shown_in_part() -> None:
-    with JudgeServer(lambda body, number: GOOD) as server:
-        env = build(server, options={"max_length": 100, "time_limit": 6}, turns_shown=2, text_chars=200)
-        env.reset()
-        for _ in range(6):
-            env.step("x" * 5000)
-        material = json.loads(server.requests[0][1]["messages"][1]["content"])
-    assert material["turns_left_out"] == 4 and len(material["turns"]) == 2
-    assert all(len(text) <= 200 for turn in material["turns"] for text in turn.values())
-
-
-def test_a_rubric_may_be_a_yaml_file(tmp_path: Path) -> None:
-    path = tmp_path / "rubric.yaml"
-    path.write_text(yaml.safe_dump({**RUBRIC, "scale": [1, 5]}))
-    rubric = read_rubric(str(path))
-    assert rubric.scale == (1.0, 5.0)
-    assert read_verdict('```json\n{"progress": 5, "care": 1, "feedback": ""}\n```', rubric).score == 0.75
-    assert read_verdict('hm</think> {"progress": 1, "care": 1, "feedback": ""}', rubric).score == 0.0
-
-
-@pytest.mark.parametrize(
-    ("rubric", "words"),
-    [
-        ({"criteria": []}, "at least one"),
-        ({"criteria": [{"name": "feedback", "description": ""}]}, "has letters, digits and _ and is not feedback"),
-        ({**RUBRIC, "scale": [3, 3]}, r"\[worst, best\]"),
-    ],
-)
-def test_a_wrong_rubric_is_refused(rubric: Any, words: str) -> None:
-    with JudgeServer(lambda body, number: GOOD) as server, pytest.raises(ConfigError, match=words):
-        build(server, rubric=rubric)
 
 
 @given(st.text(max_size=200) | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps))

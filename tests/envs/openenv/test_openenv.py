@@ -74,11 +74,6 @@ def test_an_exception_of_the_environment_is_a_fault_or_an_invalid_answer_as_decl
     assert env.step("3")[1]
 
 
-def test_done_means_what_the_settings_say(server: TinyServer) -> None:
-    _, done, info = started(server, done_is="truncated").step("3")
-    assert done and info["truncated"] and not info["terminated"]
-
-
 @pytest.mark.parametrize(
     ("game", "options", "answer", "action"),
     [
@@ -102,20 +97,6 @@ def test_answers_become_actions(game: str, options: dict[str, Any], answer: str,
 def bid(text: str) -> dict[str, int] | None:
     words = [word for word in text.split() if word.isdecimal()]
     return {"price": int(words[0])} if words else None
-
-
-def test_the_prompt_lists_the_actions_or_their_fields() -> None:
-    with TinyServer("grid") as server:
-        env = started(server)
-        assert list(env.actions) == ["left", "right"] and "- right\n" in env.instruction_prompt
-    with TinyServer("bid") as server:
-        prompt = started(server, instruction="Buy the painting.").instruction_prompt
-        assert prompt.startswith("Buy the painting.\n")
-        assert "- price (integer): In euros.\n- lot (string or null, optional)" in prompt
-    optional = {"anyOf": [{"$ref": "#/$defs/Move"}, {"type": "null"}], "default": None}
-    with TinyServer("grid") as server:
-        server.schema = {**server.schema, "properties": {"move": optional, "far": {"type": "integer"}}}
-        assert "- move (one of left, right, optional)" in started(server).instruction_prompt
 
 
 def halves(observation: Mapping[str, Any]) -> dict[str, str]:
@@ -164,22 +145,6 @@ def test_the_tools_of_an_mcp_environment_are_called_through_steps() -> None:
 def test_a_setting_that_means_nothing_for_tools_is_refused() -> None:
     with TinyServer("tools") as server, pytest.raises(ConfigError, match="env.binary_reward: the server offers tools"):
         built(server, binary_reward=True, max_steps=5)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"url": "127.0.0.1:8000"}, "env.url: '127.0.0.1:8000' is not the address of a server, such as http"),
-        ({"vlm": True, "picture": None}, "env.vlm needs env.picture"),
-        ({"shaping": 1.0}, "env.shaping: an OpenEnv server does not tell"),
-        ({"api_key_env": "NO_SUCH_KEY"}, "env.api_key_env: the environment variable NO_SUCH_KEY is not set"),
-        ({"action": "tests.envs.openenv.test_openenv.bids"}, "env.action: .* has no bids; did you mean bid"),
-    ],
-)
-def test_a_wrong_setting_is_one_sentence(server: TinyServer, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        built(server, **options)
-    assert "\n" not in str(caught.value)
 
 
 def run(*words: str) -> Any:

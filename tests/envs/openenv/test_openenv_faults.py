@@ -2,7 +2,6 @@
 
 import asyncio
 import http.server
-import socket
 import subprocess
 import sys
 import threading
@@ -39,7 +38,7 @@ def server() -> Iterator[TinyServer]:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("garbage", "sent a frame that is not JSON: 'this is not"),
+        ("garbage", "sent a frame that is not JSON with a type and data: 'this is not"),
         ("lie", "sent an observation whose done is 'no'"),
         ("nan", "sent an observation whose reward is nan"),
         ("state", "sent a frame of type 'state' where an observation was expected"),
@@ -238,17 +237,3 @@ def test_a_function_of_the_user_that_raises_is_a_fault_and_not_an_error_of_a_too
             env.reset()
             env.step("3" if game == "guess" else call("guess", number=3))
         wait_for_sessions(server, 0)
-
-
-def test_a_port_that_does_not_speak_http_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def greet() -> None:
-            with listener.accept()[0] as connection:
-                connection.sendall(b"SSH-2.0-server\r\n")
-                connection.recv(1 << 16)
-
-        threading.Thread(target=greet, daemon=True).start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(EnvironmentFault, match=f"{url} is not an OpenEnv server"):
-            built(url)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -38,9 +37,6 @@ pytestmark = [
         PYTHON is None, reason="set SLIME_VERLOG_OPENENV_PYTHON to a Python with openenv==0.10.0 (docs/openenv.md)"
     ),
 ]
-needs_checkout = pytest.mark.skipif(
-    CHECKOUT is None, reason="set SLIME_VERLOG_OPENENV_PATH to a checkout of github.com/meta-pytorch/OpenEnv"
-)
 
 
 def free_port() -> int:
@@ -99,27 +95,3 @@ def test_the_packages_server_is_played_and_its_refusals_are_invalid_answers(gues
     env.reset()
     _, done, info = env.step('{"number": 3}')
     assert done and info["terminated"] and info["reward"] == 1.0
-
-
-@needs_checkout
-def test_textarena_is_played_to_its_end() -> None:
-    server = Server(
-        "textarena_env.server.app:app",
-        TEXTARENA_ENV_ID="GuessTheNumber-v0",
-        TEXTARENA_NUM_PLAYERS="1",
-        TEXTARENA_DOWNLOAD_NLTK="0",
-    )
-    try:
-        env, text = started(server)
-        assert "between 1 and 20" in text
-        env, text = started(server, observation="{{ messages[-1].content.splitlines()[-1] }}")
-        assert text == "Enter your guess."
-        low, high, done, info = 1, 20, False, None
-        while not done:
-            middle = (low + high) // 2
-            observation, done, info = env.step(f"ACTION: [{middle}]")
-            found = re.search(r"higher|lower", observation["obs_str"])
-            low, high = (middle + 1, high) if found and found[0] == "higher" else (low, middle - 1)
-        assert info is not None and info["terminated"] and info["reward"] == 1.0
-    finally:
-        server.kill()

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from envs.errors import ConfigError, EnvironmentFault
 from envs.questions import Question
-from envs.questions.grading import MathChecker, exact, find_answer, load_grader, math
+from envs.questions.grading import MathChecker, exact, find_answer, load_grader
 from envs.questions.math_server import read_result
 from tests.envs.questions.math_answers import ANSWERS
 
@@ -33,11 +31,6 @@ pytest.importorskip("math_verify", reason="math-verify is not installed; pip ins
 def test_the_final_answer_is_found_with_its_place(text: str, answer: str) -> None:
     found, (start, end) = find_answer(text)
     assert found == answer == text[start:end]
-
-
-def test_only_what_follows_the_reasoning_counts() -> None:
-    text = r"\boxed{3}</think> it is 4"
-    assert find_answer(text, text.index(" it"))[0] == "it is 4"
 
 
 def test_exact_answers_ignore_case_articles_and_punctuation() -> None:
@@ -80,39 +73,6 @@ def test_answers_as_models_write_them_are_graded_by_value(checker: MathChecker, 
     reference, answer, ours, slimes, *why = row
     assert checker.equal(reference, answer) is ours
     assert bool(why) is (ours is not slimes), "every difference from slime's grader is explained, and nothing else is"
-
-
-def test_a_percentage_is_not_the_bare_number() -> None:
-    scores = [math(find_answer(rf"\boxed{{{answer}}}")[0], Question("q", "25")) for answer in (r"25\%", r"25^\circ")]
-    assert scores == [0.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "expression", "unit"),
-    [
-        ("13 cm^2", "13", "cm^2"),
-        (r"13\,\mathrm{cm}^{2}", "13", "cm^2"),
-        ("60 km/h", "60", "km/h"),
-        ("13m", "13m", ""),
-        ("5x + 3 m", "5x + 3 m", ""),
-        ("m∠ABC = 40°", "40", "degree"),
-        ("√(2(3+x))", r"\sqrt{2(3+x)}", ""),
-        ("√(", "√(", ""),
-        ("4 1/2", r"(4+\frac{1}{2})", ""),
-        (r"2\frac{9}{2}", r"2\frac{9}{2}", ""),
-        ("2 3", "2, 3", ""),
-        ("1.5e-3", r"1.5\times 10^{-3}", ""),
-    ],
-)
-def test_notation_is_brought_into_latex_and_algebra_is_left_alone(text: str, expression: str, unit: str) -> None:
-    result = read_result(text)
-    assert (result.expression, result.unit) == (expression, unit)
-
-
-@given(st.text(alphabet="0123456789.,%°√∛≈½²^{}()\\ /+-=$~coimnsqrtpefau", max_size=60))
-@settings(max_examples=300, deadline=None)
-def test_any_text_is_a_result(text: str) -> None:
-    assert isinstance(read_result(text).expression, str)
 
 
 PIECES = ["√(", "1 ", "1 1/", "\\text{", "cm ", "^o", "=", "1\\,", "sqrt ", "1  cm/", "{", "\\frac{1}{", "m/", " 000"]

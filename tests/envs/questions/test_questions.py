@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from envs.base import PICTURE_PLACE
 from envs.errors import ConfigError
 from envs.questions import Question, QuestionSettings, read_question
 from envs.tools import build_env
@@ -72,15 +71,6 @@ def test_both_histories_show_interleaved_pictures_in_their_places() -> None:
     assert shown == [(28, 28), *before, "?\npaint: all red"]
 
 
-def test_leading_pictures_come_first_and_a_literal_mark_stays_text() -> None:
-    for question in (row(question="<image>\n<image>Which?", images=[RED, BLUE]), row(question="Which?", images=[RED])):
-        assert question.text == "Which?" and question.pieces == ()
-    literal = [{"role": "user", "content": [PARTS[1], {"type": "text", "text": "What is <image> in HTML?"}]}]
-    assert row(question=literal).text == "What is <image> in HTML?"
-    env = build_env(sample(f"A {PICTURE_PLACE}?", [RED]), SimpleNamespace(env={}))
-    assert PICTURE_PLACE not in env.reset()["text"]["short_term_context"]
-
-
 def test_each_round_of_seeds_asks_every_row_once() -> None:
     rows = tuple({"question": f"Question {k}?"} for k in range(7))
 
@@ -114,18 +104,6 @@ def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str
         row(question=question)
     with pytest.raises(ConfigError, match=words):
         asked(sample(question))
-
-
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [
-        ([URL], "is the URL"),
-        ([RED], "places for 2 pictures, but 1 were given"),
-    ],
-)
-def test_unsupported_pictures_are_refused_with_the_reason(images: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        row(question=TEXT, images=images)
 
 
 def test_a_sample_with_videos_is_refused() -> None:

@@ -143,17 +143,3 @@ def test_a_tree_is_removed_by_a_user_without_rights_however_deep_its_closed_fold
 
     as_a_user(tmp_path, make_and_remove)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_machine_that_cannot_start_a_process_keeps_the_remover_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*args: object, **kwargs: object) -> None:
-        raise BlockingIOError("no process left")
-
-    (tmp_path / "tree").mkdir()
-    with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "run", refused)
-        remove_tree(tmp_path / "tree")
-    remove_tree(tmp_path / "tree")
-    assert not (tmp_path / "tree").exists()

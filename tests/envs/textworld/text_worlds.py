@@ -65,15 +65,6 @@ class Corridor(gymnasium.Env):
         }[self.shape]
 
 
-class Keyed(gymnasium.Wrapper):
-    """The corridor with keys for its actions."""
-
-    action_aliases = {"j": "step back", "k": "step ahead"}
-
-    def __init__(self) -> None:
-        super().__init__(Corridor())
-
-
 class Echo(gymnasium.Env):
     """Free text: says back what it heard; `end` wins."""
 

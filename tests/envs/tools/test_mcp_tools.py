@@ -7,16 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.errors import EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
-from envs.tools import ToolEnv, load_tools
+from envs.tools import ToolEnv
 from envs.tools.mcp import connection as connection_module
 from rollout.errors import EnvironmentFault as PoolFault
 from rollout.spec import EnvSpec
@@ -25,7 +25,6 @@ from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
 from tests.cases import some
 from tests.envs.tools.test_tool_env import call
-from tests.fixtures.warm_python import run_python
 from tests.rollout.workers.test_env_pool import config, is_alive
 
 pytest.importorskip("mcp", reason="mcp is not installed; pip install 'slime-verlog[mcp]'")
@@ -180,27 +179,6 @@ runpy.run_path({SERVER[1]!r}, run_name="__main__")
     assert not is_alive(child)
 
 
-@pytest.mark.parametrize(
-    ("entries", "error", "words"),
-    [
-        ([{"mcp": {"command": "no-such-server"}}], ConfigError, r"tools\[0\]\.mcp\.command: program"),
-        ([{"mcp": {"command": [sys.executable, "-m", "no_such"]}}], EnvironmentFault, "stderr: .*No module named"),
-        ([{"mcp": {"command": "sleep 60", "start_timeout_s": 0.5}}], EnvironmentFault, "did not start and list"),
-        ([{"mcp": {"url": "http://127.0.0.1:9/mcp"}}], EnvironmentFault, "cannot be reached: .*connection"),
-        ([{"mcp": {"command": SERVER}}] * 2, ToolError, "two tools are called 'add' .* or an MCP server a prefix"),
-        (
-            [{"mcp": {"command": SERVER, "include": ["ad"]}}],
-            ConfigError,
-            r"mcp\.include: .* has no tool 'ad'; it has add",
-        ),
-        ([{"mcp": {"command": "echo"}, "path": "x.py"}], ConfigError, "either path or mcp"),
-    ],
-)
-def test_a_wrong_entry_is_one_sentence(entries: Sequence[Any], error: type, words: str) -> None:
-    with pytest.raises(error, match=words):
-        load_tools(entries)
-
-
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -269,17 +247,6 @@ def _need(package: str) -> None:
         importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{package} is not installed; pip install {package}")
-
-
-@pytest.mark.parametrize("command", some(["check", "play"], []))
-def test_the_shipped_configuration_is_checked_and_played(command: str) -> None:
-    _need("mcp-server-time")
-    zones = {"source_timezone": "Asia/Kolkata", "target_timezone": "Asia/Singapore"}
-    typed = call("convert_time", time="09:15", **zones).replace("\n", "") + "\n11:45\n/quit\n"
-    done = run_python(["-m", "inspection", command, "custom_configs/tools_mcp.yaml"], typed=typed)
-    assert done.returncode == 0, done.stderr
-    words = ["1 task: no errors"] if command == "check" else ["T11:45:00+08:00", "Your answer is right", "return 1"]
-    assert all(word in done.stdout for word in words), done.stdout
 
 
 def test_mcp_tools_are_replayable_only_if_declared() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
 from envs.tools.search import CorpusIndex
 from tests.envs.tools.test_tool_env import call
@@ -42,12 +41,6 @@ def test_passages_are_ranked_by_how_well_their_words_fit(corpus: Path) -> None:
     assert titles(corpus, "erupting") == ["Geyser"], "words are found by their stem"
 
 
-@pytest.mark.parametrize("query", ["", "  ", '"', "*", "NEAR(", 'title:"x" OR', "'; DROP TABLE x", "zebra", "🦓"])
-def test_any_query_is_legal(corpus: Path, query: str) -> None:
-    assert titles(corpus, query) == []
-    assert titles(corpus, "geyser") == ["Geyser"]
-
-
 def test_workers_that_start_together_build_one_index(corpus: Path) -> None:
     index = CorpusIndex(corpus)
     threads = [threading.Thread(target=index.ensure) for _ in range(8)]
@@ -58,15 +51,6 @@ def test_workers_that_start_together_build_one_index(corpus: Path) -> None:
     assert [p["title"] for p in index.find("geyser", 3)] == ["Geyser"]
     files = ["corpus.jsonl", "corpus.jsonl.fts5", "corpus.jsonl.fts5.lock"]
     assert sorted(p.name for p in corpus.parent.iterdir()) == files
-
-
-@pytest.mark.parametrize("folder", ["a#b", "a?b", "a%20b", "a b", "ä&=+", "100%"])
-def test_a_folder_may_have_any_name(tmp_path: Path, folder: str) -> None:
-    corpus = tmp_path / folder / "corpus?mode=rw#.jsonl"
-    corpus.parent.mkdir()
-    corpus.write_text(json.dumps(PASSAGES[0]))
-    assert titles(corpus, "geyser") == ["Geyser"]
-    assert len(list(tmp_path.rglob("*.fts5"))) == 1
 
 
 def write(path: Path, title: str, edited_ns: int) -> Path:
@@ -109,24 +93,6 @@ def test_a_damaged_index_is_rebuilt(corpus: Path, how: str, when: str, caplog: p
     assert titles(corpus, "glacier") == ["Glacier"] and not caplog.text
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"\xef\xbb\xbf{}", "line 1: JSONDecodeError: .*BOM"),
-        (b'{"title": "a", "text": "b"}\n{"title": "\xe9"}\n', "line 2: UnicodeDecodeError: .*0xe9"),
-        (b'{"title": "a", "text": "b"}\n\n{"text": "\\ud800"}', "line 3: UnicodeEncodeError: .*surrogates"),
-        (b'{"text": "b"}\n[1]', "line 2: TypeError: .*write"),
-    ],
-)
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, data: bytes, words: str) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_bytes(data)
-    with pytest.raises(ConfigError, match=words):
-        CorpusIndex(corpus).ensure()
-    left = {p.name for p in tmp_path.iterdir()}
-    assert left == {"corpus.jsonl", "corpus.jsonl.fts5.lock"}, "nothing half built stays"
-
-
 def test_the_model_searches_and_reads(corpus: Path) -> None:
     tools = [{"path": "envs.tools.search:Search", "config": {"corpus": str(corpus), "top_k": 1, "passage_chars": 20}}]
     data = [{"question": "Which geyser erupts often?", "answer": "Strokkur"}]
@@ -138,21 +104,6 @@ def test_the_model_searches_and_reads(corpus: Path) -> None:
     observation, _, info = env.step(call("search", query="zebra"))
     assert "Nothing was found" in observation["obs_str"] and info["metrics"]["search/empty"] == 1.0
     assert env.step("Answer: Strokkur")[2]["reward"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({}, "config.corpus is missing"),
-        ({"corpus": "/nowhere/corpus.jsonl"}, "cannot be read"),
-        ({"corpus": __file__, "index": "/nowhere/index"}, "config.index"),
-    ],
-)
-def test_a_wrong_configuration_is_named(config: dict[str, str], words: str) -> None:
-    tools = [{"path": "envs.tools.search:Search", "config": config}]
-    env = build_env_from("envs.tools", {"task": "q", "seed": 0}, {"tools": tools, "data": [{"question": "q"}]})
-    with pytest.raises((ConfigError, EnvironmentFault), match=words):
-        env.reset()
 
 
 def test_corpora_that_share_an_index_file_do_not_mix(tmp_path: Path) -> None:

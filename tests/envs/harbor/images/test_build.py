@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
-from envs.harbor.dockerfile import UnsupportedLine
-from envs.harbor.images.bases import find_source, stamp
 from envs.harbor.images.build import build_image
-from envs.harbor.settings import HarborSettings, context_digest, find_image, record_of
+from envs.harbor.settings import HarborSettings, context_digest, find_image
 from envs.harbor.task import recipe_of
-from inspection.command import main
 from tests.envs.harbor.task_folders import command, make_image, make_task, play, write_config
 from tests.envs.swe.tiny_repository import needs_sandbox
 
@@ -153,13 +150,6 @@ def test_only_steps_behind_a_change_are_executed_again(build: Any) -> None:
     assert (second / "app/data").read_text() == "2" and (second / "app/a third").exists()
 
 
-def test_build_arguments_replace_defaults_and_a_changed_one_is_another_image(build: Any) -> None:
-    dockerfile = 'FROM tiny\nARG A=1\nENV B=$A\nRUN echo "$A $B" > /app/a\n'
-    assert (build(dockerfile)[0] / "app/a").read_text() == "1 1\n"
-    tree, image = build(dockerfile, build_args={"A": "2"})
-    assert (tree / "app/a").read_text() == "2 2\n" and image.variables["B"] == "2"
-
-
 def test_links_out_of_the_context_reach_nothing_of_this_machine(build: Any, tmp_path: Path) -> None:
     (tmp_path / "private").write_text("secret")
     context = tmp_path / "tasks" / "answer" / "environment"
@@ -216,20 +206,6 @@ def test_commands_that_fail_or_break_a_limit_are_named(
     assert not list(images.glob("building-*")) and set(images.glob("tasks/*")) == known
 
 
-@pytest.mark.parametrize(
-    ("lines", "error", "sentence"),
-    [
-        ("FROM other\n", ConfigError, r"env.base_sources: /x/nothing: /x/nothing does not exist"),
-        ("FROM scratch\nCOPY Dockerfile /x\n", ConfigError, "the image has no /bin/bash, which commands are run with"),
-        ("FROM tiny\nCOPY --from=builder /x /x\n", ConfigError, "env.base_sources: /x/nothing"),
-        ("FROM tiny\nCOPY <<E /x\ntext\nE\n", UnsupportedLine, r"line 2 of .* \(COPY <<E /x\) has a heredoc; put"),
-    ],
-)
-def test_what_cannot_be_built_is_named(build: Any, lines: str, error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=sentence):
-        build(lines)
-
-
 def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_again(
     built_from: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -247,58 +223,6 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
     assert command("build-images", config) == 1
 
 
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        ("oci:/x/nothing:v1", "env.base_sources: oci:/x/nothing:v1: /x/nothing does not exist"),
-        ("docker-archive:/x/a.tar", "env.base_sources: docker-archive:/x/a.tar: /x/a.tar does not exist"),
-        ("x/nothing", "env.base_sources: x/nothing: x/nothing does not exist"),
-        ("ubuntu:24.04", "env.base_sources: ubuntu:24.04: .* does not exist; write docker://NAME, oci:FOLDER:TAG"),
-    ],
-)
-def test_a_source_that_is_not_there_is_named(source: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{sentence}"):
-        stamp(find_source("a", HarborSettings(base_sources={"*": source})))
-
-
-def test_check_says_once_that_an_image_cannot_be_built_and_other_commands_name_the_yaml(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_task(tmp_path / "tasks")
-    config = write_config(tmp_path, images=str(tmp_path / "images"))
-    assert command("check", config) == 1
-    printed = capsys.readouterr()
-    assert "not built: answer" in printed.out
-    assert "answer: not built: env.base_sources does not say" in printed.err and "build-images" not in printed.err
-    with pytest.raises(SystemExit, match=f"run: slime-verlog build-images {config}$"):
-        main(["evaluate", config, "--player", "random", "--out", str(tmp_path / "out")])
-
-
-def test_the_order_of_base_sources_belongs_to_the_image_because_the_first_that_fits_counts(tmp_path: Path) -> None:
-    recipe = recipe_of(make_task(tmp_path))
-    one, two = {"a": "oci:/a", "*": "oci:/b"}, {"*": "oci:/b", "a": "oci:/a"}
-    keys = [record_of(recipe, HarborSettings(images="x", base_sources=sources)) for sources in (one, two, dict(one))]
-    assert keys[0] == keys[2] != keys[1]
-
-
-def test_images_that_cannot_be_built_are_named_and_the_others_are_built(
-    built_from: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, line in (("a-fails", "RUN exit 3"), ("b-fits", "RUN touch /app/x")):
-        make_task(tmp_path / "tasks", name, dockerfile=f"FROM tiny\n{line}\n")
-    (tmp_path / "file").touch()
-    for given, told in (
-        (built_from, ("a-fails: not built: environment/Dockerfile cannot", "b-fits: ready after")),
-        (
-            {**built_from, "images": f"{tmp_path}/file/images"},
-            ("a-fails: not built: [Errno 20] Not a directory", "b-fits: not built: "),
-        ),
-    ):
-        assert command("build-images", write_config(tmp_path, **given)) == 1
-        printed = capsys.readouterr().out
-        assert all(sentence in printed for sentence in told)
-
-
 def test_an_oci_layout_is_unpacked_with_its_settings(build: Any, base: Path, tmp_path: Path) -> None:
     if shutil.which("umoci") is None:
         pytest.skip("umoci is not installed; apt-get install -y umoci")
@@ -314,25 +238,3 @@ def test_an_oci_layout_is_unpacked_with_its_settings(build: Any, base: Path, tmp
         subprocess.run(["umoci", *words], check=True, capture_output=True)
     tree, image = build("FROM acme/tiny:1\nRUN echo $COLOR > color\n", base_sources={"acme/tiny:*": f"oci:{layout}"})
     assert (tree / "app/color").read_text() == "red\n" and image.folder == "/app"
-
-
-@pytest.mark.slow
-def test_packages_of_debian_are_installed_by_a_user_without_rights(base: Path, tmp_path: Path) -> None:
-    assert base
-    tmp_path.chmod(0o755)
-    image = Path(os.environ.get("HARBOR_TEST_IMAGE") or tmp_path / "debian")
-    if not image.exists():
-        if shutil.which("debootstrap") is None or os.geteuid() != 0:
-            pytest.skip("debootstrap is not installed or not run as root; apt-get install -y debootstrap")
-        argv = ["debootstrap", "--variant=minbase", "bookworm", str(image)]
-        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-    dockerfile = (
-        "FROM debian:12\nRUN apt-get update && apt-get install -y --no-install-recommends jq redis-server\n"
-        "RUN useradd -m someone && su someone -c 'echo 42 > ~/answer' && chown someone: /home/someone/answer\n"
-        "WORKDIR /app\n"
-    )
-    make_task(tmp_path / "tasks", dockerfile=dockerfile)
-    options: Any = {"images": str(tmp_path / "images"), "base_sources": {"debian:*": str(image)}, "build_network": True}
-    build_image(recipe_of(tmp_path / "tasks" / "answer"), HarborSettings(**options))
-    command = "echo '{\"a\": 42}' | jq .a > answer.txt; redis-server --version; cat /home/someone/answer"
-    assert play(tmp_path / "tasks", command, **options)[1]["reward"] == 1.0

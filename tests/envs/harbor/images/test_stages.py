@@ -19,14 +19,6 @@ def test_words_are_those_of_docker(text: str, words: list[str]) -> None:
     assert Instruction(1, "COPY", text).words({"X": "1"}) == words
 
 
-@pytest.mark.parametrize(
-    ("text", "why"), [("${X%y}", "a substitution"), ("it's", "a quote without its end"), ("'$X'", "a quoted")]
-)
-def test_words_that_docker_does_not_read_are_refused(text: str, why: str) -> None:
-    with pytest.raises(UnsupportedLine, match=why):
-        Instruction(1, "COPY", text).words({})
-
-
 def test_continued_lines_and_comments_are_read_and_a_heredoc_is_refused() -> None:
     run, quoted, last = read_instructions('RUN one \\\n  # not this\n\n  two\nRUN echo "<<C" 1<<2\nCMD x')
     assert (run.rest, run.number) == ("one   two", 1)
