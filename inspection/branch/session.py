@@ -131,6 +131,8 @@ def _read_run(path: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
         found = json.loads(file.read_text(encoding="utf-8"))
         return found["config"], found.get("sources", {})
     except FileNotFoundError as error:
+        if not path.exists():
+            raise ConfigError(f"{path} does not exist; branch takes what {PROGRAM} evaluate writes") from error
         why = f"{path} has no {RUN}, so the settings of its episodes are unknown"
         raise ConfigError(f"{why}; branch takes what {PROGRAM} evaluate writes") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
