@@ -180,7 +180,6 @@ REFUSED = {
     ),
     "pictures": ({"env": {"pictures": True}}, "the prompts have images"),
     "rejected answers": ({"env": {"deaf": True}}, "demonstrated answers, such as 'THINK: "),
-    "one growing conversation": ({"history": "full"}, "use history: window"),
     "a misspelt key": ({"n_envs": 4}, "unknown key 'n_envs'; did you mean 'n_env'?"),
 }
 

@@ -3,15 +3,17 @@
 import hashlib
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from envs.errors import EnvironmentFault
+from envs.errors import ConfigError, EnvironmentFault
 from envs.loading import build_env_from
 from envs.swe import SWEEnv, SWESettings, small_tasks
 from envs.swe.small_tasks import SMALL_TASKS, Package, SmallTask, small_instance
+from envs.swe.verdict.trees import default_cache
 from tests.envs.swe.honest_repairs import variants
 from tests.envs.swe.swe_cheats import CHEATS
 from tests.envs.swe.tiny_repository import call, needs_sandbox, ordinary_run
@@ -64,7 +66,7 @@ def _no_pip(run):
 
 
 def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini: Path) -> None:
-    judge = SWESettings(cache_dir=str(mini)).judge()
+    judge = SWESettings(cache_dir=str(mini)).judge("")
     instance, repository = small_instance("mini", mini, judge)
     assert (repository / "mini.py").read_text() == "def double(x):\n    return x * x\n"
     assert not (repository / "test_more.py").exists()
@@ -83,7 +85,24 @@ def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini
 def test_another_archive_of_the_same_name_is_refused(mini: Path) -> None:
     (mini / "archives" / "mini-1.0.tar.gz").write_bytes(b"something else")
     with pytest.raises(EnvironmentFault, match=r"is not the release mini==1\.0"):
-        small_instance("mini", mini, SWESettings().judge())
+        small_instance("mini", mini, SWESettings().judge(""))
+
+
+def test_a_bug_that_does_not_fit_the_release_is_refused(mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = small_tasks.SMALL_TASKS["mini"].package
+    broken = SmallTask(package, "mini.py", "x", "y", "", ("test_mini.py::test_one",))
+    monkeypatch.setattr(small_tasks, "SMALL_TASKS", {"mini": broken})
+    with pytest.raises(ConfigError, match=r"mini: 'x' occurs 2 times in mini\.py"):
+        small_instance("mini", mini, SWESettings().judge(""))
+
+
+def test_an_archive_that_cannot_be_fetched_names_the_place_to_put_it(tmp_path: Path, monkeypatch) -> None:
+    needs_sandbox()
+    package = Package("mini", "1.0", "0" * 64)
+    failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
+    with pytest.raises(EnvironmentFault, match=f"No matching distribution; put mini-1.0.tar.gz into {tmp_path}"):
+        small_tasks.released_tree(package, tmp_path)
 
 
 def _real_env(name: str) -> SWEEnv:
@@ -133,3 +152,10 @@ def test_honest_solutions_of_a_real_task_are_paid(name: str) -> None:
     for text in solutions:
         env = _play(name, call("create", path=path, text=text))
         assert env.verdict.solved, (env.verdict.reason, text)
+
+
+def test_the_interpreter_of_the_tests_is_the_running_one_unless_told() -> None:
+    settings = SWESettings(python="/a/python", pythons={"x/y": "/b/python"})
+    assert [str(settings.python_for(repo)) for repo in ("x/y", "z")] == ["/b/python", "/a/python"]
+    assert str(SWESettings().python_for("z")) == sys.executable
+    assert default_cache().name == "swe"
