@@ -63,7 +63,8 @@ def positions(data: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> 
 
 
 def _is_row(value: Any, count: int) -> bool:
-    return isinstance(value, list | torch.Tensor) and len(value) == count
+    is_number = isinstance(value, torch.Tensor) and value.dim() == 0
+    return isinstance(value, list | torch.Tensor) and not is_number and len(value) == count
 
 
 def payments_of(trained: Sequence[Trained], ledger: Mapping[Any, Mapping[str, Any]], tokenizer: Any) -> list[Any]:
