@@ -54,7 +54,7 @@ def trained_samples(records: Sequence[Mapping[str, Any]], samples: Sequence[Mapp
 
 def positions(data: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> Sequence[int]:
     """Where a rank's samples stood in the rollout's batch; padding stands behind its end."""
-    # Not `partition`, whose places count the padding of chains. A turn and its group's bootstrap differ in their tokens.
+    # Not `partition`: its places count the padding of chains. A turn and its group's bootstrap differ in their tokens.
     place = {(sample["index"], tuple(sample["tokens"])): i for i, sample in enumerate(samples)}
     pairs = zip(data["sample_indices"], data["tokens"], strict=True)
     return [place.get((index, tuple(tokens.tolist())), len(samples)) for index, tokens in pairs]
