@@ -136,8 +136,8 @@ class TurnRow:
     group: int = -1
     """Id shared by episodes with the same start, for estimators that compare them; -1: none."""
     bootstrap: int = -1
-    """Offset in the response of a masked token behind all turns, whose value is that of the state after them. -1 if
-    there is no such token; a sample of kind BOOTSTRAP has the state's value at its first token."""
+    """Offset in the response of a masked token behind all turns, whose value is that of the state after them; -1: none.
+    A sample of kind BOOTSTRAP has that value at its first token."""
 
     @property
     def indices(self) -> list[int]:

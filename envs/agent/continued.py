@@ -40,9 +40,8 @@ class Continued:
     ) -> tuple[list[Message], tuple[int, int] | None]:
         """Return a request's messages, with images that `decode` has read, and what it `continues`.
 
-        `continues` has two numbers: the turn, and the first message after its response. It is None if there is no such
-        turn. Otherwise the messages of that turn, and its response as the model spelled it, replace the program's
-        copies.
+        `continues` has two numbers: the turn, and the first message after its response; None if it continues no turn.
+        The messages of that turn, and its response as the model spelled it, replace the program's copies.
         """
         digests = tuple(map(_digest, messages))
         continues = None
