@@ -111,11 +111,10 @@ def _compute(args: Any, rollout_data: MutableMapping[str, Any], layout: Layout, 
 
     # Every token.
     carry = edges.carry(next_value[mine], next_advantage[mine])
-    if stretches is not None:
-        carry += stretches.paid[mine].to(device)
-    advantages, returns = inside.finish(carry)
-    if stretches is not None:
-        advantages *= torch.repeat_interleave(stretches.scale[mine].to(advantages), turns.lengths)
+    if stretches is None:
+        advantages, returns = inside.finish(carry)
+    else:
+        advantages, returns = stretches.finish(inside, carry, mine, turns.lengths)
     rollout_data["advantages"] = batch.unpack(advantages)
     rollout_data["returns"] = batch.unpack(returns)
     if role == "critic":

@@ -46,6 +46,12 @@ class Stretches:
     scale: Tensor
     """float64, by how much the turn's advantages shrink."""
 
+    def finish(self, inside: TurnScan, carry: Tensor, mine: slice, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a rank's advantages and returns [N]; `mine` are its turns among all, and `lengths` their tokens."""
+        advantages, returns = inside.finish(carry + self.paid[mine].to(carry))
+        scale = self.scale[mine].to(advantages)
+        return advantages * torch.repeat_interleave(scale, lengths), returns
+
 
 def cut_at_notes(
     following: Tensor, flags: Tensor, links: Links, pays: Tensor, log_decay: Tensor, reach: Tensor
