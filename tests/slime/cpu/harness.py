@@ -160,6 +160,15 @@ class Run:
         """Run to the end."""
         self.finish(self.start(extra, without), timeout_s)
 
+    def refusal(self, extra: Sequence[str] = (), timeout_s: float = 600) -> str:
+        """What a run that must fail has logged, with single blanks."""
+        process = self.start(extra)
+        try:
+            assert process.wait(timeout_s) != 0
+        finally:
+            stop_all(self.work)
+        return re.sub(r"\s+", " ", self.log.read_text(errors="replace"))
+
     def tail(self, chars: int = 6000) -> str:
         return self.log.read_text(errors="replace")[-chars:] if self.log.exists() else ""
 
