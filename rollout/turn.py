@@ -70,7 +70,7 @@ class SampleKind(_Word):
     """An episode whose environment was lost; nothing is trained on."""
 
 
-class NotesEvent(enum.StrEnum):
+class NotesEvent(_Word):
     """What a valid response did to the model's notes; each is logged as `turn/notes_<value>_ratio`."""
 
     WRITTEN = "written"

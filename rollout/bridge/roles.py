@@ -255,7 +255,7 @@ def _complete_steps(folder: Path) -> set[int]:
     return {step for step in _numbered(folder, _STEPS) if step <= newest}
 
 
-_STEPS, _STATES = r"iter_(\d{7})", r"slime_verlog_(\d+)\.safetensors"
+_STEPS, _STATES = r"iter_(\d{7})", r"slime_verlog_(\d+)\.pt"
 
 
 def _numbered(folder: Path, pattern: str) -> Mapping[int, Path]:

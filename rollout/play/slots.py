@@ -1,13 +1,11 @@
 """Saves slots to a checkpoint and restores them: a live episode is its seed and responses, which are played again."""
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rollout.errors import EnvironmentFault
-from rollout.play.engine import MAX_TOKEN_ID
 from rollout.play.episode import open_episode
 from rollout.play.loop import LiveEpisode, Slot, gather
 from rollout.play.parts import Runtime
@@ -57,7 +55,7 @@ def _give_up(runtime: Runtime, episodes: int, why: str) -> None:
 
 
 def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
-    configured = json.loads(json.dumps(_spec_state(spec)))  # in the checkpoint, tuples are lists
+    configured = _spec_state(spec)
     for key, name in (("env_path", "environment"), ("options", "environment's options")):
         if configured[key] != saved[key]:
             return f"their {name} was {saved[key]!r}, the configuration says {configured[key]!r}"
@@ -102,36 +100,3 @@ def _spec_state(spec: EpisodeSpec) -> Mapping[str, Any]:
         "metadata": dict(env.metadata),
         "options": dict(env.options),
     }
-
-
-def check_slot(slot: Mapping[str, Any]) -> None:
-    """Check that plain data describes a slot; raises KeyError, TypeError or ValueError if not."""
-    read_whole(slot["next_episode"])
-    if slot["episode"] is None:
-        return
-    spec, answers, digests, stepped = (slot["episode"][key] for key in ("spec", "answers", "digests", "stepped"))
-    read_whole(spec["episode_id"])
-    if not all(isinstance(spec[key], kind) for key, kind in (("name", str), ("env_path", str), ("options", dict))):
-        raise ValueError("an episode's name and environment must be text, its options a mapping")
-    if not isinstance(spec["metadata"], dict) or not all(isinstance(item, str) for item in digests):
-        raise ValueError("an episode's metadata must be a mapping, its digests text")
-    for token_ids in answers:
-        read_ids(token_ids)
-    if len(stepped) != len(answers) or not all(isinstance(item, bool) for item in stepped):
-        raise ValueError("an episode must say for each answer whether the environment got it")
-    if len(digests) != sum(stepped) + 1:
-        raise ValueError("an episode must have one digest more than answers that the environment got")
-
-
-def read_whole(value: Any) -> int:
-    """A non-negative integer."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a non-negative integer")
-    return value
-
-
-def read_ids(value: Any) -> list[int]:
-    """Return token ids of one response; raises ValueError for anything else."""
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value):
-        raise ValueError("token ids must be a list of whole numbers")
-    return value

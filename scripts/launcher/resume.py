@@ -45,7 +45,7 @@ def has_step(folder: Path, step: int) -> bool:
 
 def common_step(actor: Path, critic: Path, critic_only: int) -> int:
     """Return the last step that actor, critic and rollout state have all saved; -1 if there is none."""
-    states = (actor / "rollout").glob("slime_verlog_*.safetensors")
+    states = (actor / "rollout").glob("slime_verlog_*.pt")
     numbers = [path.stem.removeprefix("slime_verlog_") for path in states]
     steps = sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
     for step in steps:

@@ -22,7 +22,7 @@ from embedded.trainer.checkpoint import critic_record
 from embedded.trainer.ppo import PpoTrainer
 from embedded.warmstart.imitation import WarmStart
 from embedded.warmstart.policy import PolicySize
-from rollout.checkpoint import checkpoint_path, read_checkpoint
+from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError, ConfigError
 from tests.embedded.test_train import Recorder, maker
@@ -76,8 +76,8 @@ def test_ppo_starts_from_the_saved_critic_value_head_included(make: Any, saved: 
 
 def test_ppo_plays_none_of_the_episodes_that_its_critic_was_trained_on(make: Any, saved: Path, tmp_path: Path) -> None:
     used = json.loads((saved / "slime_verlog_seeds.json").read_text())
-    state, _ = read_checkpoint(checkpoint_path(str(saved), BATCHES - 1))
-    assert used["first"] == 0 and used["next"] == max(slot["next_episode"] for slot in state["slots"]) > 4
+    state = read_state(checkpoint_path(str(saved), BATCHES - 1))
+    assert used["first"] == 0 and used["next"] == max(slot["next_episode"] for slot in state.slots) > 4
     folder = tmp_path / "ppo"
     flags = {"num_rollout": 1, "num_critic_only_steps": 0, "save": str(folder)}
     train(make(ANY_SCORE, **flags, critic_load=str(saved)), Recorder())
@@ -89,8 +89,8 @@ def test_ppo_plays_none_of_the_episodes_that_its_critic_was_trained_on(make: Any
 
 def episode_seeds(folder: Path) -> list[int]:
     """Seeds of the live episodes of the first checkpoint, in order."""
-    state, _ = read_checkpoint(checkpoint_path(str(folder), 0))
-    return sorted(slot["episode"]["spec"]["metadata"]["seed"] for slot in state["slots"] if slot["episode"])
+    state = read_state(checkpoint_path(str(folder), 0))
+    return sorted(slot["episode"]["spec"]["metadata"]["seed"] for slot in state.slots if slot["episode"])
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import yaml
-from safetensors.torch import save
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, encode_row
 from envs import babaisai, babyai, crafter
@@ -30,7 +28,7 @@ from envs.questions.grading import exact, find_answer
 from envs.swe.tools import parse_response
 from envs.text_game import find_action, render_template
 from rollout.bridge.settings import RolloutSettings, load_settings
-from rollout.checkpoint import FORMAT, VERSION, SourceState, checkpoint_path, checksum, load_state, read_checkpoint
+from rollout.checkpoint import SourceState, checkpoint_path, read_state, save_state
 from rollout.errors import CheckpointError, ConfigError, EngineError, EnvironmentFault
 from rollout.play.engine import parse_generation, read_json
 from rollout.tokens.encoding import DeltaEncoder
@@ -88,35 +86,13 @@ def engine_answer(data: bytes) -> None:
 
 
 def checkpoint_reader(data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+    with tempfile.NamedTemporaryFile(suffix=".pt") as file:
         file.write(data)
         file.flush()
         try:
-            read_checkpoint(Path(file.name))
+            read_state(Path(file.name))
         except CheckpointError as error:
             assert str(error)
-
-
-def checkpoint_state(data: bytes) -> None:
-    """A whole, checked file around a state that is anything: loaded whole or not at all."""
-    tensors = {"state": torch.frombuffer(bytearray(data), dtype=torch.uint8)} if data else {}
-    metadata = {"format": FORMAT, "version": VERSION, "sha256": checksum(tensors)}
-    folder = scratch().name
-    checkpoint_path(folder, 0).write_bytes(save(tensors, metadata))
-    try:
-        state = load_state(folder, folder, 0)
-    except CheckpointError as error:
-        assert str(error)
-        return
-    assert isinstance(state, SourceState)
-
-
-@cache
-def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder for one checkpoint, removed when the process ends."""
-    folder = tempfile.TemporaryDirectory()
-    checkpoint_path(folder.name, 0).parent.mkdir()
-    return folder
 
 
 def tool_calls(data: bytes) -> None:
@@ -203,7 +179,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "config_reader": config_reader,
     "engine_answer": engine_answer,
     "checkpoint_reader": checkpoint_reader,
-    "checkpoint_state": checkpoint_state,
     "tool_calls": tool_calls,
     "final_answer": final_answer,
     "shown_text": shown_text,
@@ -229,28 +204,9 @@ def _row() -> bytes:
 
 
 def _checkpoint() -> bytes:
-    tensors = {"state": torch.frombuffer(bytearray(b'{"slots": []}'), dtype=torch.uint8)}
-    return save(tensors, {"format": FORMAT, "version": VERSION, "sha256": checksum(tensors)})
-
-
-def _state() -> bytes:
-    spec = {"episode_id": 1, "name": "t", "env_path": "e", "metadata": {"seed": 1}, "options": {}, "max_turns": None}
-    prompt = {"token_ids": [1], "image_data": [0], "train_inputs": [], "engine_ids": None, "seen_tool": False}
-    generation = {"token_ids": [5], "log_probs": [-1.0], "text": "a", "finish_reason": "stop"}
-    turn = {
-        **{"episode_id": 1, "index": 0, "action": "a", "valid": True, "executed_action": "a", "reward": 1.0},
-        **{"terminated": False, "truncated": False, "progression": 0.0, "metrics": {}, "engine_s": 0.1, "env_s": 0.1},
-        **{"prompt": prompt, "action_span": [0, 1]},
-        "generation": {**generation, "weight_versions": ["1"], "meta_info": {}},
-    }
-    kept = {"task_name": "t", "turns": [turn], "bootstrap": prompt, "stop": "cut"}
-    state = {
-        **{"next_episode": 3, "next_group": 4, "buffer": [1]},
-        "slots": [{"next_episode": 1, "episode": {"spec": spec, "answers": [[5]], "digests": ["a", "b"]}}],
-        "kept": [{**kept, "episode_return": 1.0, "episode_turns": 1}],
-        "images": ["data:image/png;base64,"],
-    }
-    return json.dumps(state).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        save_state(SourceState(1, 2, [3], [{"next_episode": 1, "episode": None}], []), folder, 0)
+        return checkpoint_path(folder, 0).read_bytes()
 
 
 SEEDS: dict[str, list[bytes]] = {
@@ -274,7 +230,6 @@ SEEDS: dict[str, list[bytes]] = {
         b'{"text": "x", "meta_info": {"finish_reason": "abort", "weight_version": NaN}}',
     ],
     "checkpoint_reader": [_checkpoint()],
-    "checkpoint_state": [_state()],
     "tool_calls": [
         b'<tool_call>{"name": "view", "arguments": {"path": "a.py", "start": 1}}</tool_call>',
         b"<tool_call><function=run><parameter=command>ls</parameter></function></tool_call>",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollout.checkpoint import checkpoint_path, read_checkpoint
+from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from tests.fixtures import counting_env
@@ -44,8 +44,8 @@ async def test_an_episode_whose_replay_differs_is_dropped_and_counted(tmp_path: 
 
 def live_episodes(folder: Path) -> int:
     """Live episodes in the checkpoint of rollout 0."""
-    state, _ = read_checkpoint(checkpoint_path(str(folder / "save"), 0))
-    return sum(slot["episode"] is not None for slot in state["slots"])
+    state = read_state(checkpoint_path(str(folder / "save"), 0))
+    return sum(slot["episode"] is not None for slot in state.slots)
 
 
 @pytest.mark.parametrize(("n_env", "lost"), [(2, 2), (6, 0)])

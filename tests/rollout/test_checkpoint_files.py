@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollout.checkpoint import checkpoint_path, read_checkpoint
+from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.tokens.encoding import DeltaEncoder
@@ -62,9 +62,8 @@ def pictured(folder: Path) -> EpisodeSource:
 
 
 def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
-    """Each is stored once, however many prompts show it. Altered answers stay masked."""
-    state, tensors = read_checkpoint(with_pictures(tmp_path))
-    assert state["images"] == ["first", "second"] and len(tensors) == 6
+    """Prompts share them, as they did before. Altered answers stay masked."""
+    with_pictures(tmp_path)
     (kept,), (wanted,) = Run(tmp_path, load=0).source.kept, pictured(tmp_path).kept
     prompts_of = lambda segment: [*(turn.prompt for turn in segment.turns), segment.bootstrap]
     for found, truth in zip(prompts_of(kept), prompts_of(wanted), strict=True):
@@ -99,35 +98,23 @@ def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tm
 
 
 @pytest.mark.parametrize("pictures", [False, True])
-async def test_a_checkpoint_with_any_flipped_bit_is_refused_or_reads_the_same(
-    saved: Path, tmp_path: Path, pictures: bool
-) -> None:
+async def test_a_checkpoint_with_any_flipped_bit_is_refused(saved: Path, tmp_path: Path, pictures: bool) -> None:
     """One bit at a time, anywhere in the file."""
     saved = with_pictures(tmp_path) if pictures else saved
     whole = saved.read_bytes()
-    truth, tensors = read_checkpoint(saved)
     generator = random.Random(0)
-    refused = 0
     for _ in range(200):
         damaged = bytearray(whole)
         damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
         saved.write_bytes(damaged)
-        try:
-            state, read = read_checkpoint(saved)
-        except CheckpointError:
-            refused += 1
-            continue
-        assert state == truth and read.keys() == tensors.keys()
-        assert all(torch.equal(read[name], tensors[name]) for name in tensors)
-    assert refused > 190, "only what the header's padding holds may change unnoticed"
+        with pytest.raises(CheckpointError, match="damaged|not a rollout checkpoint"):
+            read_state(saved)
 
 
 def test_a_missing_checkpoint_or_a_foreign_file_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     path = checkpoint_path(str(tmp_path), 3)
     path.parent.mkdir(parents=True)
-    save_file({"weight": torch.zeros(3)}, path)
+    torch.save({"weight": torch.zeros(3)}, path)
     source = EpisodeSource(rollout_args(tmp_path, load=str(tmp_path)))
     for step, told in ((3, "not a rollout checkpoint"), (7, "--start-rollout-id 0")):
         with pytest.raises(CheckpointError, match=told):
@@ -194,4 +181,4 @@ def test_a_full_file_system_leaves_the_previous_checkpoint_untouched(tmp_path: P
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip(f"a small file system cannot be mounted here; allow user namespaces: {done.stderr}")
     assert done.returncode == 0, done.stderr
-    assert "cannot be written" in done.stdout and "os error 28" in done.stdout.lower() + done.stderr.lower()
+    assert "cannot be written" in done.stdout and "Errno 28" in done.stdout

@@ -49,7 +49,7 @@ def check(truth: dict[int, str], folder: Path, batches: int) -> None:
     assert newest(folder) == batches - 1
     # A kill between the last rename and the removal of the empty folder it came from leaves that folder.
     files = [path for path in (folder / "save" / "rollout").rglob("*") if path.is_file()]
-    left = [path.name for path in files if path.suffix != ".safetensors" or path.parent.name == ".writing"]
+    left = [path.name for path in files if path.suffix != ".pt" or path.parent.name == ".writing"]
     assert not left, "no file is left behind by a run that was killed as it wrote"
 
 

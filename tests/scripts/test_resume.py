@@ -24,7 +24,7 @@ class Saved:
                 (run / role / f"iter_{step:07d}").mkdir(parents=True)
                 (run / role / "latest_checkpointed_iteration.txt").write_text(str(step))
         for step in self.state:
-            path = run / "actor" / "rollout" / f"slime_verlog_{step}.safetensors"
+            path = run / "actor" / "rollout" / f"slime_verlog_{step}.pt"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
 

@@ -90,7 +90,7 @@ def complete(run: Run, step: int) -> bool:
 
 
 def state_of(run: Run, step: int) -> Path:
-    return run.work / "actor" / "rollout" / f"slime_verlog_{step}.safetensors"
+    return run.work / "actor" / "rollout" / f"slime_verlog_{step}.pt"
 
 
 def wait_for(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool], timeout_s: float = 600) -> None:

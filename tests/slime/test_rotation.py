@@ -35,8 +35,8 @@ def steps(folder: Path) -> list[int]:
 def test_both_roles_and_the_rollout_keep_their_last_two_steps(run: Run) -> None:
     assert steps(run.work / "actor") == steps(run.work / "critic") == [2, 3]
     assert sorted(path.name for path in (run.work / "actor" / "rollout").iterdir()) == [
-        "slime_verlog_2.safetensors",
-        "slime_verlog_3.safetensors",
+        "slime_verlog_2.pt",
+        "slime_verlog_3.pt",
     ]
 
 

@@ -53,7 +53,7 @@ def kept(args: Namespace, role: str) -> list[int]:
 
 
 def states(args: Namespace) -> list[int]:
-    return sorted(int(path.stem.rsplit("_", 1)[1]) for path in (Path(args.save) / "rollout").glob("*.safetensors"))
+    return sorted(int(path.stem.rsplit("_", 1)[1]) for path in (Path(args.save) / "rollout").glob("*.pt"))
 
 
 def test_both_roles_and_the_rollout_keep_their_last_common_steps(args: Namespace) -> None:
