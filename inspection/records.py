@@ -24,6 +24,8 @@ from slime_verlog import ConfigError
 
 Record = Mapping[str, Any]
 """An episode, a turn or a message, as JSON holds it."""
+Ids = tuple[list[int], list[int]]
+"""Token ids of a turn's prompt and response."""
 FILE = "episodes.jsonl"
 LARGE_KEYS = ("messages", "pictures", "story", "digests")
 """Keys of a record that tables do not need."""
@@ -227,6 +229,20 @@ def env_spec_of(episode: Record) -> EnvSpec:
     metadata = {"task": episode["task"], "seed": episode["seed"]}
     options = dict(episode.get("options") or {})
     return EnvSpec(episode["env_path"], metadata, options, max_turns=episode.get("max_turns"))
+
+
+def token_ids_of(turns: Sequence[Record]) -> Iterator[Ids | None]:
+    """Ids of each turn's prompt and response, as `Transcript` records them; None if they are not recorded."""
+    known: list[int] = []
+    for turn in turns:
+        ids = turn.get("token_ids")
+        if not ids:
+            known = []
+            yield None
+            continue
+        prompt = [*known[: ids["shared"]], *ids["prompt"]]
+        known = [*prompt, *ids["response"]]
+        yield prompt, list(ids["response"])
 
 
 def rollout_of(path: Path) -> tuple[bool, int]:

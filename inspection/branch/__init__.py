@@ -10,7 +10,8 @@ the player answers, to the episode's end. Turns count from 1, as in `slime-verlo
 With --turn, a table shows the mean return from each turn on, with a 95 % interval, discounted with the `gamma_step` of
 the run and not. With --sample, turns are drawn from all episodes, and the explainable share is printed: the variance of
 the return between states over the variance in all. A perfect critic explains so much, and no critic more. A state is
-the environment with the random numbers that it is going to draw, of which a prompt shows only a part.
+the environment with the random numbers that it is going to draw, of which a prompt shows only a part. With --critic,
+the critic that `slime-verlog train` saved is compared with that.
 
 The branches are written as episodes, in the form that `evaluate` has, so `view`, `report` and `compare` read them. The
 same command continues an interrupted run; with more turns, samples or times, it adds to it.
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     states.add_argument("--turn", type=_numbers, action="extend", metavar="K[,K]", help=turns)
     states.add_argument("--sample", type=int, metavar="N", help="draw N turns of all episodes, or of --episode")
     parser.add_argument("--times", type=int, default=8, metavar="N", help="branches per turn; default: %(default)s")
+    critic = "with --sample: a run's checkpoints; tell how much its critic explains"
+    parser.add_argument("--critic", type=Path, metavar="FOLDER", help=critic)
     one = "number of one episode in the file, from 1; default: the first, and with --sample all"
     parser.add_argument("--episode", type=int, metavar="NUMBER", help=one)
     parser.add_argument("--out", default="outputs/branches", metavar="FOLDER", help="default: %(default)s")

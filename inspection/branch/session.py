@@ -19,12 +19,12 @@ from typing import Any
 
 from embedded.run.ending import PROGRAM
 from embedded.run.folder import write_text
-from inspection.branch.values import Estimate, explainable, mean_of, return_to_go
+from inspection.branch.values import Estimate, explainable, explained_by, mean_of, return_to_go
 from inspection.evaluate.fingerprint import fingerprints
-from inspection.evaluate.players import PlayerSpec, check_experts, read_player
+from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
 from inspection.evaluate.session import OF_PLAYER, RUN, RunFolder, check_sources, exit_code, play_missing
 from inspection.evaluate.table import SPEED_KEYS, Key, SweepPoint
-from inspection.records import FILE, Record, env_spec_of, read_episodes
+from inspection.records import FILE, Record, env_spec_of, read_episodes, token_ids_of
 from inspection.target import check_numbers
 from inspection.text import align
 from rollout.bridge.settings import check_keys, with_assignments
@@ -64,6 +64,13 @@ class State:
         setting = ", ".join([*known, f"turn {self.turn}"])
         return setting, self.episode["task_name"], self.episode["seed"], branch
 
+    def prompt(self) -> list[int]:
+        """Token ids of the turn's prompt; raises ConfigError if the record has none."""
+        ids = list(token_ids_of(self.episode["story"]))[self.turn - 1]
+        if ids is None:
+            raise ConfigError(f"{self.name} has no token ids, so a critic cannot read it; let the model play it")
+        return ids[0]
+
     def spec(self, branch: int) -> EpisodeSpec:
         """Return what plays this branch; raises ConfigError for a record without digests."""
         past = self.episode["story"][: self.turn - 1]
@@ -88,6 +95,7 @@ def branch(options: Namespace) -> int:
     _check_times(options, player)
     config, sources = _read_run(options.episodes)
     states = _choose(options)
+    values = _values(states, options, player)
     paths = {state.episode["env_path"] for state in states}
     if player.source == "expert":
         check_experts(paths)
@@ -109,8 +117,19 @@ def branch(options: Namespace) -> int:
         stopped = play_missing(player, jobs, options, folder, finish)
         played = [folder.rows[key] for key in found if key in folder.rows]
         if any(row["stop"] != "failed" for row in played):
-            _write_values(states, folder, options, gammas)
+            _write_values(states, folder, options, gammas, values)
         return exit_code(options, len(found), played, stopped)
+
+
+def _values(states: Sequence[State], options: Namespace, player: PlayerSpec) -> Sequence[float]:
+    """The values that the critic gives to the states; empty without one."""
+    if options.critic is None:
+        return []
+    if options.sample is None or player.kind is not Kind.FOLDER:
+        raise ConfigError("--critic needs --sample, and as --player a model folder of the critic's run")
+    from inspection.branch.critic import values_of
+
+    return values_of([state.prompt() for state in states], options.critic, Path(player.source))
 
 
 def _check_times(options: Namespace, player: PlayerSpec) -> None:
@@ -238,12 +257,19 @@ def _about(state: State, episode: Record, path: Path, gamma: float) -> dict[str,
     }
 
 
-def _write_values(states: Sequence[State], folder: RunFolder, options: Namespace, gammas: Mapping[str, float]) -> None:
-    """Write and print what is known of each state, and of a sample the explainable share."""
+def _write_values(
+    states: Sequence[State],
+    folder: RunFolder,
+    options: Namespace,
+    gammas: Mapping[str, float],
+    values: Sequence[float],
+) -> None:
+    """Write and print what is known of each state, and of a sample the explainable share and the critic's."""
     rows: list[dict[str, Any]] = []
     returns: dict[str, list[list[float]]] = {"return_to_go": [], "discounted": []}
     episodes: list[int] = []
-    for state in states:
+    guesses: list[float] = []
+    for number, state in enumerate(states):
         known = [folder.rows[key] for k in range(options.times) if (key := state.key(k)) in folder.rows]
         played = [row["branch"] for row in known if row["stop"] != "failed"]
         if not played:
@@ -252,12 +278,17 @@ def _write_values(states: Sequence[State], folder: RunFolder, options: Namespace
         rows.append(_row(state, of_state, gammas[state.setting]) | {"failed": len(known) - len(played)})
         if len(played) > 1:
             episodes.append(state.number)
-            for name, values in of_state.items():
-                returns[name].append(values)
+            guesses += values[number : number + 1]
+            for name, found in of_state.items():
+                returns[name].append(found)
     shares = {}
     if options.sample is not None and len(episodes) > 1:
-        shares = {name: explainable(values, episodes) for name, values in returns.items()}
+        shares = {name: explainable(found, episodes) for name, found in returns.items()}
     saved = {"states": rows, "explainable": {name: asdict(share) for name, share in shares.items()}}
+    if shares and guesses:
+        of_critic = explained_by(guesses, returns["discounted"], episodes)
+        saved["critic"] = asdict(of_critic)
+        print(f"the critic explains {of_critic.text()} of the variance of the discounted return")
     write_text(folder.path / VALUES, json.dumps(saved, indent=1) + "\n")
     if options.turn is not None:
         print("\n".join(_table(rows)))

@@ -63,15 +63,26 @@ def _t_quantile(freedom: int) -> float:
 
 
 def explainable(states: Sequence[Sequence[float]], episodes: Sequence[int]) -> Estimate:
-    """The share of the returns' variance that lies between states; NaN if no return differs.
+    """The share of the returns' variance that lies between states: what a perfect critic explains.
 
-    The interval is a percentile bootstrap over episodes, because states of one episode are not independent.
+    NaN if no return differs. The interval is a percentile bootstrap over episodes, because states of one episode are
+    not independent.
 
     Args:
         states: the returns of each state's branches, at least two.
         episodes: the number of each state's episode.
     """
-    moments = np.array([(np.mean(returns), np.var(returns, ddof=1), len(returns)) for returns in states])
+    return _bootstrap(states, episodes, [math.nan] * len(states))
+
+
+def explained_by(values: Sequence[float], states: Sequence[Sequence[float]], episodes: Sequence[int]) -> Estimate:
+    """The share of the returns' variance that a critic explains with its value of each state; the rest as above."""
+    return _bootstrap(states, episodes, values)
+
+
+def _bootstrap(states: Sequence[Sequence[float]], episodes: Sequence[int], values: Sequence[float]) -> Estimate:
+    rows = zip(states, values, strict=True)
+    moments = np.array([(np.mean(found), np.var(found, ddof=1), len(found), value) for found, value in rows])
     places = [np.flatnonzero(np.array(episodes) == number) for number in sorted(set(episodes))]
     if len(places) < FEWEST:
         return Estimate(_share(moments))
@@ -84,12 +95,15 @@ def explainable(states: Sequence[Sequence[float]], episodes: Sequence[int]) -> E
 
 
 def _share(moments: np.ndarray) -> float:
-    """One-way analysis of variance of `moments` [states, 3]: mean, variance and number of each state's returns.
+    """One-way analysis of variance of `moments` [states, 4]: each state's returns' mean, variance, number, and value.
 
     Means over few branches vary more than the values of states, so the variance within states is subtracted; the share
-    is below 0 if the means vary less than luck explains.
+    is below 0 if the means vary less than luck explains. Without a critic's values (NaN), nothing between states is
+    left unexplained.
     """
-    means, within, counts = moments.T
-    between = means.var(ddof=1) - (within / counts).mean()
+    means, within, counts, values = moments.T
+    luck = (within / counts).mean()
+    between = means.var(ddof=1) - luck
     total = between + within.mean()
-    return float(between / total) if total > 0 else math.nan
+    left = 0.0 if np.isnan(values).all() else (means - values).var(ddof=1) - luck
+    return float((between - left) / total) if total > 0 else math.nan

@@ -20,7 +20,7 @@ from typing import Any
 from embedded.run.folder import write_bytes
 from envs.base import text_of
 from inspection.command import VERSION
-from inspection.records import Record, replacing, split_prompts
+from inspection.records import Ids, Record, replacing, split_prompts, token_ids_of
 from slime_verlog import ConfigError
 
 SCHEMA_VERSION = "ATIF-v1.6"
@@ -36,7 +36,6 @@ MARKER = "ACTION:"
 """What announces the action in a response, where the prompt asks for it."""
 _RESULT_KEYS = ("return", "success", "progression", "valid_action_ratio")
 
-Ids = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
 SaveImage = Callable[[str, str], str]
 """Stores an image, given its key and data URI; returns its path."""
@@ -85,7 +84,7 @@ def _totals(steps: Sequence[Record]) -> dict[str, int]:
 def _steps(messages: Sequence[Record], turns: Sequence[Record], read: Callable[[Any], Any]) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     instruction: Any = None
-    ids = _token_ids(turns)
+    ids = token_ids_of(turns)
     for number, turn in enumerate(turns):
         prompt = [messages[index] for index in turn["prompt"]]
         if prompt and prompt[0]["role"] == "system" and prompt[0]["content"] != instruction:
@@ -105,20 +104,6 @@ def _steps(messages: Sequence[Record], turns: Sequence[Record], read: Callable[[
         metrics = _metrics(turn, next(ids))
         steps.append(step | ({"metrics": metrics} if metrics else {}))
     return steps
-
-
-def _token_ids(turns: Sequence[Record]) -> Iterator[Ids | None]:
-    """Ids of each turn's prompt and response, as `Transcript` records them; None if they are not recorded."""
-    known: list[int] = []
-    for turn in turns:
-        ids = turn.get("token_ids")
-        if not ids:
-            known = []
-            yield None
-            continue
-        prompt = [*known[: ids["shared"]], *ids["prompt"]]
-        known = [*prompt, *ids["response"]]
-        yield prompt, list(ids["response"])
 
 
 def _metrics(turn: Record, ids: Ids | None) -> dict[str, Any]:

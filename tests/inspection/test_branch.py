@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inspection.branch.values import explainable, mean_of, return_to_go
+from inspection.branch.values import explainable, explained_by, mean_of, return_to_go
 from inspection.command import main
 from inspection.records import read_episodes
 from inspection.view.page import Packer
@@ -147,6 +147,18 @@ def test_the_share_and_its_interval_are_those_of_the_process_that_made_the_retur
         hits += found.low <= 1 / 3 <= found.high
     assert hits >= 16
     assert math.isnan(explainable([[1.0, 1.0], [1.0, 1.0]], [1, 2]).value)
+
+
+def test_a_critic_explains_what_its_values_and_the_returns_share() -> None:
+    """Of 6 in all, 2 lie between states. A critic explains 2 if it knows them, 1 with noise of 1, and less than 0."""
+    draw = np.random.default_rng(0)
+    episodes = np.repeat(np.arange(60), 20)
+    values = np.sqrt(2) * draw.normal(size=1200)
+    returns = values[:, None] + 2 * draw.normal(size=(1200, 4))
+    noise = draw.normal(size=1200)
+    for guesses, share in ((values + 7.0, 2 / 6), (values + noise, 1 / 6), (0 * values, 0.0), (-values, -1.0)):
+        found = explained_by(guesses.tolist(), returns, episodes.tolist())
+        assert found.value == pytest.approx(share, abs=0.05) and found.low <= found.value <= found.high
 
 
 def test_the_mean_has_students_interval_and_notes_are_not_discounted() -> None:
