@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Crafter with SAO (single-rollout asynchronous optimisation), on a slime cluster: 8 GPUs unless NUM_GPUS says otherwise.
-# Half of them serve and keep playing while the others train, up to max_staleness. docs/asynchronous.md explains the
+# Half of them serve and keep playing while the others train, up to max_staleness. docs/presets.md explains the
 # settings that differ from run_crafter.sh, and which of them the paper leaves open.
 #   bash scripts/prepare_model.sh Qwen2.5-7B-Instruct
 #   bash scripts/run_sao.sh               --help lists the options; run it again to resume

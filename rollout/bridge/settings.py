@@ -37,6 +37,10 @@ _READ_BY_COMPACTION = {"free", "keep", "times", "max_tokens"}
 """The keys that `notes` reads with `history: full`."""
 
 
+COMPACTED = {"kind": "notes", "free": 10_240, "keep": 2, "times": 3, "max_tokens": 2048}
+"""The `memory` of `preset: glm52`, beside `history: full`."""
+
+
 class MemorySettings(Settings):
     """The past turns that a prompt shows in `history: window`; see `rollout/play/memory.py`.
 
@@ -190,6 +194,17 @@ class RolloutSettings(AdvantageSettings):
     def joins_episodes(self) -> bool:
         """Whether a whole episode is one sample: its prompts only grow, and its turns share samples."""
         return self.history == "full" and self.samples == "chains"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _compact_in_preset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("preset") != "glm52":
+            return data
+        given = cast(Mapping[str, Any], data)
+        memory = given.get("memory", {})
+        if isinstance(memory, Mapping) and "kind" not in memory and given.get("history") != "window":
+            memory = {**COMPACTED, **memory}
+        return {"history": "full", **given, "memory": memory}
 
     @model_validator(mode="after")
     def _possible_together(self) -> Self:

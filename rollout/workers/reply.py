@@ -57,7 +57,7 @@ def check_history(reply: EnvReply, history: str) -> None:
     if reply.whole_prompts and history == "full":
         raise ConfigError(
             "history: full appends to one conversation, but here every observation is a whole prompt, which need not "
-            "begin with the one before it; leave history out of the YAML"
+            "begin with the one before it; leave history out of the YAML (with preset: glm52, give history: window)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Starts or resumes a run with SAO: PPO on a stream of turns, with the paper's losses (docs/asynchronous.md)."""
+"""Starts or resumes a run with SAO: PPO on a stream of turns, with the paper's losses (docs/presets.md)."""
 
 from scripts.launch import ConfigError, Ppo, RolloutSettings, main
 

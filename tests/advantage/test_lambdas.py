@@ -68,5 +68,5 @@ def test_the_preset_is_its_keys_and_the_yamls_own_take_precedence() -> None:
     spelt_out = {**PRESETS["sao"], "preset": "sao", "critic_updates": 1, "lambda_critic": None}
     assert preset == read_settings(AdvantageSettings, spelt_out)
     assert (preset.policy_loss, preset.lambda_policy, preset.lambda_step) == ("dis", "length_adaptive", 1.0)
-    with pytest.raises(ConfigError, match="preset must be 'sao'"):
+    with pytest.raises(ConfigError, match="preset must be one of 'sao', 'glm52'"):
         read_settings(AdvantageSettings, {"preset": "soa"})

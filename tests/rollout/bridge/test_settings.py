@@ -106,3 +106,14 @@ def test_the_documented_config_names_every_key() -> None:
     nested = [name for model in models for name in model.model_fields]
     missing = [name for name in sorted({*YAML_KEYS, *nested}) if f"{name}:" not in text]
     assert not missing
+
+
+def test_the_preset_for_long_conversations_sets_prompts_too_and_the_yamls_own_keys_take_precedence(
+    tmp_path: Path,
+) -> None:
+    compacted = {"kind": "notes", "free": 10_240, "keep": 2, "times": 3, "max_tokens": 2048}
+    spelt_out = load(tmp_path, preset="sao", gae_form="compaction", history="full", memory=compacted)
+    assert load(tmp_path, preset="glm52") == spelt_out.model_copy(update={"preset": "glm52"})
+    assert load(tmp_path, preset="glm52", memory={"free": 500}).memory == MemorySettings(**{**compacted, "free": 500})
+    changed = load(tmp_path, preset="glm52", history="window", gae_form="dual")
+    assert (changed.history, changed.memory, changed.gae_form) == ("window", MemorySettings(), "dual")
