@@ -1,4 +1,4 @@
-"""Estimators without a critic, as pure functions of whole episodes: GRPO, RLOO, GiGPO, G2PO and GAGPO.
+"""Estimators without a critic, as pure functions of whole episodes: GRPO, RLOO, GiGPO, G2PO, GAGPO and branches.
 
 Everything is compared inside a group, the episodes with the same task and seed. G_t is the return from turn t onwards;
 a state is a prompt, and V(s) the mean of G_t over all turns of the group in state s. Nothing follows an episode's last
@@ -29,6 +29,8 @@ class Episodes:
     reward: Tensor
     """float64"""
     edges: Edges
+    baseline: Tensor
+    """float64, mean return of continuations from before the turn; only `branches` reads it."""
 
     @cached_property
     def first(self) -> Tensor:
@@ -115,10 +117,18 @@ def gagpo(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tens
     return relative(advantage, turns.group, normalize)
 
 
+def branches(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tensor:
+    """Compare G_t with the mean return of continuations from the same state, played for this alone."""
+    return turns.to_go - turns.baseline
+
+
 Estimator = Callable[[Episodes, AdvantageSettings, bool], Tensor]
 """Takes turns, settings, and whether to divide by standard deviations; returns one advantage per turn, [T] float64."""
 
-ESTIMATORS: Mapping[str, Estimator] = {"grpo": grpo, "rloo": rloo, "gigpo": gigpo, "g2po": g2po, "gagpo": gagpo}
+ESTIMATORS: Mapping[str, Estimator] = {
+    **{"grpo": grpo, "rloo": rloo, "gigpo": gigpo},
+    **{"g2po": g2po, "gagpo": gagpo, "branches": branches},
+}
 """The values of `group_estimator`."""
 
 

@@ -37,6 +37,8 @@ class GroupTurns:
     anchor: Tensor
     trained: Tensor
     """Whether the turn has any trained token."""
+    baseline: Tensor
+    """Mean return of continuations from before the turn; 0 without any."""
 
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
@@ -71,6 +73,7 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
             group = torch.full_like(group, -1)
         trained = packed.trained.cpu()
         own = (columns.segment, columns.index, turn_flags(columns), columns.reward, group, columns.anchor, trained)
+        own = (*own, columns.baseline)
         table, mine = exchange.rows(torch.stack([column.double() for column in own], 1))
         turns = GroupTurns(*table.unbind(1))
         advantages, shared = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)
@@ -99,7 +102,7 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
     prompt = torch.where(anchor >= 0, anchor, own)
     _, state = _unique(torch.stack([group.double(), prompt], 1))
     edges = edges_of(flags & NOTES == 0, discounts_of(settings, "actor"))
-    episodes = Episodes(episode, group, state, turns.reward[order], edges)
+    episodes = Episodes(episode, group, state, turns.reward[order], edges, turns.baseline[order])
     result[order] = ESTIMATORS[settings.group_estimator or "grpo"](episodes, settings, normalize)
     return result, episodes.shared_states()
 

@@ -91,11 +91,14 @@ class AdvantageSettings(Settings):
     gae_form: str = "dual"
     """The form of GAE that `advantage.hook.compute_advantages` computes: `dual`, `token`, `turn`, `bi_level`,
     `compaction`, or a function, as `file.py:function` or an import path (docs/change_one_thing.md)."""
-    group_estimator: Literal["grpo", "rloo", "gigpo", "g2po", "gagpo"] | None = None
+    group_estimator: Literal["grpo", "rloo", "gigpo", "g2po", "gagpo", "branches"] | None = None
     """Train without a critic, on comparisons between whole episodes and, from `gigpo` on, between their turns. On one
     machine the key is enough; slime also needs flags (docs/algorithms.md). Null: with a critic, or GRPO if the flags
     name `advantage.group.compute_advantages`. `gagpo` is inferred: its paper's equations were not available, and
-    `gamma_step` and `lambda_step` are used as in two ports."""
+    `gamma_step` and `lambda_step` are used as in two ports. `branches` plays continuations from every state, at many
+    times the cost, and is a reference for the others."""
+    branches: int = Field(default=8, ge=2)
+    """`group_estimator: branches`: continuations from each turn, whose mean return the turn's own is compared with."""
     gigpo_step_weight: float = Field(default=1.0, ge=0)
     """GiGPO and G2PO: weight of the comparisons between turns; 0 turns them off."""
     gigpo_discount: Literal["step", "both"] = "step"

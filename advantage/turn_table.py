@@ -6,7 +6,7 @@ table from `rollout_data`. Layout of an entry:
 
     version, segment, first_turn, kind, terminated, truncated, group, bootstrap, turns
 
-where `turns` has one tuple per turn: start, end, reward, action_start, anchor, staleness, moves, skips.
+where `turns` has one tuple per turn: start, end, reward, action_start, anchor, staleness, moves, skips, baseline.
 """
 
 import enum
@@ -29,7 +29,7 @@ from advantage.settings import CONVERTER as CONVERTER
 TABLE_KEY = "prompt"
 """Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
 
-VERSION = 6
+VERSION = 7
 """First number of an entry. Version 4 was a float64 vector, which old dumps contain."""
 
 STALENESS = "token_staleness"
@@ -88,6 +88,8 @@ class TurnSpan:
     """Whether the environment moved after the turn; not if the model only wrote its notes."""
     skips: int = 0
     """Turns of the episode, between this one and the sample's turn before it, that other samples hold."""
+    baseline: float = 0.0
+    """Mean return of continuations from before the turn, which `group_estimator: branches` compares its return with."""
 
     def __post_init__(self) -> None:
         _check_whole(start=self.start, end=self.end, action_start=self.action_start)
@@ -95,8 +97,8 @@ class TurnSpan:
         _check_flags(moves=self.moves)
         if not 0 <= self.start <= self.end:
             raise TurnTableError(f"a turn must have 0 <= start <= end, got start {self.start}, end {self.end}")
-        if not math.isfinite(self.reward):
-            raise TurnTableError(f"a turn's reward must be finite, got {self.reward}")
+        if not (math.isfinite(self.reward) and math.isfinite(self.baseline)):
+            raise TurnTableError(f"a turn's reward and baseline must be finite, got {self.reward}, {self.baseline}")
         if self.action_start != -1 and not self.start <= self.action_start < self.end:
             raise TurnTableError(
                 f"action_start must lie in its turn [{self.start}, {self.end}) or be -1, got {self.action_start}"
@@ -242,6 +244,8 @@ class TurnColumns:
     anchor: Tensor
     staleness: Tensor
     """float64; -1 for a bootstrap entry."""
+    baseline: Tensor
+    """float64"""
 
 
 def read_columns(table: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
@@ -257,7 +261,7 @@ def read_columns(table: Sequence[Any], response_lengths: Sequence[int]) -> TurnC
         entries += _entries(sample, row)
     columns = as_tensor(np.array(entries, np.float64).reshape(len(entries), _COLUMNS)).unbind(1)
     sample, segment, index, bootstrap, held_out, terminated, truncated, group, *spans = columns
-    start, end, reward, action_start, anchor, staleness, moves, _ = spans
+    start, end, reward, action_start, anchor, staleness, moves, _, baseline = spans
     return TurnColumns(
         sample=sample.long(),
         segment=segment,
@@ -274,6 +278,7 @@ def read_columns(table: Sequence[Any], response_lengths: Sequence[int]) -> TurnC
         anchor=anchor,
         staleness=staleness,
         moves=moves.bool(),
+        baseline=baseline,
     )
 
 

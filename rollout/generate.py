@@ -15,11 +15,13 @@ from rollout.bridge.framework import Sample, outer_loop_is_full
 from rollout.bridge.sample import episode_spec, mark_aborted
 from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
+from rollout.play.branches import with_baselines
 from rollout.play.episode import start_episode
 from rollout.play.loop import LiveEpisode, Slot, play
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
 from rollout.samples import episode_samples, failed_samples
+from rollout.spec import Replay
 from rollout.turn import FinishReason, Generation, Segment, Turn
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ async def generate(
         runtime.counters["episodes_failed"] += 1
         return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(whole.ended)))
     ended = replace(whole.ended, turns=runtime.trainable(whole.ended.turns))
+    if settings.group_estimator == "branches" and not evaluation:
+        ended = await with_baselines(runtime, spec, ended, whole.played, sampling_params)
     segment = replace(ended, bootstrap=None) if evaluation else ended
     samples = episode_samples(runtime.samples, sample, segment, joined=settings.joins_episodes, stale=stale)
     return _in_form(runtime, samples[-1:] if evaluation else samples)
@@ -77,6 +81,7 @@ class WholeEpisode:
         self.turns = turns
         self.ended: Segment | EnvironmentFault | None = None
         """The episode or its fault; None while it goes on, and if the outer loop aborted it."""
+        self.played = Replay()
         self._runtime, self._params, self._evaluation = runtime, params, evaluation
 
     async def play(self, slot: Slot) -> None:
@@ -107,6 +112,7 @@ class WholeEpisode:
         self.turns.append(turn)
         if episode.stop is not None:
             self.ended = episode.segment(self.turns, episode.stop)
+            self.played = Replay(episode.answers, episode.stepped, episode.digests)
 
     def lose(self, slot: Slot, fault: EnvironmentFault) -> None:
         """End the episode with its fault."""

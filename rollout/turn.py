@@ -247,6 +247,8 @@ class Turn:
     """Measures of the notes, each logged as `summary/<name>`, if the model wrote them in this turn."""
     moves: bool = True
     """Whether the environment moved after the response, so that the discounts of a step apply."""
+    baseline: float = 0.0
+    """Mean return of continuations from before the turn, with `group_estimator: branches`."""
     spans: tuple[Span, ...] = ()
     """Requests to the engine, then the environment's step; empty unless `rollout.bridge.trace.is_traced`."""
 

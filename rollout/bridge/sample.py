@@ -245,7 +245,8 @@ def write_chain(
         action = start + turn.action_span[0] if turn.action_span else -1
         anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy()) if turn.stepped else -1
         skips = turn.index - index
-        span = TurnSpan(start, sample.response_length, turn.reward, action, anchor, updates, turn.moves, skips)
+        edges = start, sample.response_length
+        span = TurnSpan(*edges, turn.reward, action, anchor, updates, turn.moves, skips, turn.baseline)
         spans.append(span)
         index = turn.index + 1
     place = writer.append_state(sample, state) if state is not None else -1

@@ -2,6 +2,7 @@
 
 import itertools
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ Turn = tuple[int, int, int, float, int, int, int]
 
 def table(turns: list[Turn]) -> GroupTurns:
     columns = torch.tensor(turns, dtype=torch.float64).reshape(-1, 7).unbind(1)
-    return GroupTurns(*columns[:2], columns[2].long(), *columns[3:])
+    return GroupTurns(*columns[:2], columns[2].long(), *columns[3:], torch.zeros(len(turns)))
 
 
 def episode(segment: int, rewards: list[float], group: int = -1, end: int = TERMINATED, **more: Any) -> list[Turn]:
@@ -53,6 +54,14 @@ def test_gigpo_adds_the_comparison_of_turns_in_the_same_state() -> None:
     turns = episode(0, [0.0, 1.0], 1, anchors=[4, 8]) + episode(1, [0.0, 0.0], 1, anchors=[4, 9])
     got = scores(turns, estimator="gigpo", normalize=False, gigpo_step_weight=2.0)
     assert got == pytest.approx([0.5 + 2 * 0.5, 0.5, -0.5 - 2 * 0.5, -0.5])
+
+
+def test_branches_compare_a_turns_return_with_its_baseline() -> None:
+    turns = table(episode(0, [1.0, 2.0, 4.0]))
+    turns = replace(turns, baseline=torch.tensor([1.0, 0.5, 5.0]))
+    settings = advantage_settings(Namespace(gamma_step=0.5, group_estimator="branches"))
+    found, _ = group_advantages(turns, settings, normalize=True)
+    assert found.tolist() == [1 + 0.5 * (2 + 0.5 * 4) - 1.0, 2 + 0.5 * 4 - 0.5, 4 - 5.0]
 
 
 A, B, C = 0, 1, 2

@@ -38,7 +38,8 @@ def episodes_of(rng: random.Random, count: int) -> list[list[FakeSample]]:
         for k in range(turns):
             tokens, last = rng.choice([1, 2, 7]), k == turns - 1
             reward, moves = rng.choice([-0.1, 0.0, 1.0]), rng.random() < 0.8
-            span = TurnSpan(0, tokens, reward, anchor=rng.randrange(4) if moves else -1, moves=moves)
+            anchor, baseline = rng.randrange(4) if moves else -1, rng.random()
+            span = TurnSpan(0, tokens, reward, anchor=anchor, moves=moves, baseline=baseline)
             flags = {"terminated": last and ending == "terminated", "truncated": last and ending == "truncated"}
             episode.append(sample(TurnRow(segment, first + k, turns=(span,), group=group, **flags), tokens))
         if ending == "cut":
@@ -63,6 +64,9 @@ def by_definition(episodes: list[list[FakeSample]], estimator: str, discount: st
             scores |= by_g2po(members)
         elif estimator == "gagpo":
             scores |= by_gagpo(members)
+        elif estimator == "branches":
+            for rows in members:
+                scores |= {name(row): to_go(rows[t:]) - row.turns[0].baseline for t, row in enumerate(rows)}
         else:
             scores |= by_gigpo(members, estimator, discount)
     return scores

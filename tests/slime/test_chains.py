@@ -17,14 +17,21 @@ ROLLOUTS = 2
 Numbers = dict[tuple[int, ...], torch.Tensor]
 
 
-@pytest.fixture(scope="module", params=[(), ("--calculate-per-token-loss",)], ids=["per turn", "per token"])
+LAYOUTS = {
+    "per turn": (),
+    "per token": ("--calculate-per-token-loss",),
+    "two pipeline stages": ("--pipeline-model-parallel-size", "2"),
+}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS)
 def runs(request: pytest.FixtureRequest, make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> list[Run]:
     """The same conversations with a sample per turn, then per chain, in float32."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIME_CPU_FP32", "1")
         for samples in ("turns", "chains"):
-            name = f"{samples}{len(request.param)}"
+            name = f"{samples}{len(''.join(request.param))}"
             run = make_run(
                 name,
                 *(*engine_flags(engine), *request.param, "--num-rollout", str(ROLLOUTS), "--normalize-advantages"),
