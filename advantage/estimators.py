@@ -2,7 +2,7 @@
 
 Everything is compared inside a group, the episodes with the same task and seed. G_t is the return from turn t onwards;
 a state is a prompt, and V(s) the mean of G_t over all turns of the group in state s. Nothing follows an episode's last
-turn, whether it terminated or was truncated. docs/algorithms.md has the sources.
+turn, whether it terminated or was truncated. docs/group_estimators.md has the sources.
 """
 
 from collections.abc import Callable, Mapping

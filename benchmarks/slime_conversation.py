@@ -1,7 +1,7 @@
 """What a conversation costs slime's `train.py` on a CPU, with a sample per turn and with chains.
 
 One batch of one episode whose prompts grow, in a tiny model, played by no engine. Printed for actor and critic: tokens,
-CPU time of the third step, and peak memory. Needs a slime checkout (docs/slime.md, Testing without a GPU):
+CPU time of the third step, and peak memory. Needs a slime checkout (docs/slime_inside.md, Testing without a GPU):
 
     python -m benchmarks.slime_conversation --turns 32 --tokens 150
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Crafter as Verlog trained it, on a slime cluster: 8 GPUs unless NUM_GPUS says otherwise. By Verlog's published hours, an
-# update takes 13 minutes on 8 H100 (docs/slime.md, Time), and what differs from Verlog is listed there, too.
+# update takes 13 minutes on 8 H100 (docs/slime_cluster.md, Time), and what differs from Verlog is listed there, too.
 #   bash scripts/prepare_model.sh Qwen2.5-7B-Instruct
 #   bash scripts/run_crafter.sh           --help lists the options; run it again to resume
 SETTINGS=(

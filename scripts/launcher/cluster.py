@@ -64,7 +64,7 @@ def find_ray(given: Variables, wait_s: int = 60) -> None:
     if given.num_nodes > 1:
         raise ConfigError(
             f"NUM_NODES={given.num_nodes}, but no Ray job server answers at {address}; start a head and join the other "
-            "nodes first (docs/slime.md, Several nodes)"
+            "nodes first (docs/slime_cluster.md, Several nodes)"
         )
     if host not in ("127.0.0.1", "localhost"):
         start = f"ray start --head --dashboard-host=0.0.0.0 --dashboard-port={port}"

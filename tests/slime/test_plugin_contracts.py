@@ -20,5 +20,5 @@ def listed(page: Path) -> set[str]:
 @pytest.mark.parametrize("checkout", CHECKOUTS)
 def test_slimes_contracts_fail_only_where_the_docs_say_why(checkout: str) -> None:
     failed = failure_inside(checkout, "tests.slime.plugin_contracts", "failed")
-    assert set((failed or "").split()) == listed(ROOT / "docs" / "slime.md")
+    assert set((failed or "").split()) == listed(ROOT / "docs" / "slime_inside.md")
     assert failure_inside(checkout, "tests.slime.plugin_contracts", "ran") == "36"
