@@ -60,7 +60,9 @@ def read_shape(shape: Shape, slime: str, dry_run: bool) -> list[str]:
     path = Path(slime, shape.file)
     if not path.is_file():
         if not dry_run:
-            raise ConfigError(f"no {path}; set SLIME_PATH to a slime checkout, or add the model there (docs/slime_cluster.md)")
+            raise ConfigError(
+                f"no {path}; set SLIME_PATH to a slime checkout, or add the model there (docs/slime_cluster.md)"
+            )
         print(f"note: there is no {path}, so the model's flags are missing below", file=sys.stderr)
         return []
     program = "\n".join(["{", *shape.lines, "} >&2", "printf '%s\\0' \"${MODEL_ARGS[@]}\""])

@@ -79,8 +79,9 @@ def _logged(run: Run, metric: str) -> list[float]:
 def _of_turns(records: Any, column: str) -> Numbers:
     """A column's numbers at the tokens of each trained turn, which its tokens up to its end name."""
     found: Numbers = {}
-    for record in records:
-        data = record["data"]
+    for data in (record["data"] for record in records):
+        if column not in data:  # an earlier pipeline stage
+            continue
         for tokens, mask, numbers in zip(data["tokens"], data["loss_masks"], data[column], strict=True):
             edges = torch.cat([torch.zeros(1), mask.float(), torch.zeros(1)]).diff()
             starts, ends = (edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist()

@@ -60,6 +60,19 @@ def test_the_loss_is_cross_entropy_and_the_numbers_of_unseen_turns_are_logged_on
     assert run.logged("train/critic-return_outside_share") and run.logged("train/critic-explained_variance_last_tenth")
 
 
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_two_ranks_share_the_head_and_learn_the_same(
+    run: Run, make_run: Callable[..., Run], engine: EngineServer, layout: str
+) -> None:
+    """The first batch is played by the same weights; both ranks hold parts of one model in place of half the turns."""
+    flags = (*FLAGS, "--num-rollout", "1", f"--{layout}-model-parallel-size", "2")
+    shared = make_run(layout, *engine_flags(engine), *flags, gpus=2, critic_updates=2, **HEAD)
+    shared.train(script_arguments(shared))
+    for metric in ("train/critic-pass1-value_loss", "train/critic-value_loss", "train/critic-grad_norm"):
+        found = shared.logged(metric)
+        assert found == pytest.approx(run.logged(metric)[: len(found)], rel=0.01)
+
+
 def test_the_checkpoint_has_the_head_and_says_so(run: Run) -> None:
     folder = run.work / "critic" / f"iter_{ROLLOUTS - 1:07d}"
     entries = FileSystemReader(folder).read_metadata().state_dict_metadata
