@@ -93,8 +93,8 @@ class AdvantageSettings(Settings):
     `compaction`, or a function, as `file.py:function` or an import path (docs/change_one_thing.md)."""
     group_estimator: Literal["grpo", "rloo", "gigpo", "g2po", "gagpo", "branches"] | None = None
     """Train without a critic, on comparisons between whole episodes and, from `gigpo` on, between their turns. On one
-    machine the key is enough; slime also needs flags (docs/group_estimators.md). Null: with a critic, or GRPO if the flags
-    name `advantage.group.compute_advantages`. `gagpo` is inferred: its paper's equations were not available, and
+    machine the key is enough; slime also needs flags (docs/group_estimators.md). Null: with a critic, or GRPO if the
+    flags name `advantage.group.compute_advantages`. `gagpo` is inferred: its paper's equations were not available, and
     `gamma_step` and `lambda_step` are used as in two ports. `branches` plays continuations from every state, at many
     times the cost, and is a reference for the others."""
     branches: int = Field(default=8, ge=2)

@@ -249,8 +249,8 @@ class Ppo(Run[PpoVariables]):
         if found.group_estimator:
             raise ConfigError(
                 f"group_estimator: {found.group_estimator} in CONFIG={self.given.config} trains without a critic, "
-                "which this script does not: remove the key, or call train.py with the flags in docs/group_estimators.md "
-                "(Advantages without a critic)"
+                "which this script does not: remove the key, or call train.py with the flags in "
+                "docs/group_estimators.md (Advantages without a critic)"
             )
         return found
 
@@ -316,7 +316,8 @@ def spaced_evaluations(critic_only: int, batches: int) -> int:
     """Return the batches between evaluations: the smallest divisor above the warm-up that gives at most 5.
 
     slime evaluates after every N-th batch, and not after the last unless N divides their number. Before the actor
-    trains, there is nothing to measure. All GPUs but those that serve a few games wait meanwhile (docs/slime_cluster.md, Time).
+    trains, there is nothing to measure. All GPUs but those that serve a few games wait meanwhile
+    (docs/slime_cluster.md, Time).
     """
     divisors = (n for n in range(critic_only + 1, batches) if batches % n == 0 and batches // n <= 5)
     return next(divisors, max(batches, critic_only + 1))
