@@ -13,7 +13,7 @@ from embedded.run.folder import write_text
 from embedded.run.record import actor_fault
 from embedded.studies.contrasts import area_lines, areas, contrast_lines, interval
 from embedded.studies.results import Run, curve, iqm_cell, markdown, mean_cell, read_runs
-from embedded.studies.study import Study, panels
+from embedded.studies.study import RAW, Study, panels
 
 COLUMNS = {
     "before": ("{measure} before", mean_cell, ".3f"),
@@ -40,7 +40,7 @@ COUNTS = ("update", "turns", "seconds")  # what every row has
 def write_report(folder: Path, study: Study) -> str:
     """Write `table.md`, `raw.csv` and `plot.png` into the study's folder, and return the table as text."""
     runs = read_runs(folder, study)
-    write_csv(folder / "raw.csv", runs)
+    write_csv(folder / RAW, runs)
     text = table(study, runs)
     write_text(folder / "table.md", text)
     plot(folder / "plot.png", study, runs)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from embedded.run.folder import DONE
+from embedded.run.folder import DONE, check_same
 from embedded.run.record import Row, read_rows
-from embedded.studies.study import ROWS, Study, files_by_seed
+from embedded.studies.study import RAW, ROWS, VARIANTS, Plan, Study, files_by_seed
 from slime_verlog import ConfigError
 
 REPETITIONS = 2000  # bootstrap samples per interval
@@ -106,6 +106,28 @@ def read_csv(path: Path, measure: str = "success") -> list[Run]:
             numbers = {key: float(value) for key, value in line.items() if value}
             rows.setdefault(run, []).append(numbers)
     return [Run(variant, seed, found, done, measure) for (variant, seed, done), found in rows.items()]
+
+
+def finished_elsewhere(plan: Plan) -> list[Run]:
+    """Read the finished runs in the study's `raw.csv` that have no folder here, as those of another machine.
+
+    Raises ConfigError unless `variants.json` beside it has the same settings.
+    """
+    path, variants = plan.folder / RAW, plan.folder / VARIANTS
+    found = []
+    for run in read_csv(path) if path.exists() else []:
+        is_here = plan.run_folder(run.variant, run.seed).exists()
+        if run.done and run.variant in plan.study.variants and not is_here:
+            found.append(run)
+    if not found:
+        return []
+    if not variants.exists():
+        unknown = f"{path} has finished runs, but {variants.name} beside it, which says their settings, is missing"
+        raise ConfigError(f"{unknown}; copy it there, too, or delete {path.name} to run them again")
+    settings = json.loads(variants.read_text(encoding="utf-8"))
+    for variant in {run.variant for run in found}:
+        check_same(path, settings.get(variant), plan.settings(variant, 0))
+    return found
 
 
 def curve(rows: Sequence[Row], key: str, over: str = "turns") -> tuple[list[float], list[float]]:

@@ -6,7 +6,7 @@ given twice: for the whole study, and for a variant, whose values win.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,6 +23,8 @@ SAVE_INTERVAL = 10
 """Updates between two checkpoints of a run."""
 ROWS = "rows.jsonl"
 """The metrics of a run."""
+RAW, VARIANTS = "raw.csv", "variants.json"
+"""The metrics of all runs of a study, and the settings of its variants."""
 
 
 class Variant(Settings):
@@ -242,12 +244,14 @@ def left_to_do(plan: Plan) -> list[tuple[str, int]]:
     return [run for run in plan.runs() if not plan.is_done(*run)]
 
 
-def overview(plan: Plan) -> str:
-    """List a study's runs, with what is done already, and warnings."""
+def overview(plan: Plan, elsewhere: Collection[tuple[str, int]] = ()) -> str:
+    """List a study's runs, with what is done already, here or `elsewhere`, and warnings."""
     lines = [plan.study.question]
     for run in plan.runs():
         folder = plan.run_folder(*run)
-        state = "finished" if plan.is_done(*run) else "begun" if folder.is_dir() else "to do"
+        state = "begun" if folder.is_dir() else "to do"
+        if plan.is_done(*run) or run in elsewhere:
+            state = "finished"
         updates = plan.settings(*run)["flags"]["num_rollout"]
         lines.append(f"  {folder}/: {updates} updates, {state}")
     return "\n".join([*lines, *plan.warnings])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,24 +138,49 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
     assert not (folder / "checkpoints").exists()
 
 
-def test_one_at_a_time_raw_numbers_are_written_after_every_run(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work = plan(tiny(small, seeds=[0, 1]), tmp_path)
+    """The first machine is lost after seed 0; the second has its `raw.csv` and `variants.json`, and no run folder."""
+    path, played = tmp_path / "tiny.yaml", list[int]()
+    study: dict[str, Any] = {**small, "seeds": [0, 1]}
+    path.write_text(yaml.safe_dump(study))
 
-    def run_and_be_interrupted(given: Plan, variant: str, seed: int) -> None:
-        if seed == 1:
+    def play(given: Plan, variant: str, seed: int) -> None:
+        if played == [0]:
             raise KeyboardInterrupt
+        played.append(seed)
+        evaluated = {"seconds": 0.5, "eval/episodes": 4, "eval/success": 0.123456789, "eval/turns": 3}
+        rows = [{"update": 0, "turns": 0, **evaluated}, {"update": 1, "turns": 8, "train/actor_trains": 1.0}]
+        rows.append({"update": 2, "turns": 16, **evaluated})
         folder = given.run_folder(variant, seed)
         folder.mkdir(parents=True)
-        (folder / "rows.jsonl").write_text('{"update": 1, "turns": 8, "seconds": 0.5, "eval/episodes": 4}\n')
-        (folder / "done.json").write_text('{"updates": 1}')
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "done.json").write_text('{"updates": 2}')
 
-    monkeypatch.setattr(ablation, "run_one", run_and_be_interrupted)
+    monkeypatch.setattr(ablation, "run_one", play)
     with pytest.raises(KeyboardInterrupt):
-        run_study(work, jobs=1)
-    with open(work.folder / "raw.csv", newline="") as file:
-        assert [(row["seed"], row["finished"], row["turns"]) for row in csv.DictReader(file)] == [("0", "True", "8")]
+        run_study(plan(tiny(study), tmp_path / "first"), jobs=1)
+    first, second = tmp_path / "first" / "tiny", tmp_path / "second" / "tiny"
+    lines = (first / "raw.csv").read_text().splitlines()
+    assert [line.split(",")[:3] for line in lines[1:]] == [["v", "0", "True"]] * 3
+    second.mkdir(parents=True)
+    shutil.copy(first / "raw.csv", second)
+    command = [str(path), "--out", str(second.parent), "--jobs", "1"]
+    with pytest.raises(SystemExit, match="variants.json"):
+        main(command)
+    shutil.copy(first / "variants.json", second)
+    main([*command, "--dry-run"])
+    assert "seed_0/: 2 updates, finished" in capsys.readouterr().out
+    played[:] = [1]  # as after seed 1, so that `play` goes on
+    with pytest.raises(SystemExit):  # the actor of these rows has no gradient
+        main(command)
+    assert played == [1, 1]
+    assert (second / "raw.csv").read_text().splitlines()[:4] == lines
+    shutil.rmtree(second / "v")
+    path.write_text(yaml.safe_dump({**study, "flags": {**study["flags"], "lr": 0.5}}))
+    with pytest.raises(SystemExit, match="raw.csv holds a run with other settings: flags.lr is None there and 0.5"):
+        main(command)
 
 
 def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
