@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from advantage.settings import advantage_settings
 from embedded.arguments import EmbeddedFlags, embedded_flags
+from embedded.engine.decoder import Weights
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.run.record import TrainingRecord
@@ -34,7 +35,7 @@ class Tracker(Protocol):
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record an update; called after each."""
 
-    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> object:
+    def evaluation(self, rollout_id: int, result: Any, weights: Weights) -> object:
         """Record an evaluation; called after each. `rollout_id` updates came before it.
 
         `weights` are the evaluated policy's under Hugging Face names; the next update changes them in place.

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 import torch
 from pydantic import model_validator
+from torch import Tensor
 
 from slime_verlog import ConfigError, Field, Settings, read_settings
 
@@ -86,7 +87,7 @@ def draw_uniforms(seed: int, count: int) -> list[float]:
 
 
 def sample_tokens(
-    logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row of `logits` [rows, vocab]; return the tokens and their log-probabilities.
 
@@ -116,7 +117,7 @@ def sample_tokens(
     return tokens.tolist(), chosen.squeeze(-1).tolist()
 
 
-def _truncated(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def _truncated(probs: Tensor, params: SamplingParams) -> Tensor:
     """Set probabilities [vocab] outside top-k and top-p to 0; the most likely token always stays."""
     ordered, index = probs.sort(descending=True)
     keep = ordered.cumsum(-1) - ordered < params.top_p
