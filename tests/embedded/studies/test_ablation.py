@@ -183,14 +183,6 @@ def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
         main(command)
 
 
-def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
-    work = plan(tiny(small), tmp_path)
-    (work.run_folder("v", 0) / "checkpoints").mkdir(parents=True)
-    (work.run_folder("v", 0) / "settings.json").write_text('{"keys": {}, "flags": {}, "warm": {}}')
-    with pytest.raises(ConfigError, match="holds a run with other settings: keys.* choose another --out"):
-        run_one(work, "v", 0)
-
-
 def test_turns_of_whole_episodes_can_be_training_groups_so_steps_are_equal_at_any_length(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
