@@ -130,7 +130,7 @@ def run_seed(
         KeyboardInterrupt: after Ctrl-C; what was trained is kept, and the text says how to continue.
     """
     from embedded.arguments import read_keys
-    from embedded.run.training import TrainingRun, beginning
+    from embedded.training_run import TrainingRun, beginning
     from embedded.warmstart.imitation import WarmStart
 
     keys = dict(read_keys(config) if keys is None else keys)

@@ -30,13 +30,12 @@ class Run:
 
     def columns(self) -> dict[str, float | None]:
         """Compute the table's columns. Losses are means over the updates that also trained the actor."""
-        evaluated = [row for row in self.rows if self.key in row]
         results = self.results()
         is_compared = len(results) > 1
         return {
             "before": results[0] if results else None,
             "after": results[-1] if is_compared else None,
-            "length": evaluated[-1]["eval/turns"] if is_compared else None,
+            "length": self.evaluated[-1]["eval/turns"] if is_compared else None,
             "value_loss": self.trained_mean("critic/value_loss"),
             "explained_variance": self.trained_mean("critic/explained_variance"),
             "turns": self.total("turns"),
@@ -53,9 +52,14 @@ class Run:
         """Name of the compared number in the rows."""
         return f"eval/{self.measure}"
 
+    @property
+    def evaluated(self) -> list[Row]:
+        """The rows of evaluations."""
+        return [row for row in self.rows if self.key in row]
+
     def results(self) -> list[float]:
         """Return the compared number of every evaluation."""
-        return [row[self.key] for row in self.rows if self.key in row]
+        return [row[self.key] for row in self.evaluated]
 
     def total(self, over: str) -> float:
         """Count all turns or CPU seconds of the run."""
@@ -70,14 +74,13 @@ class Run:
 
     def task_results(self) -> dict[str, float]:
         """Return the last evaluation's win rate in each held-out task, if there are several."""
-        evaluated = [row for row in self.rows if self.key in row]
-        last = evaluated[-1] if len(evaluated) > 1 else {}
-        found = {}
+        last = self.evaluated[-1] if len(self.evaluated) > 1 else {}
+        rates = {}
         for key, value in last.items():
             named = re.fullmatch("eval/(.+)/success", key)
             if named:
-                found[named[1]] = value
-        return found
+                rates[named[1]] = value
+        return rates
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:

@@ -125,11 +125,10 @@ def check_study(study: Study) -> list[str]:
 
     Returns a sentence for each variant in which hardly any update trains the actor.
     """
-    from embedded.arguments import build_args, check_run_keys, embedded_flags
-    from embedded.pretraining import split_run
+    from embedded.arguments import check_run_keys, embedded_flags
+    from embedded.pretraining import check_stages, split_run
     from embedded.run.alarms import warnings_of_plan
     from embedded.warmstart.imitation import WarmStart
-    from rollout.data_source import EpisodeSource
     from rollout.tasks import try_each_task
 
     warnings, built = [], []
@@ -137,11 +136,8 @@ def check_study(study: Study) -> list[str]:
         try:
             given = run_settings(study, name, study.seeds[0])
             settings = check_run_keys(given["keys"])
-            pretraining, ppo = split_run(given["keys"], {"hf_checkpoint": "", **given["flags"]}, Path())
-            args = build_args(ppo.keys, **ppo.flags)
-            EpisodeSource(args)
-            if pretraining:
-                EpisodeSource(build_args(pretraining.keys, **pretraining.flags))
+            stages = split_run(given["keys"], {"hf_checkpoint": "", **given["flags"]}, Path())
+            args = check_stages(stages)
             read_settings(WarmStart, given["warm"], "warm.")
         except ConfigError as error:
             raise ConfigError(f"variant {name!r}: {error}") from error

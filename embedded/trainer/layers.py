@@ -117,7 +117,7 @@ class CausalAttention(torch.nn.Module):
             out = F.pad(out, (0, 0, first, 0))
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        _, place = places.indices(heads)
+        place = places.indices(heads)[1]
         packed = out.reshape(-1, width).index_select(0, place)
         return packed.view(length, batch, heads * width)
 

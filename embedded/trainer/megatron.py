@@ -204,8 +204,9 @@ class Adam(torch.optim.AdamW):
         betas = flags.adam_beta1, flags.adam_beta2
         super().__init__(groups, lr=lr, betas=betas, eps=flags.adam_eps, fused=True)
         self._parameters, self._clip_grad = [*matrices, *others], flags.clip_grad
+        own: Any = self  # Megatron's scheduler takes any optimizer that has parameter groups
         self.schedule = OptimizerParamScheduler(
-            self,
+            own,
             init_lr=0.0,
             max_lr=lr,
             min_lr=0.0,

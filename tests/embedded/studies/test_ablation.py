@@ -151,36 +151,36 @@ def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
             raise KeyboardInterrupt
         played.append(seed)
         evaluated = {"seconds": 0.5, "eval/episodes": 4, "eval/success": 0.123456789, "eval/turns": 3}
-        rows = [{"update": 0, "turns": 0, **evaluated}, {"update": 1, "turns": 8, "train/actor_trains": 1.0}]
-        rows.append({"update": 2, "turns": 16, **evaluated})
+        rows = [{"update": update, "turns": 8 * update, **evaluated} for update in (0, 2)]
         folder = given.run_folder(variant, seed)
         folder.mkdir(parents=True)
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "done.json").write_text('{"updates": 2}')
 
+    def start(machine: str, *flags: str) -> None:
+        main([str(path), "--out", str(tmp_path / machine), "--jobs", "1", *flags])
+
     monkeypatch.setattr(ablation, "run_one", play)
-    with pytest.raises(KeyboardInterrupt):
-        run_study(plan(tiny(study), tmp_path / "first"), jobs=1)
+    with pytest.raises(SystemExit):
+        start("first")
     first, second = tmp_path / "first" / "tiny", tmp_path / "second" / "tiny"
     lines = (first / "raw.csv").read_text().splitlines()
-    assert [line.split(",")[:3] for line in lines[1:]] == [["v", "0", "True"]] * 3
+    assert [line.split(",")[:3] for line in lines[1:]] == [["v", "0", "True"]] * 2
     second.mkdir(parents=True)
     shutil.copy(first / "raw.csv", second)
-    command = [str(path), "--out", str(second.parent), "--jobs", "1"]
     with pytest.raises(SystemExit, match="variants.json"):
-        main(command)
+        start("second")
     shutil.copy(first / "variants.json", second)
-    main([*command, "--dry-run"])
+    start("second", "--dry-run")
     assert "seed_0/: 2 updates, finished" in capsys.readouterr().out
-    played[:] = [1]  # as after seed 1, so that `play` goes on
-    with pytest.raises(SystemExit):  # the actor of these rows has no gradient
-        main(command)
-    assert played == [1, 1]
-    assert (second / "raw.csv").read_text().splitlines()[:4] == lines
+    played.clear()
+    with pytest.raises(SystemExit):  # these rows have no update that trained the actor
+        start("second")
+    assert played == [1] and (second / "raw.csv").read_text().splitlines()[:3] == lines
     shutil.rmtree(second / "v")
     path.write_text(yaml.safe_dump({**study, "flags": {**study["flags"], "lr": 0.5}}))
     with pytest.raises(SystemExit, match="raw.csv holds a run with other settings: flags.lr is None there and 0.5"):
-        main(command)
+        start("second")
 
 
 def test_turns_of_whole_episodes_can_be_training_groups_so_steps_are_equal_at_any_length(

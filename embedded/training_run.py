@@ -28,7 +28,7 @@ from embedded.arguments import (
     with_absolute_files,
 )
 from embedded.engine.decoder import write_policy
-from embedded.pretraining import pretrain_critic, split_run
+from embedded.pretraining import check_stages, pretrain_critic, split_run
 from embedded.run.alarms import warnings_of, warnings_of_plan
 from embedded.run.folder import CHECKPOINTS, TRAINING, rewind, saved_updates, write_about, write_text
 from embedded.run.record import TrainingRecord
@@ -40,7 +40,6 @@ from embedded.warmstart.imitation import IMITATION_FILE, WarmStart, make_policy,
 from envs.loading import load_env_module
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.settings import RolloutSettings
-from rollout.data_source import EpisodeSource
 from rollout.tasks import read_tasks, try_each_task
 from slime_verlog import ConfigError
 
@@ -68,8 +67,7 @@ class TrainingRun:
     def check(self) -> RolloutSettings:
         """Try all that can fail early and return PPO's settings, or raise the first error; writes nothing."""
         settings = check_run_keys(self.ppo.keys)
-        for stage in filter(None, (self.pretraining, self.ppo)):
-            EpisodeSource(build_args(stage.keys, **stage.flags))
+        check_stages((self.pretraining, self.ppo))
         try_each_task(settings)
         return settings
 
