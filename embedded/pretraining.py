@@ -4,7 +4,8 @@ On a cluster these are two jobs (`scripts/run_value_pretraining.sh`). Here, `val
 for both.
 """
 
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,18 @@ def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -
     }
     ppo = {"num_critic_only_steps": 0, "critic_load": str(folder)}
     return Stage(once, {**flags, **own}), Stage(kept, {**flags, **ppo})
+
+
+def check_stages(stages: Iterable[Stage | None]) -> Namespace:
+    """Try the settings and tasks of each stage, and return slime's `args` of the last; raises ConfigError."""
+    from embedded.arguments import build_args
+    from rollout.data_source import EpisodeSource
+
+    args = Namespace()
+    for stage in filter(None, stages):
+        args = build_args(stage.keys, **stage.flags)
+        EpisodeSource(args)
+    return args
 
 
 def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:

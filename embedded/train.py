@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from advantage.settings import advantage_settings
 from embedded.arguments import EmbeddedFlags, embedded_flags
+from embedded.engine.decoder import Weights
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.run.record import TrainingRecord
@@ -34,7 +35,7 @@ class Tracker(Protocol):
     def update(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Record an update; called after each."""
 
-    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> object:
+    def evaluation(self, rollout_id: int, result: Any, weights: Weights) -> object:
         """Record an evaluation; called after each. `rollout_id` updates came before it.
 
         `weights` are the evaluated policy's under Hugging Face names; the next update changes them in place.
@@ -54,12 +55,10 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
     Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout function raises.
     """
     flags, on_update = embedded_flags(args), advantage_settings(args).on_update
-    generate = load_attribute(flags.rollout_function_path, "rollout_function_path")
-    evaluate = load_attribute(flags.eval_function_path or flags.rollout_function_path, "eval_function_path")
-    source_class = load_attribute(flags.data_source_path, "data_source_path")
-    convert = load_attribute(
-        flags.custom_convert_samples_to_train_data_path, "custom_convert_samples_to_train_data_path"
-    )
+    generate = _hook(flags, "rollout_function_path")
+    evaluate = _hook(flags, "eval_function_path") if flags.eval_function_path else generate
+    source_class = _hook(flags, "data_source_path")
+    convert = _hook(flags, "custom_convert_samples_to_train_data_path")
     with EngineProcess(_engine_options(flags, load_settings(args).n_env)) as engine, ExitStack() as at_end:
         at_end.callback(lambda: run(close_runtimes()))
         source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
@@ -93,9 +92,14 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             # A checkpoint before each evaluation, so that a resumed run keeps it and the policy that it found best.
             is_due = _due(flags.save_interval, rollout_id)
             is_before_evaluation = flags.save_interval is not None and evaluates_after(rollout_id + 1)
-            if is_due or is_before_evaluation or rollout_id + 1 == flags.num_rollout:
+            is_last = rollout_id + 1 == flags.num_rollout
+            if flags.save and (is_due or is_before_evaluation or is_last):
                 _save(flags.save, rollout_id, source, trainer)
             evaluate_if_due(rollout_id + 1)
+
+
+def _hook(flags: EmbeddedFlags, name: str) -> Any:
+    return load_attribute(getattr(flags, name), name)
 
 
 def _engine_options(flags: EmbeddedFlags, n_env: int) -> EngineOptions:
@@ -125,10 +129,8 @@ def _times(began: tuple[float, ...], played: float, ended: tuple[float, ...]) ->
     }
 
 
-def _save(folder: str | None, rollout_id: int, source: Any, trainer: PpoTrainer) -> None:
-    """Save episodes and trainer, if there is a folder, and delete the episodes of earlier checkpoints."""
-    if not folder:
-        return
+def _save(folder: str, rollout_id: int, source: Any, trainer: PpoTrainer) -> None:
+    """Save episodes and trainer, and delete the episodes of earlier checkpoints."""
     source.save(rollout_id)
     trainer.save(folder, rollout_id)  # last: a checkpoint counts once the trainer's is there
     state = checkpoint_path(folder, rollout_id)

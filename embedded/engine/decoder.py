@@ -6,7 +6,7 @@ The forward pass is written by hand, because for small models on a CPU most time
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,9 +16,12 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from rollout.errors import CheckpointError, ConfigError
 
+Weights = Mapping[str, Tensor]
+"""Weights under Hugging Face names."""
 SERVED_TYPES = ("qwen2", "llama", "qwen3", "mistral")
 PREFILL_CHUNK = 512
 """Prompt tokens computed at once per row; this bounds the score matrix of a long prompt."""
@@ -28,15 +31,17 @@ PREFILL_CHUNK = 512
 class Layer:
     """Weights of one block. Projections of the same input are fused into one matrix."""
 
-    input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    out: torch.Tensor
-    mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    cache: Tensor
+    """[2, rows, key-value heads, context, head_dim] keys and values."""
 
 
 class RowDecoder(Protocol):
@@ -46,11 +51,11 @@ class RowDecoder(Protocol):
     vocab_size: int
     context_length: int
 
-    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None: ...
+    def load_weights(self, state: Weights) -> None: ...
     def open_row(self, row: int, prompt: Sequence[int]) -> None: ...
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor: ...
-    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor: ...
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> Tensor: ...
+    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> Tensor: ...
 
 
 class Decoder:
@@ -82,57 +87,52 @@ class Decoder:
         self.cache = zeros.view(self._dtype).to(self.device)
         self.load_weights(model.state_dict())
 
-    def _rotary_table(self, rotary: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotary_table(self, rotary: Any) -> tuple[Tensor, Tensor]:
         """Compute cosines and signed sines [length, 1, head_dim], as `_rotate` takes them."""
         positions = torch.arange(self.context_length, dtype=torch.float32)
-        angles = torch.outer(positions, rotary.inv_freq.float().cpu())[:, None]
+        frequencies = rotary.inv_freq.float().cpu()
+        angles = torch.outer(positions, frequencies)[:, None]
         cos = angles.cos() * rotary.attention_scaling
         sin = angles.sin() * rotary.attention_scaling
         return torch.cat([cos, cos], -1).to(self.device), torch.cat([-sin, sin], -1).to(self.device)
 
-    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load_weights(self, state: Weights) -> None:
         """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
-
-        def take(name: str) -> torch.Tensor:
-            if name not in state:
-                raise ConfigError(f"the new weights lack '{name}', so they belong to another model")
-            return state[name].detach().to(self.device, self._dtype, copy=True)
-
-        def optional(name: str) -> torch.Tensor | None:
-            return take(name) if name in state else None
-
-        embed = take("model.embed_tokens.weight")
-        layers = [self._read_layer(take, optional, f"model.layers.{i}.") for i in range(self.layer_count)]
-        norm = take("model.norm.weight")
-        head = optional("lm_head.weight")
-        if embed.shape[0] != self.vocab_size or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in state:
+        weights = {}
+        for name, tensor in state.items():
+            weights[name] = tensor.detach().to(self.device, self._dtype, copy=True)
+        try:
+            embed, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+            layers = [self._read_layer(weights, number) for number in range(self.layer_count)]
+        except KeyError as error:
+            raise ConfigError(f"the new weights lack {error}, so they belong to another model") from error
+        if embed.shape[0] != self.vocab_size or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in weights:
             raise ConfigError(
                 f"the new weights belong to another model: their vocabulary has {embed.shape[0]} entries, while the "
                 f"served model has {self.vocab_size} and {self.layer_count} layers; start the engine with that model"
             )
         self.embed, self.layers, self.norm = embed, layers, norm
-        self.head = embed if head is None else head
+        self.head = weights.get("lm_head.weight", embed)
 
-    def _read_layer(
-        self, take: Callable[[str], torch.Tensor], optional: Callable[[str], torch.Tensor | None], prefix: str
-    ) -> Layer:
-        projections = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
-        qkv = torch.cat([take(f"{name}.weight") for name in projections])
-        biases = [bias for name in projections if (bias := optional(f"{name}.bias")) is not None]
-        gate_up = [take(f"{prefix}mlp.{x}_proj.weight") for x in ("gate", "up")]
+    def _read_layer(self, weights: Weights, number: int) -> Layer:
+        prefix = f"model.layers.{number}."
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        qkv = torch.cat([weights[f"{attention}{x}_proj.weight"] for x in "qkv"])
+        biases = [weights[name] for x in "qkv" if (name := f"{attention}{x}_proj.bias") in weights]
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         if qkv.shape[0] != width:
             raise ConfigError(f"{prefix}self_attn has {qkv.shape[0]} outputs, but the served model has {width}")
         return Layer(
-            input_norm=take(f"{prefix}input_layernorm.weight"),
+            input_norm=weights[f"{prefix}input_layernorm.weight"],
             qkv=qkv,
             qkv_bias=torch.cat(biases) if biases else None,
-            q_norm=optional(f"{prefix}self_attn.q_norm.weight"),
-            k_norm=optional(f"{prefix}self_attn.k_norm.weight"),
-            out=take(f"{prefix}self_attn.o_proj.weight"),
-            mlp_norm=take(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=torch.cat(gate_up),
-            down=take(f"{prefix}mlp.down_proj.weight"),
+            q_norm=weights.get(f"{attention}q_norm.weight"),
+            k_norm=weights.get(f"{attention}k_norm.weight"),
+            out=weights[f"{attention}o_proj.weight"],
+            mlp_norm=weights[f"{prefix}post_attention_layernorm.weight"],
+            gate_up=torch.cat([weights[f"{mlp}{x}_proj.weight"] for x in ("gate", "up")]),
+            down=weights[f"{mlp}down_proj.weight"],
+            cache=self.cache[number],
         )
 
     def open_row(self, row: int, prompt: Sequence[int]) -> None:
@@ -144,10 +144,11 @@ class Decoder:
             self.cache[:, :, target, :, :length] = self.cache[:, :, source, :, :length]
 
     @torch.inference_mode()
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> Tensor:
         """Compute new tokens of several rows, each from its own start; returns the last logits [rows, vocab]."""
         logits = torch.empty(len(rows), self.vocab_size, device=self.device)
-        for offset in range(0, max(map(len, tokens)), PREFILL_CHUNK):
+        longest = max(map(len, tokens))
+        for offset in range(0, longest, PREFILL_CHUNK):
             live = [i for i, ids in enumerate(tokens) if len(ids) > offset]
             chunks = [tokens[i][offset : offset + PREFILL_CHUNK] for i in live]
             begins = [starts[i] + offset for i in live]
@@ -155,11 +156,12 @@ class Decoder:
         return logits
 
     @torch.inference_mode()
-    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
+    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> Tensor:
         """Compute one token per row, at its position; returns logits [rows, vocab]."""
         row, position = self._tensor(rows), self._tensor(positions)
         keys = int(positions.max()) + 1
         used = int(rows.max()) + 1
+        ratio = self.heads // self.kv_heads
         # Attend over all rows up to the highest in one strided view: idle rows cost less than a gather would.
         mask = torch.full((used, 1, 1, keys), -torch.inf, device=self.device)
         mask[:, 0, 0, 0] = 0.0
@@ -167,26 +169,27 @@ class Decoder:
         mask[row, 0, 0] = torch.where(visible, 0.0, -torch.inf)
         x = self.embed[self._tensor(tokens)]
         rotation = self._cos[position], self._sin[position]
-        for index, layer in enumerate(self.layers):
-            q = self._project(x, layer, index, row, position, rotation)
-            query = q.new_zeros(used, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-            query[row] = q.view(len(rows), self.kv_heads, -1, self.head_dim)
-            k, v = self.cache[index, :, :used, :, :keys]
+        for layer in self.layers:
+            q = self._project(x, layer, row, position, rotation)
+            query = q.new_zeros(used, self.kv_heads, ratio, self.head_dim)
+            query[row] = q.view(len(rows), self.kv_heads, ratio, self.head_dim)
+            k, v = layer.cache[:, :used, :, :keys]
             # For a single query per row, the fused kernel is slower.
             scores = torch.matmul(query, k.transpose(-1, -2))
-            probs = torch.softmax(scores.mul_(self.head_dim**-0.5).add_(mask), -1)
+            scores.mul_(self.head_dim**-0.5).add_(mask)
+            probs = torch.softmax(scores, -1)
             attended = torch.matmul(probs, v)[row]
-            x = self._finish(x, attended.reshape(len(rows), -1), layer)
+            x = self._finish(x, attended.flatten(1), layer)
         return self._logits(x)
 
-    def _forward(self, rows: list[int], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
+    def _forward(self, rows: list[int], starts: list[int], tokens: list[np.ndarray]) -> Tensor:
         lengths = np.array([len(ids) for ids in tokens])
         width = int(lengths.max())
+        groups = np.repeat(np.arange(len(rows)), lengths)
         columns = np.concatenate([np.arange(n) for n in lengths])
-        group = self._tensor(np.repeat(np.arange(len(rows)), lengths))
-        column = self._tensor(columns)
-        position = self._tensor(np.repeat(starts, lengths) + columns)
-        row = self._tensor(np.array(rows))
+        positions = np.repeat(starts, lengths) + columns
+        group, column = self._tensor(groups), self._tensor(columns)
+        position, row = self._tensor(positions), self._tensor(np.array(rows))
         keys = int(position.max()) + 1
         # Padding queries see the first key, so that no softmax is empty.
         limit = torch.zeros(len(rows), width, dtype=torch.long, device=self.device)
@@ -195,32 +198,32 @@ class Decoder:
         ratio = self.heads // self.kv_heads
         mask = torch.where(visible, 0.0, -torch.inf).to(self._dtype)
         mask = mask.repeat(1, ratio, 1)[:, None]
-        x = self.embed[self._tensor(np.concatenate(tokens))]
+        ids = self._tensor(np.concatenate(tokens))
+        x = self.embed[ids]
         rotation = self._cos[position], self._sin[position]
-        for index, layer in enumerate(self.layers):
-            q = self._project(x, layer, index, row[group], position, rotation)
+        for layer in self.layers:
+            q = self._project(x, layer, row[group], position, rotation)
             query = q.new_zeros(len(rows), width, self.kv_heads, ratio, self.head_dim)
             query[group, column] = q.view(-1, self.kv_heads, ratio, self.head_dim)
-            query = query.permute(0, 2, 3, 1, 4).reshape(len(rows), self.kv_heads, ratio * width, self.head_dim)
-            k, v = self.cache[index][:, row, :, :keys]
+            query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
+            k, v = layer.cache[:, row, :, :keys]
             attended = F.scaled_dot_product_attention(query, k, v, attn_mask=mask)
-            attended = attended.view(len(rows), self.kv_heads, ratio, width, self.head_dim)
-            x = self._finish(x, attended[group, :, :, column].reshape(len(x), -1), layer)
+            attended = attended.unflatten(2, (ratio, width))[group, :, :, column]
+            x = self._finish(x, attended.flatten(1), layer)
         last = self._tensor(np.cumsum(lengths) - 1)
         return self._logits(x[last])
 
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+    def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def _project(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         layer: Layer,
-        index: int,
-        row: torch.Tensor,
-        position: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
+        row: Tensor,
+        position: Tensor,
+        rotation: tuple[Tensor, Tensor],
+    ) -> Tensor:
         """Compute queries [n, heads, head_dim], and write keys and values into the cache."""
         normed = self._norm(x, layer.input_norm)
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
@@ -228,23 +231,25 @@ class Decoder:
         queries_and_keys, values = qkv.split([self.heads + self.kv_heads, self.kv_heads], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = queries_and_keys.split([self.heads, self.kv_heads], 1)
-            queries_and_keys = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
+            normed_q, normed_k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            queries_and_keys = torch.cat([normed_q, normed_k], 1)
         rotated = _rotate(queries_and_keys, *rotation).to(self._dtype)
-        self.cache[index, 0][row, :, position] = rotated[:, self.heads :]
-        self.cache[index, 1][row, :, position] = values
+        keys_of_rows, values_of_rows = layer.cache
+        keys_of_rows[row, :, position] = rotated[:, self.heads :]
+        values_of_rows[row, :, position] = values
         return rotated[:, : self.heads]
 
-    def _finish(self, x: torch.Tensor, attended: torch.Tensor, layer: Layer) -> torch.Tensor:
+    def _finish(self, x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
         x = x + F.linear(attended, layer.out)
         normed = self._norm(x, layer.mlp_norm)
         gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, layer.down)
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+    def _logits(self, x: Tensor) -> Tensor:
         normed = self._norm(x, self.norm)
         return F.linear(normed, self.head).float()
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
@@ -277,7 +282,7 @@ def load_hf_model(folder: str | Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+def write_policy(source: str | Path, weights: Weights, folder: Path) -> None:
     """Write `weights` with the configuration and tokenizer of the Hugging Face folder `source`.
 
     An earlier policy in `folder` is replaced in one step, so that an interrupted run leaves no half-written one. Raises
@@ -297,5 +302,5 @@ def write_policy(source: str | Path, weights: Mapping[str, torch.Tensor], folder
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from embedded.engine.decoder import Decoder, RowDecoder, load_hf_model
-from embedded.engine.sampling import read_sampling_params
+from embedded.engine.sampling import SamplingParams
 from embedded.engine.scheduler import Request, Scheduler
-from slime_verlog import ConfigError, Field, Settings
+from slime_verlog import ConfigError, Field, Settings, read_settings
 
 
 class EngineOptions(Settings):
@@ -72,7 +72,8 @@ class Engine:
         rid = body.get("rid") or uuid.uuid4().hex
         if not isinstance(rid, str):
             raise ConfigError(f"rid must be text, got {reprlib.repr(rid)}")
-        prompt, params = self._prompt(body), read_sampling_params(body.get("sampling_params"))
+        prompt = self._prompt(body)
+        params = read_settings(SamplingParams, body.get("sampling_params"), "sampling_params.")
         self.scheduler.check(prompt, params)
         ends = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:

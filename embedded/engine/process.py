@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from embedded.engine.decoder import write_policy
+from embedded.engine.decoder import Weights, write_policy
 from embedded.engine.engine import HOST, EngineOptions
 from rollout.errors import ConfigError, EngineError
 
@@ -55,7 +55,7 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
             self._port = said["port"]
         return self._port
 
-    def update_weights(self, state: Mapping[str, torch.Tensor], version: str, on_update: str = "abort") -> None:
+    def update_weights(self, state: Weights, version: str, on_update: str = "abort") -> None:
         """Serve these weights, under Hugging Face names, as this version, or raise EngineError or CheckpointError.
 
         `on_update`: whether responses in flight `abort` or `continue` with the new weights.

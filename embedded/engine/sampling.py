@@ -4,33 +4,19 @@ Each request has its own random numbers, so its tokens do not depend on the requ
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import torch
 from pydantic import model_validator
+from torch import Tensor
 
-from slime_verlog import ConfigError, Field, Settings, read_settings
+from slime_verlog import ConfigError, Field, Settings
 
-NEUTRAL: Mapping[str, Any] = {
-    "stop": None,
-    "n": 1,
-    "repetition_penalty": 1,
-    "min_p": 0,
-    "min_new_tokens": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "json_schema": None,
-    "regex": None,
-    "ebnf": None,
-    "structural_tag": None,
-    "custom_params": None,
-}
-"""Parameters of SGLang for features that this engine lacks: only None, or the value that has no effect, is accepted."""
 MAX_BIAS = 1e4
 
 
 class SamplingParams(Settings):
-    """How one request is sampled; names and defaults are SGLang's."""
+    """How one request is sampled; names and defaults are SGLang's. Its other parameters are not supported."""
 
     temperature: float = Field(default=1.0, ge=0)
     """Divides the logits; 0 takes the most likely token."""
@@ -50,6 +36,10 @@ class SamplingParams(Settings):
     """Leave the token that ended the response in its text."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the response's text."""
+    spaces_between_special_tokens: bool = True
+    """Without effect."""
+    stop: None = None
+    """Texts that end a response are not supported."""
     logit_bias: Mapping[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
     """Added to the logits of tokens; the keys are token ids as text, as in SGLang."""
 
@@ -67,18 +57,6 @@ class SamplingParams(Settings):
         return self.temperature < 1e-6 or self.top_k == 1
 
 
-def read_sampling_params(mapping: Mapping[str, Any] | None) -> SamplingParams:
-    """Check the `sampling_params` of a request; raises ConfigError if one is wrong or not supported."""
-    if isinstance(mapping, Mapping):
-        for name, neutral in NEUTRAL.items():
-            value = mapping.get(name)
-            if value not in (None, neutral):
-                raise ConfigError(f"sampling_params.{name}={value!r} is not supported by this engine; remove it")
-        without_effect = (*NEUTRAL, "spaces_between_special_tokens")
-        mapping = {name: value for name, value in mapping.items() if name not in without_effect}
-    return read_settings(SamplingParams, mapping, "sampling_params.")
-
-
 def draw_uniforms(seed: int, count: int) -> list[float]:
     """Return the first `count` uniform random numbers in [0, 1) of the request with this seed."""
     generator = torch.Generator().manual_seed(seed % (1 << 63))
@@ -86,7 +64,7 @@ def draw_uniforms(seed: int, count: int) -> list[float]:
 
 
 def sample_tokens(
-    logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row of `logits` [rows, vocab]; return the tokens and their log-probabilities.
 
@@ -116,7 +94,7 @@ def sample_tokens(
     return tokens.tolist(), chosen.squeeze(-1).tolist()
 
 
-def _truncated(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def _truncated(probs: Tensor, params: SamplingParams) -> Tensor:
     """Set probabilities [vocab] outside top-k and top-p to 0; the most likely token always stays."""
     ordered, index = probs.sort(descending=True)
     keep = ordered.cumsum(-1) - ordered < params.top_p

@@ -9,19 +9,19 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from embedded.engine.decoder import RowDecoder
+from embedded.engine.decoder import RowDecoder, Weights
 from embedded.engine.sampling import SamplingParams, draw_uniforms, sample_tokens
 from rollout.errors import ConfigError, EngineError
 
-Update = tuple[Mapping[str, torch.Tensor], str | None, Future[str]]
+Update = tuple[Weights, str | None, Future[str]]
 """New weights, their version if given, and the future that receives the version served."""
 
 
@@ -122,7 +122,7 @@ class Scheduler:
             self._paused = False
             self._wake.notify()
 
-    def update_weights(self, state: Mapping[str, torch.Tensor], version: str | None = None) -> Future[str]:
+    def update_weights(self, state: Weights, version: str | None = None) -> Future[str]:
         """Replace the weights once no request is running; resolves to the version, which stays without a new one.
 
         Requests that wait, retracted ones too, go on with the new weights.
@@ -230,7 +230,7 @@ class Scheduler:
         self._waiting.extendleft(reversed(self._running.values()))
         self._running.clear()
 
-    def _load(self, state: Mapping[str, torch.Tensor], version: str | None, done: Future[str]) -> None:
+    def _load(self, state: Weights, version: str | None, done: Future[str]) -> None:
         """Replace the weights. The lock is not held meanwhile, so new requests are accepted."""
         try:
             self.decoder.load_weights(state)
@@ -298,7 +298,7 @@ class Scheduler:
         self._written[rows] += 1
         self._extend(requests, logits)
 
-    def _extend(self, requests: list[Request], logits: torch.Tensor) -> None:
+    def _extend(self, requests: list[Request], logits: Tensor) -> None:
         """Draw a token for each request, and finish the requests that are done."""
         params = [request.params for request in requests]
         uniforms = [request.uniforms[len(request.output)] if request.uniforms else 0.0 for request in requests]

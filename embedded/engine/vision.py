@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from embedded.engine.engine import Engine
 from envs.images import ImageError, open_image
@@ -24,7 +25,7 @@ PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 class ImagePrompt(list[int]):
     """Prompt tokens with expanded placeholders, and the tensors of their images."""
 
-    images: Mapping[str, torch.Tensor] = {}
+    images: Mapping[str, Tensor] = {}
 
 
 class VisionDecoder:
@@ -38,11 +39,11 @@ class VisionDecoder:
         self.vocab_size: int = config.text_config.vocab_size
         self.context_length = context_length or min(config.text_config.max_position_embeddings, 4096)
         self.rows, self.device = rows, torch.device(device)
-        self.images: dict[int, Mapping[str, torch.Tensor]] = {}
+        self.images: dict[int, Mapping[str, Tensor]] = {}
         self._caches: dict[int, Any] = {}
         self._shifts: dict[int, int] = {}
 
-    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
         own = self.model.state_dict()
         for name, weight in own.items():
@@ -58,7 +59,7 @@ class VisionDecoder:
         assert length == 0, "prefixes with images are not shared"
 
     @torch.inference_mode()
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> torch.Tensor:
+    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> Tensor:
         """Compute whole prompts; return the last logits [rows, vocab]."""
         logits = []
         for row, ids in zip(rows, tokens, strict=True):
@@ -72,7 +73,7 @@ class VisionDecoder:
         return torch.cat(logits)
 
     @torch.inference_mode()
-    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
+    def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> Tensor:
         """Compute one token per row, at its position; return logits [rows, vocab]."""
         logits = []
         for row, position, token in zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True):
@@ -84,9 +85,7 @@ class VisionDecoder:
         return torch.cat(logits)
 
 
-def forward_inputs(
-    ids: torch.Tensor, images: Mapping[str, torch.Tensor] | None, image_token: int
-) -> dict[str, torch.Tensor]:
+def forward_inputs(ids: Tensor, images: Mapping[str, Tensor] | None, image_token: int) -> dict[str, Tensor]:
     """Arguments of a Qwen model's forward pass for one sequence `ids` [tokens] with its images."""
     ids = ids[None]
     if not images:

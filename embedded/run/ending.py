@@ -37,8 +37,11 @@ def describe(rate: Mapping[str, float]) -> str:
 def describe_played(episodes: Sequence[Mapping[str, Any]]) -> str:
     """Put the win rate of held-out episodes in words, and how many of them failed."""
     failed = sum(episode["fault"] is not None for episode in episodes)
-    words = [describe(win_rate(episodes))] if failed < len(episodes) else []
-    words += [f"{failed} of {len(episodes)} held-out episodes failed and count as 0"] if failed else []
+    words = []
+    if failed < len(episodes):
+        words.append(describe(win_rate(episodes)))
+    if failed:
+        words.append(f"{failed} of {len(episodes)} held-out episodes failed and count as 0")
     return "; ".join(words)
 
 
@@ -127,10 +130,11 @@ class Change:
 
     def words(self) -> str:
         """Return both results and the change."""
-        before, after = (f"{mean['mean']:.3f} ± {mean['se']:.3f}" for mean in (self.before, self.after))
         low, high = self.interval
+        before = f"{self.before['mean']:.3f} ± {self.before['se']:.3f} before"
+        after = f"{self.after['mean']:.3f} ± {self.after['se']:.3f} after"
         change = f"change {self.mean:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]"
-        return f"{MEASURES[self.measure]} {before} before, {after} after; {change}"
+        return f"{MEASURES[self.measure]} {before}, {after}; {change}"
 
 
 def judge(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
@@ -141,24 +145,24 @@ def judge(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]
     earlier = {(episode["task_name"], episode["seed"]): episode for episode in before}
     pairs = []
     for episode in after:
-        key = episode["task_name"], episode["seed"]
-        if key in earlier:
-            pairs.append((earlier[key], episode))
+        first = earlier.get((episode["task_name"], episode["seed"]))
+        if first is not None:
+            pairs.append((first, episode))
     changes = [Change.of(measure, pairs) for measure in MEASURES]
     changed = [change for change in changes if change.verdict in ("improved", "worse")]
     nonzero = [change for change in changes if change.before["mean"] or change.after["mean"]]
-    first = [*changed, *nonzero, changes[-1]][0]
-    words = [f"{first.verdict}: {first.words()}, over {len(pairs)} pairs of equal seeds"]
-    told = [first]
+    deciding = [*changed, *nonzero, changes[-1]][0]
+    words = [f"{deciding.verdict}: {deciding.words()}, over {len(pairs)} pairs of equal seeds"]
+    told = [deciding.interval]
     for change in changes:
-        if all(change.interval != other.interval for other in told):  # progression often equals the win rate
-            told.append(change)
+        if change.interval not in told:  # progression often equals the win rate
+            told.append(change.interval)
             words.append(change.words())
     return {
-        "verdict": first.verdict,
-        "measure": first.measure,
-        "change": first.mean,
-        "interval": list(first.interval),
+        "verdict": deciding.verdict,
+        "measure": deciding.measure,
+        "change": deciding.mean,
+        "interval": list(deciding.interval),
         "sentence": "; ".join(words),
     }
 
@@ -193,15 +197,9 @@ def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time | verdict |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for summary in summaries:
-        before, after, verdict = (summary[key] for key in ("win_rate_before", "win_rate_after", "verdict"))
-        cells = [
-            f"{summary['seed']}",
-            f"{before['mean']:.2f} ± {before['se']:.2f}",
-            f"{after['mean']:.2f} ± {after['se']:.2f}",
-            f"{summary['turns_per_episode_before']:.0f}",
-            f"{summary['turns_per_episode_after']:.0f}",
-            f"{summary['wall_time_s']:.0f} s",
-            f"{verdict['verdict']}: {MEASURES[verdict['measure']]} {verdict['change']:+.3f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        before, after, verdict = summary["win_rate_before"], summary["win_rate_after"], summary["verdict"]
+        rates = f"{before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f}"
+        turns = f"{summary['turns_per_episode_before']:.0f} | {summary['turns_per_episode_after']:.0f}"
+        judged = f"{verdict['verdict']}: {MEASURES[verdict['measure']]} {verdict['change']:+.3f}"
+        lines.append(f"| {summary['seed']} | {rates} | {turns} | {summary['wall_time_s']:.0f} s | {judged} |")
     return "\n".join(lines)

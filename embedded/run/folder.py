@@ -109,10 +109,17 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
         found, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(settings))
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); delete that run, or choose another --out") from error
+    check_same(folder, found, wanted)
+
+
+def check_same(place: Path, found: Any, wanted: Any) -> None:
+    """Raise ConfigError if the settings `found` at a place differ from those of the run that is wanted there."""
+    from slime_verlog import ConfigError
+
     for key, there, here in differences(found, wanted):
         if key == "keys.rollout_processes":  # says only how the work is spread
             continue
-        differs = f"{folder} holds a run with other settings: {key} is {there!r} there and {here!r} here"
+        differs = f"{place} holds a run with other settings: {key} is {there!r} there and {here!r} here"
         raise ConfigError(f"{differs}; choose another --out, or delete that run")
 
 

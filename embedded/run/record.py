@@ -8,7 +8,7 @@ advantage back to rewards and values. A turn of the quickstart costs about 2 kB.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, turns_before: float = 0.0) -> None:
-        self.path, rows = path, read_rows(path)
+        self.path = path
+        rows = read_rows(path)
         self.turns = turns_before + sum(row.get("rollout/turns", 0.0) for row in rows)
         self.seconds = sum(map(update_seconds, rows))
 
@@ -52,8 +53,10 @@ class MetricsLog:
     def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
         """Append and return the means over the held-out episodes, also by task if there are several."""
         means = evaluation_means(held_out(result))
-        for task, group in result.data.items() if len(result.data) > 1 else ():
-            means[f"eval/{task}/success"] = mean(facts_of(sample)["success"] for sample in group["samples"])
+        if len(result.data) > 1:
+            for task, group in result.data.items():
+                won = [facts_of(sample)["success"] for sample in group["samples"]]
+                means[f"eval/{task}/success"] = mean(won)
         self._write(rollout_id, means)
         return means
 
@@ -125,6 +128,10 @@ class _Recorded:
     def facts(self) -> Mapping[str, Any]:
         return facts_of(self.sample)
 
+    @property
+    def is_played(self) -> bool:
+        return self.row.kind is not TurnKind.BOOTSTRAP
+
 
 class TrainingRecord:
     """Appends to `path`: an episode that is followed through the batches, then parts with rewards, then others."""
@@ -146,38 +153,35 @@ class TrainingRecord:
             if row is not None:
                 numbers = {key: values[place] for key, values in data.items() if key in _READ}
                 segments.setdefault(row.segment, []).append(_Recorded(sample, row, numbers))
-        left, lines, followed = TURNS, [], None
+        update, left, followed = rollout_id + 1, TURNS, None
         for segment in sorted(segments.values(), key=self._order):
-            if left <= 0:
-                break
-            if all(part.row.kind is TurnKind.BOOTSTRAP for part in segment):
-                continue
-            record = self._segment(segment, role)
-            left -= record["turns"]
-            if followed is None and record["stop"] == StopReason.CUT:
-                followed = segment[0].facts.get("episode_id")
-            lines.append(json.dumps({"setting": f"update {rollout_id + 1}", "update": rollout_id + 1, **record}))
+            if left > 0 and any(part.is_played for part in segment):
+                record = self._segment(segment, role)
+                left -= record["turns"]
+                if followed is None and record["stop"] == StopReason.CUT:
+                    followed = segment[0].facts.get("episode_id")
+                line = json.dumps({"setting": f"update {update}", "update": update, **record})
+                append_text(self.path, line + "\n")
         self._followed = followed
-        append_text(self.path, "".join(line + "\n" for line in lines))
 
     def _order(self, segment: Sequence[_Recorded]) -> int:
         if segment[0].facts.get("episode_id") == self._followed:
             return 0
-        is_paid = any(span.reward for part in segment for span in part.row.turns)
-        return 1 if is_paid else 2
+        rewards = [span.reward for part in segment for span in part.row.turns]
+        return 1 if any(rewards) else 2
 
     def _segment(self, segment: Sequence[_Recorded], role: str) -> dict[str, Any]:
         turns: dict[int, dict[str, Any]] = {}
         next_value = None
-        played = [part for part in segment if part.row.kind is not TurnKind.BOOTSTRAP]
         for part in segment:
-            state = 0 if part.row.kind is TurnKind.BOOTSTRAP else part.row.bootstrap
+            state = part.row.bootstrap if part.is_played else 0
             if state >= 0 and "values" in part.numbers:
                 next_value = round(float(part.numbers["values"][state]), 5)
-        for part in played:
-            facts_of_each = facts_of_turns(part.sample)
-            for index, span, facts in zip(part.row.indices, part.row.turns, facts_of_each, strict=True):
-                turns[index] = self._turn(part, span, facts, role)
+            if part.is_played:
+                facts_of_each = facts_of_turns(part.sample)
+                for index, span, facts in zip(part.row.indices, part.row.turns, facts_of_each, strict=True):
+                    turns[index] = self._turn(part, span, facts, role)
+        played = [part for part in segment if part.is_played]
         final = max(played, key=lambda part: part.row.indices[-1])
         facts, row = final.facts, final.row
         kept = [turns[index] for index in sorted(turns)][-LONGEST:]
@@ -199,34 +203,25 @@ class TrainingRecord:
         }
 
     def _credit(self, role: str, next_value: float | None) -> dict[str, Any]:
-        discounts = discounts_of(self._settings, role)
-        return {
-            "role": role,
-            "form": self._settings.gae_form,
-            "kl_coef": self._kl_coef if role == "actor" else 0.0,
-            "gamma_step": discounts.gamma_step,
-            "lambda_step": discounts.lambda_step,
-            "gamma_token": discounts.gamma_token,
-            "lambda_token": discounts.lambda_token,
-            "next_value": next_value,
-        }
+        kl_coef = self._kl_coef if role == "actor" else 0.0
+        about = {"role": role, "form": self._settings.gae_form, "kl_coef": kl_coef, "next_value": next_value}
+        return {**about, **asdict(discounts_of(self._settings, role))}
 
     def _turn(self, part: _Recorded, span: TurnSpan, facts: Mapping[str, Any], role: str) -> dict[str, Any]:
         decode, numbers = self._tokenizer.decode, part.numbers
         ids = numbers["tokens"].tolist()
         response = len(ids) - int(numbers["response_lengths"])
         begin, end = response + span.start, response + span.end
-        own = ids[begin:end]
+        own, place = ids[begin:end], slice(span.start, span.end)
         tokens: dict[str, Any] = {"text": [decode([token]) for token in own]}
-        for key in _PER_TOKEN:
-            if key in numbers:
-                tokens[key] = [float(f"{x:.4g}") for x in numbers[key][span.start : span.end].tolist()]
-        if "log_probs" in tokens:
-            tokens.pop("rollout_log_probs", None)
+        left_out = {"rollout_log_probs"} if "log_probs" in numbers else set()
         if not self._kl_coef:
-            tokens.pop("kl", None)
-        mask = numbers["loss_masks"][span.start : span.end]
-        if not bool(mask.all()):
+            left_out.add("kl")
+        for key in _PER_TOKEN:
+            if key in numbers and key not in left_out:
+                tokens[key] = [float(f"{x:.4g}") for x in numbers[key][place].tolist()]
+        mask = numbers["loss_masks"][place]
+        if not mask.all():
             tokens["loss_mask"] = mask.tolist()
         turn = {
             "prompt": decode(ids[:begin]),

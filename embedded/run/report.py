@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
-from embedded.engine.decoder import write_policy
+from embedded.engine.decoder import Weights, write_policy
 from embedded.run import record
 from embedded.run.alarms import Alarms
 from embedded.run.ending import MEASURES, describe_played, is_better, judge, setting_of, share, spread, win_rate
@@ -63,11 +62,12 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        times = [row.get("wall_time_s", 0.0) for row in record.read_rows(self.folder / METRICS)]
+        log = self.folder / METRICS
+        times = [row.get("wall_time_s", 0.0) for row in record.read_rows(log)]
         self.began -= max(times, default=0.0)
         saved = saved_updates(self.folder)
-        rewind(self.folder / METRICS, saved)
-        rows = record.read_rows(self.folder / METRICS)
+        rewind(log, saved)
+        rows = record.read_rows(log)
         self.history += [row for row in rows if "train/actor_trains" in row]
         evaluated = {int(row["update"]) for row in rows if "eval/episodes" in row}
         kept = []
@@ -80,7 +80,7 @@ class RunReport:
         keep_lines(self.folder / EPISODES, kept)
         (self.folder / SUMMARY).unlink(missing_ok=True)  # of an interrupted session of this run
         self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
-        self._log = record.MetricsLog(self.folder / METRICS)
+        self._log = record.MetricsLog(log)
         self._alarms = Alarms()
         for row in self.history:
             self._alarms.watch(int(row["update"]), row)
@@ -99,13 +99,14 @@ class RunReport:
         self._log.update(rollout_id, {**metrics, "wall_time_s": self._wall_time()})
         for key, value in metrics.items():
             self._board.add_scalar(key, value, rollout_id + 1)
-        parts = [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
+        parts = [f"update {rollout_id + 1:3d}"]
+        parts += [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
         parts.append(f"{record.update_seconds(metrics):.1f} s")
-        tqdm.write(f"update {rollout_id + 1:3d}  {'  '.join(parts)}")
+        tqdm.write("  ".join(parts))
         for sentence in self._alarms.watch(rollout_id + 1, metrics):
             tqdm.write(f"warning: {sentence}")
 
-    def evaluation(self, rollout_id: int, result: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    def evaluation(self, rollout_id: int, result: Any, weights: Weights) -> None:
         """Record held-out episodes, played after `rollout_id` updates, and keep the policy that played them."""
         episodes = self.evaluations[rollout_id] = record.held_out(result)
         for key, value in result.metrics.items():
@@ -114,10 +115,10 @@ class RunReport:
             write_policy(self.policy, weights, self.folder / "policy_after")
         if self._best() == rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_best")
+        about = {"setting": setting_of(rollout_id), "player": "policy"}
         lines = []
         for episode in episodes:
-            shown = {key: episode[key] for key in RECORD_KEYS}
-            kept = {"setting": setting_of(rollout_id), "player": "policy", **shown}
+            kept = {**about, **{key: episode[key] for key in RECORD_KEYS}}
             lines.append(json.dumps(kept, ensure_ascii=False, default=str) + "\n")
         append_text(self.folder / EPISODES, "".join(lines))
         self._log.evaluation(rollout_id, result)  # last: the row says that the rest is there
@@ -131,15 +132,17 @@ class RunReport:
         self._board.close()
         self.history = self.history[:interrupted_after]
         interrupted = interrupted_after is not None
+        actor_updates = [row for row in self.history if row.get("train/actor_trains")]
+        turns = sum(row.get("rollout/turns", 0) for row in self.history)
         summary = {
             **self.about,
             "interrupted": interrupted,
             "updates": len(self.history),
-            "actor_updates": sum(bool(row.get("train/actor_trains")) for row in self.history),
+            "actor_updates": len(actor_updates),
             "fault": None if interrupted else record.actor_fault(self.history),
             "note": None if interrupted else record.reward_note(self.history),
-            "alarms": dict(self._alarms.raised),
-            "turns": int(sum(row.get("rollout/turns", 0) for row in self.history)),
+            "alarms": self._alarms.raised,
+            "turns": int(turns),
             "wall_time_s": self._wall_time(),
         }
         if self.evaluations:
@@ -154,8 +157,9 @@ class RunReport:
     def _results(self) -> dict[str, Any]:
         first = self.evaluations[min(self.evaluations)]
         last = self.evaluations[max(self.evaluations)]
-        everything = [episode for played in self.evaluations.values() for episode in played]
-        faults = [episode["fault"] for episode in everything if episode["fault"] is not None]
+        faults = []
+        for played in self.evaluations.values():
+            faults += [episode["fault"] for episode in played if episode["fault"] is not None]
         best = self._best()
         return {
             "win_rate_before": win_rate(first),
@@ -189,22 +193,21 @@ def plot_curve(
 
     figure = Figure(figsize=(7, 5.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    is_won = measure == "success"
-    mean_of = share if is_won else spread
-    results = {update: mean_of(float(e[measure]) for e in played) for update, played in sorted(evaluations.items())}
-    means = [result["mean"] for result in results.values()]
-    below = [result["se"] for result in results.values()]
-    above = below
-    if is_won:
-        above = [min(error, 1 - rate) for error, rate in zip(below, means, strict=True)]
-    top.errorbar(list(results), means, yerr=[below, above], fmt="o-", color="tab:red", capsize=4)
+    mean_of = share if measure == "success" else spread
+    means, below, above = [], [], []
+    for _, played in sorted(evaluations.items()):
+        result = mean_of(float(episode[measure]) for episode in played)
+        means.append(result["mean"])
+        below.append(result["se"])
+        above.append(min(result["se"], 1 - result["mean"]) if measure == "success" else result["se"])
+    top.errorbar(sorted(evaluations), means, yerr=[below, above], fmt="o-", color="tab:red", capsize=4)
     top.set(ylabel=f"{MEASURES[measure]}, held-out seeds ± SE", title="Embedded policy")
     if measure != "return":
         top.set_ylim(0, 1.02)
     # Batches drawn during the critic's warm-up are not played, so they have no rewards.
-    played = [row for row in history if "turn/reward" in row]
-    updates = [row["update"] for row in played]
-    rewards = [row["turn/reward"] for row in played]
+    rows = [row for row in history if "turn/reward" in row]
+    updates = [row["update"] for row in rows]
+    rewards = [row["turn/reward"] for row in rows]
     smooth = [mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
     bottom.plot(updates, rewards, ".", color="0.75", label="batch")
     bottom.plot(updates, smooth, color="tab:blue", label="mean of 5 batches")

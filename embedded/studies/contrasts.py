@@ -67,9 +67,9 @@ def holm(p_values: Sequence[float], tests: int) -> list[float]:
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Compute Student's 90 % t interval of the mean."""
-    mean, error = float(np.mean(values)), float(stats.sem(values))
+    mean = float(np.mean(values))
     quantile = float(stats.t.ppf(0.95, len(values) - 1))
-    reach = quantile * error  # `t.interval` is nan for equal values
+    reach = quantile * float(stats.sem(values))  # `t.interval` is nan for equal values
     return mean - reach, mean + reach
 
 
@@ -100,7 +100,9 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     looks = LOOKS if len(study.seeds) > min(LOOKS) else {len(study.seeds): 0.05}
     first, last = min(looks), max(looks)
     for look, alpha in looks.items():
-        planned = list(values)[:1] if look == first < last else list(values)
+        planned = list(values)
+        if look == first < last:
+            planned = planned[:1]
         seen = {name: values[name][:look] for name in planned if len(values[name]) >= look}
         p_values = [sign_flip_p(own) for own in seen.values()]
         corrected = holm(p_values, len(planned))
@@ -141,14 +143,13 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     rows = {}
     for result in results(study, runs):
         values = result.values
-        mean, deviation, reach, p, adjusted = ["-"] * 5
+        spread, tested = ["-"] * 3, ["-"] * 2
         if len(values) > 1:
             low, high = interval(values)
-            mean, deviation = f"{np.mean(values):.3f}", f"{np.std(values, ddof=1):.3f}"
-            reach = f"{low:.3f} to {high:.3f}"
+            spread = [f"{np.mean(values):.3f}", f"{np.std(values, ddof=1):.3f}", f"{low:.3f} to {high:.3f}"]
         if result.p is not None:
-            p, adjusted = f"{result.p:.4f}", f"{result.adjusted:.4f}"
-        rows[result.name] = [str(len(values)), mean, deviation, reach, p, adjusted, result.verdict]
+            tested = [f"{result.p:.4f}", f"{result.adjusted:.4f}"]
+        rows[result.name] = [str(len(values)), *spread, *tested, result.verdict]
     return markdown("contrast", titles, rows)
 
 
@@ -161,24 +162,19 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     has_shares = any(run.trained_mean(SHARED) is not None for run in runs)
     if has_shares:
         titles.append("turns that share their prompt")
-    found, rows = areas(study, runs), {}
+    area_of, rows = areas(study, runs), {}
     for variant in study.variants:
         mine = [run for run in runs if run.done and run.variant == variant]
         before = [study.score(run.results()[0]) for run in mine]
         after = [study.score(run.results()[-1]) for run in mine]
         fallen = [end for start, end in zip(before, after, strict=True) if end < start]
-        updates = [run.rows[-1]["update"] for run in mine]
-        seconds = [run.total("cpu") for run in mine]
-        rows[variant] = [
-            str(len(mine)),
-            mean_cell(before, ".3f"),
-            iqm_cell(after, ".3f"),
-            mean_cell(list(found[variant].values()), ".3f"),
-            f"{len(fallen)} of {len(mine)}",
-            mean_cell(updates, ".0f"),
-            mean_cell(seconds, ".0f"),
-        ]
+        cells = [str(len(mine)), mean_cell(before, ".3f"), iqm_cell(after, ".3f")]
+        cells.append(mean_cell(list(area_of[variant].values()), ".3f"))
+        cells.append(f"{len(fallen)} of {len(mine)}")
+        cells.append(mean_cell([run.rows[-1]["update"] for run in mine], ".0f"))
+        cells.append(mean_cell([run.total("cpu") for run in mine], ".0f"))
         if has_shares:
-            shares = [share for run in mine if (share := run.trained_mean(SHARED)) is not None]
-            rows[variant].append(mean_cell(shares, ".2f"))
+            shares = [run.trained_mean(SHARED) for run in mine]
+            cells.append(mean_cell([share for share in shares if share is not None], ".2f"))
+        rows[variant] = cells
     return markdown("variant", titles, rows)

@@ -13,7 +13,7 @@ from embedded.run.folder import write_text
 from embedded.run.record import actor_fault
 from embedded.studies.contrasts import area_lines, areas, contrast_lines, interval
 from embedded.studies.results import Run, curve, iqm_cell, markdown, mean_cell, read_runs
-from embedded.studies.study import Study, panels
+from embedded.studies.study import RAW, Study, panels
 
 COLUMNS = {
     "before": ("{measure} before", mean_cell, ".3f"),
@@ -40,7 +40,7 @@ COUNTS = ("update", "turns", "seconds")  # what every row has
 def write_report(folder: Path, study: Study) -> str:
     """Write `table.md`, `raw.csv` and `plot.png` into the study's folder, and return the table as text."""
     runs = read_runs(folder, study)
-    write_csv(folder / "raw.csv", runs)
+    write_csv(folder / RAW, runs)
     text = table(study, runs)
     write_text(folder / "table.md", text)
     plot(folder / "plot.png", study, runs)
@@ -87,16 +87,15 @@ def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     tasks = sorted({task for run in runs for task in run.task_results()})
     for variant in study.variants:
         mine = [run for run in runs if run.variant == variant]
-        found = [{**run.columns(), "mean_by_turns": run.mean_result(end)} for run in mine]
+        columns_of_each = [{**run.columns(), "mean_by_turns": run.mean_result(end)} for run in mine]
         cells = []
         for key, (_, cell, form) in COLUMNS.items():
-            values = [value for columns in found if (value := columns[key]) is not None]
-            cells.append(cell(values, form))
+            values = [columns[key] for columns in columns_of_each]
+            cells.append(cell([value for value in values if value is not None], form))
         rows[f"{variant} | {len(mine)}"] = cells
-        results = [run.task_results() for run in mine]
         by_task[variant] = []
         for task in tasks:
-            rates = [one[task] for one in results if task in one]
+            rates = [run.task_results()[task] for run in mine if task in run.task_results()]
             by_task[variant].append(iqm_cell(rates, ".3f"))
     titles = [title.format(measure=MEASURES[study.measure]) for title, _, _ in COLUMNS.values()]
     lines = markdown("variant | seeds", titles, rows)
@@ -107,14 +106,18 @@ def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write every number of every update and evaluation, with six digits."""
-    names = sorted({key for run in runs for row in run.rows for key in row} - set(COUNTS))
+    names: set[str] = set()
+    for run in runs:
+        names.update(*run.rows)
+    names -= {*COUNTS}
     with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["variant", "seed", "finished", *COUNTS, *names])
+        writer = csv.DictWriter(file, ["variant", "seed", "finished", *COUNTS, *sorted(names)])
         writer.writeheader()
         for run in runs:
             about = {"variant": run.variant, "seed": run.seed, "finished": run.done}
             for row in run.rows:
-                writer.writerow({**about, **{key: f"{value:.6g}" for key, value in row.items()}})
+                numbers = {key: f"{value:.6g}" for key, value in row.items()}
+                writer.writerow({**about, **numbers})
 
 
 def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
@@ -173,10 +176,12 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
         color = f"C{number}"
         mine = {length: found[f"{method}_{length}"] for length in lengths if f"{method}_{length}" in found}
         if len(mine) > 1:
-            means = [float(np.mean(values)) for values in mine.values()]
-            ends = [interval(values)[1] if len(values) > 3 else float(np.mean(values)) for values in mine.values()]
-            reach = [end - mean for end, mean in zip(ends, means, strict=True)]
-            over_length.errorbar(list(mine), means, reach, color=color, marker="o", capsize=3)
+            means, reaches = [], []
+            for values in mine.values():
+                mean = float(np.mean(values))
+                means.append(mean)
+                reaches.append(interval(values)[1] - mean if len(values) > 3 else 0.0)
+            over_length.errorbar(list(mine), means, reaches, color=color, marker="o", capsize=3)
         for axis, length in zip(axes, lengths, strict=True):
             scores = []
             for run in runs:
@@ -199,4 +204,5 @@ def _draw(axis: Any, curves: Sequence[tuple[list[float], list[float]]], color: s
     shortest = min((len(xs) for xs, _ in curves), default=0)
     cut = [(xs[:shortest], values[:shortest]) for xs, values in curves]
     means = np.mean(cut, axis=0) if cut else ([], [])
-    axis.plot(*means, color=color, label=label, marker="o" if marked else None)
+    marker = "o" if marked else None
+    axis.plot(*means, color=color, label=label, marker=marker)

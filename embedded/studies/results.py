@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from embedded.run.folder import DONE
+from embedded.run.folder import DONE, check_same
 from embedded.run.record import Row, read_rows
-from embedded.studies.study import ROWS, Study, files_by_seed
+from embedded.studies.study import RAW, ROWS, VARIANTS, Plan, Study, files_by_seed
 from slime_verlog import ConfigError
 
 REPETITIONS = 2000  # bootstrap samples per interval
@@ -30,13 +30,12 @@ class Run:
 
     def columns(self) -> dict[str, float | None]:
         """Compute the table's columns. Losses are means over the updates that also trained the actor."""
-        evaluated = [row for row in self.rows if self.key in row]
         results = self.results()
         is_compared = len(results) > 1
         return {
             "before": results[0] if results else None,
             "after": results[-1] if is_compared else None,
-            "length": evaluated[-1]["eval/turns"] if is_compared else None,
+            "length": self.evaluated[-1]["eval/turns"] if is_compared else None,
             "value_loss": self.trained_mean("critic/value_loss"),
             "explained_variance": self.trained_mean("critic/explained_variance"),
             "turns": self.total("turns"),
@@ -53,9 +52,14 @@ class Run:
         """Name of the compared number in the rows."""
         return f"eval/{self.measure}"
 
+    @property
+    def evaluated(self) -> list[Row]:
+        """The rows of evaluations."""
+        return [row for row in self.rows if self.key in row]
+
     def results(self) -> list[float]:
         """Return the compared number of every evaluation."""
-        return [row[self.key] for row in self.rows if self.key in row]
+        return [row[self.key] for row in self.evaluated]
 
     def total(self, over: str) -> float:
         """Count all turns or CPU seconds of the run."""
@@ -70,14 +74,13 @@ class Run:
 
     def task_results(self) -> dict[str, float]:
         """Return the last evaluation's win rate in each held-out task, if there are several."""
-        evaluated = [row for row in self.rows if self.key in row]
-        last = evaluated[-1] if len(evaluated) > 1 else {}
-        found = {}
+        last = self.evaluated[-1] if len(self.evaluated) > 1 else {}
+        rates = {}
         for key, value in last.items():
             named = re.fullmatch("eval/(.+)/success", key)
             if named:
-                found[named[1]] = value
-        return found
+                rates[named[1]] = value
+        return rates
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:
@@ -106,6 +109,28 @@ def read_csv(path: Path, measure: str = "success") -> list[Run]:
             numbers = {key: float(value) for key, value in line.items() if value}
             rows.setdefault(run, []).append(numbers)
     return [Run(variant, seed, found, done, measure) for (variant, seed, done), found in rows.items()]
+
+
+def finished_elsewhere(plan: Plan) -> list[Run]:
+    """Read the finished runs in the study's `raw.csv` that have no folder here, as those of another machine.
+
+    Raises ConfigError unless `variants.json` beside it has the same settings.
+    """
+    path, variants = plan.folder / RAW, plan.folder / VARIANTS
+    found = []
+    for run in read_csv(path) if path.exists() else []:
+        is_here = plan.run_folder(run.variant, run.seed).exists()
+        if run.done and run.variant in plan.study.variants and not is_here:
+            found.append(run)
+    if not found:
+        return []
+    if not variants.exists():
+        unknown = f"{path} has finished runs, but {variants.name} beside it, which says their settings, is missing"
+        raise ConfigError(f"{unknown}; copy it there, too, or delete {path.name} to run them again")
+    settings = json.loads(variants.read_text(encoding="utf-8"))
+    for variant in {run.variant for run in found}:
+        check_same(path, settings.get(variant), plan.settings(variant, 0))
+    return found
 
 
 def curve(rows: Sequence[Row], key: str, over: str = "turns") -> tuple[list[float], list[float]]:

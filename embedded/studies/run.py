@@ -7,8 +7,9 @@
     python -m embedded.studies.run --list
 
 Start the same command again to resume: finished runs are skipped, and an interrupted run continues from its last
-checkpoint. For each seed, variants with the same warm start share one initial policy. `--dry-run` checks every variant
-and prints the runs. A study's file is described in docs/studies.md.
+checkpoint. On another machine, finished runs are skipped if the study's folder has `raw.csv` and `variants.json`. For
+each seed, variants with the same warm start share one initial policy. `--dry-run` checks every variant and prints the
+runs. A study's file is described in docs/studies.md.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -35,10 +36,10 @@ from tqdm import tqdm
 
 from embedded.arguments import cores
 from embedded.run.ending import MEASURES
-from embedded.run.folder import CHECKPOINTS, DONE, claimed, rewind, saved_updates, write_text
+from embedded.run.folder import CHECKPOINTS, DONE, claim, claimed, rewind, saved_updates, write_text
 from embedded.run.record import MetricsLog, Row, read_rows
 from embedded.studies import study
-from embedded.studies.study import ROWS, Plan, make_plan
+from embedded.studies.study import RAW, ROWS, VARIANTS, Plan, make_plan
 from slime_verlog import (
     INTERRUPTED,
     ConfigError,
@@ -155,9 +156,14 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
     Raises ConfigError for rejected settings, and SlimeVerlogError, after the report, if runs failed or were killed.
     """
     from embedded.studies.report import write_csv, write_report
-    from embedded.studies.results import read_runs
+    from embedded.studies.results import finished_elsewhere, read_runs
 
+    for run in finished_elsewhere(plan):
+        _restore(plan, run.variant, run.seed, run.rows)
     left, failures = study.left_to_do(plan), []
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    settings = {variant: plan.settings(variant, 0) for variant in plan.study.variants}
+    write_text(plan.folder / VARIANTS, json.dumps(settings, indent=1))
     at_once = min(jobs or cores(), len(left))
     if at_once > 1:
         named = {plan.run_name(*run): (plan, *run) for run in left}
@@ -166,12 +172,21 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
         for run in left:
             print(plan.run_name(*run), flush=True)
             run_one(plan, *run)
-            write_csv(plan.folder / "raw.csv", read_runs(plan.folder, plan.study))
+            write_csv(plan.folder / RAW, read_runs(plan.folder, plan.study))
     text = write_report(plan.folder, plan.study)
     if failures:
         print(text)
         raise SlimeVerlogError(f"{'; '.join(failures)}; the same command continues what is left")
     return text
+
+
+def _restore(plan: Plan, variant: str, seed: int, rows: Sequence[Row]) -> None:
+    """Write the folder of a run that was finished elsewhere."""
+    folder, last = plan.run_folder(variant, seed), rows[-1]
+    folder.mkdir(parents=True)
+    claim(folder, plan.settings(variant, seed))
+    write_text(folder / ROWS, "".join(json.dumps(row) + "\n" for row in rows))
+    write_text(folder / DONE, json.dumps({"updates": int(last["update"]), "turns": last["turns"]}))
 
 
 def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
@@ -293,8 +308,10 @@ def main(argv: list[str] | None = None) -> None:
         if find_spec(name) is None:
             how = "install it with: pip install 'slime-verlog[embedded,studies]'"
             raise MissingDependencyError(f"a study needs the package {name}; {how}")
+    from embedded.studies.results import finished_elsewhere
+
     if given.dry_run:
-        print(study.overview(plan))
+        print(study.overview(plan, [(run.variant, run.seed) for run in finished_elsewhere(plan)]))
         return
     for sentence in plan.warnings:
         print(sentence, flush=True)

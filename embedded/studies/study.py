@@ -6,7 +6,7 @@ given twice: for the whole study, and for a variant, whose values win.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,6 +23,8 @@ SAVE_INTERVAL = 10
 """Updates between two checkpoints of a run."""
 ROWS = "rows.jsonl"
 """The metrics of a run."""
+RAW, VARIANTS = "raw.csv", "variants.json"
+"""The metrics of all runs of a study, and the settings of its variants."""
 
 
 class Variant(Settings):
@@ -123,11 +125,10 @@ def check_study(study: Study) -> list[str]:
 
     Returns a sentence for each variant in which hardly any update trains the actor.
     """
-    from embedded.arguments import build_args, check_run_keys, embedded_flags
-    from embedded.pretraining import split_run
+    from embedded.arguments import check_run_keys, embedded_flags
+    from embedded.pretraining import check_stages, split_run
     from embedded.run.alarms import warnings_of_plan
     from embedded.warmstart.imitation import WarmStart
-    from rollout.data_source import EpisodeSource
     from rollout.tasks import try_each_task
 
     warnings, built = [], []
@@ -135,11 +136,8 @@ def check_study(study: Study) -> list[str]:
         try:
             given = run_settings(study, name, study.seeds[0])
             settings = check_run_keys(given["keys"])
-            pretraining, ppo = split_run(given["keys"], {"hf_checkpoint": "", **given["flags"]}, Path())
-            args = build_args(ppo.keys, **ppo.flags)
-            EpisodeSource(args)
-            if pretraining:
-                EpisodeSource(build_args(pretraining.keys, **pretraining.flags))
+            stages = split_run(given["keys"], {"hf_checkpoint": "", **given["flags"]}, Path())
+            args = check_stages(stages)
             read_settings(WarmStart, given["warm"], "warm.")
         except ConfigError as error:
             raise ConfigError(f"variant {name!r}: {error}") from error
@@ -242,12 +240,14 @@ def left_to_do(plan: Plan) -> list[tuple[str, int]]:
     return [run for run in plan.runs() if not plan.is_done(*run)]
 
 
-def overview(plan: Plan) -> str:
-    """List a study's runs, with what is done already, and warnings."""
+def overview(plan: Plan, elsewhere: Collection[tuple[str, int]] = ()) -> str:
+    """List a study's runs, with what is done already, here or `elsewhere`, and warnings."""
     lines = [plan.study.question]
     for run in plan.runs():
         folder = plan.run_folder(*run)
-        state = "finished" if plan.is_done(*run) else "begun" if folder.is_dir() else "to do"
+        state = "begun" if folder.is_dir() else "to do"
+        if plan.is_done(*run) or run in elsewhere:
+            state = "finished"
         updates = plan.settings(*run)["flags"]["num_rollout"]
         lines.append(f"  {folder}/: {updates} updates, {state}")
     return "\n".join([*lines, *plan.warnings])

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rollout.errors import ConfigError
 
 RolloutData = dict[str, Any]
+NEEDED = ("tokens", "response_lengths", "loss_masks", "rewards", "rollout_ids", "rollout_mask_sums")
 
 
 @dataclass(frozen=True)
@@ -21,26 +23,25 @@ class MicroBatch:
 
     samples: tuple[int, ...]
     """Indices of the samples in the batch."""
-    ids: torch.Tensor
+    ids: Tensor
     """[samples, longest] token ids."""
-    row: torch.Tensor
+    row: Tensor
     """[n] row of each response token's predecessor."""
-    column: torch.Tensor
+    column: Tensor
     """[n] column of each response token's predecessor."""
-    targets: torch.Tensor
+    targets: Tensor
     """[n] response tokens."""
     lengths: tuple[int, ...]
     """Response tokens per sample; they add up to n."""
 
-    def gather(self, per_sample: Sequence[torch.Tensor]) -> torch.Tensor:
+    def gather(self, per_sample: Sequence[Tensor]) -> Tensor:
         """Flatten a list of response-aligned tensors, one per sample, to this micro-batch's [n] tokens."""
         return torch.cat([per_sample[i] for i in self.samples])
 
 
 def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> RolloutData:
     """Convert to what a rank gets in slime, tensors per sample; raises ConfigError if keys are missing."""
-    needed = ["tokens", "response_lengths", "loss_masks", "rewards", "rollout_ids", "rollout_mask_sums"]
-    missing = [key for key in needed if key not in train_data]
+    missing = [key for key in NEEDED if key not in train_data]
     if missing:
         raise ConfigError(f"the train data lacks {', '.join(missing)}; use the converter of rollout.samples")
     data = dict(train_data)
@@ -60,9 +61,12 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[
     if not groups or len(groups) % global_batch_size:
         unfilled = f"{len(groups)} training groups do not fill steps of --global-batch-size {global_batch_size}"
         raise ConfigError(f"{unfilled}; choose a divisor of {len(groups)}")
+    steps = []
     members = list(groups.values())
-    starts = range(0, len(members), global_batch_size)
-    return [[sample for group in members[start : start + global_batch_size] for sample in group] for start in starts]
+    for start in range(0, len(members), global_batch_size):
+        of_step = members[start : start + global_batch_size]
+        steps.append([sample for group in of_step for sample in group])
+    return steps
 
 
 def micro_batches(data: RolloutData, samples: Sequence[int], max_tokens: int) -> list[MicroBatch]:
@@ -82,15 +86,18 @@ def micro_batches(data: RolloutData, samples: Sequence[int], max_tokens: int) ->
 
 def _micro_batch(data: RolloutData, samples: list[int]) -> MicroBatch:
     tokens = [data["tokens"][i] for i in samples]
-    lengths = [data["response_lengths"][i] for i in samples]
+    rows, columns, targets = [], [], []
+    for row, (i, ids) in enumerate(zip(samples, tokens, strict=True)):
+        start, end = len(ids) - data["response_lengths"][i], len(ids)
+        rows.append(torch.full((end - start,), row))
+        columns.append(torch.arange(start - 1, end - 1))
+        targets.append(ids[start:])
     device = tokens[0].device
-    row = torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(lengths))
-    column = torch.cat([torch.arange(len(t) - n - 1, len(t) - 1) for t, n in zip(tokens, lengths, strict=True)])
     return MicroBatch(
         samples=tuple(samples),
         ids=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True),
-        row=row.to(device),
-        column=column.to(device),
-        targets=torch.cat([t[len(t) - n :] for t, n in zip(tokens, lengths, strict=True)]),
-        lengths=tuple(lengths),
+        row=torch.cat(rows).to(device),
+        column=torch.cat(columns).to(device),
+        targets=torch.cat(targets),
+        lengths=tuple(map(len, targets)),
     )

@@ -6,13 +6,15 @@ A crash during a save leaves the previous checkpoint intact. Older ones are dele
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from embedded.run.folder import write_text
 from rollout.errors import CheckpointError
@@ -46,9 +48,12 @@ def save_trainer(
         groups, samples = {}, {}
         for name, optimizer in optimizers.items():
             state = optimizer.state_dict()
-            groups[name], samples[name] = state["param_groups"], optimizer.schedule.num_steps
-            flat = {f"{i}.{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
-            save_file(_tensors(flat), temporary / f"{name}_optimizer.safetensors")
+            groups[name] = state["param_groups"]
+            samples[name] = optimizer.schedule.num_steps
+            moments = {}
+            for i, entry in state["state"].items():
+                moments |= {f"{i}.{key}": value for key, value in entry.items()}
+            save_file(_tensors(moments), temporary / f"{name}_optimizer.safetensors")
         info = {"format": FORMAT, "rollout_id": rollout_id, "param_groups": groups, "samples": samples}
         info["frozen"] = {name: _frozen(model) for name, model in models.items()}
         info["critic"] = dict(critic or {})
@@ -76,47 +81,52 @@ def _latest(folder: str | Path) -> tuple[Path, int]:
     return Path(folder) / f"trainer_{rollout_id}", rollout_id
 
 
-def saved_actor(folder: str | Path) -> dict[str, torch.Tensor]:
+def saved_actor(folder: str | Path) -> dict[str, Tensor]:
     """Load the actor's weights in the latest checkpoint, under Megatron's names."""
     return load_file(_latest(folder)[0] / "actor.safetensors")
 
 
 def critic_record(folder: str | Path) -> dict[str, Any]:
     """Read what the latest checkpoint says about its critic; raises CheckpointError if it is unusable."""
-    try:
-        info = json.loads((_latest(folder)[0] / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
+    with _reading(folder):
+        path, _ = _latest(folder)
+        info = json.loads((path / "state.json").read_text(encoding="utf-8"))
     return info.get("critic") or {"value_loss": "mse"}  # older checkpoints have nothing else
+
+
+@contextmanager
+def _reading(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
 
 
 def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
     """Load the critic alone, value head included, from the latest checkpoint; raises CheckpointError if unusable."""
-    try:
+    with _reading(folder):
         path = _latest(folder)[0] / "critic.safetensors"
         weights = load_file(path)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"critic_load: no usable critic in {folder}: {error}") from error
     _check_shapes(path, critic, weights)
     critic.load_state_dict(weights, strict=False)
 
 
 def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> int:
     """Restore the latest checkpoint and return its rollout id; raises CheckpointError, nothing loaded, if unusable."""
-    try:
+    with _reading(folder):
         source, rollout_id = _latest(folder)
         info = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if info["format"] != FORMAT:
             raise CheckpointError(f"{source} has format {info['format']!r}; this version reads {FORMAT} only")
         frozen = {name: info["frozen"][name] for name in models}
-        progress = {name: (info["param_groups"][name], info["samples"][name]) for name in optimizers}
+        groups = {name: info["param_groups"][name] for name in optimizers}
+        samples = {name: info["samples"][name] for name in optimizers}
         weights = {name: load_file(source / f"{name}.safetensors") for name in models}
         moments = {name: load_file(source / f"{name}_optimizer.safetensors") for name in optimizers}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
     for name, model in models.items():
         _check_shapes(source / f"{name}.safetensors", model, weights[name])
-        if (saved := frozen[name]) != _frozen(model):
+        saved = frozen[name]
+        if saved != _frozen(model):
             raise CheckpointError(
                 f"{source}: the {name} was trained with {len(saved)} frozen parameters, this run freezes "
                 f"{len(_frozen(model))}, and the optimizer's state fits only the former: give the same critic_frozen"
@@ -124,29 +134,29 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
     for name, model in models.items():
         model.load_state_dict(weights[name], strict=False)
     for name, optimizer in optimizers.items():
-        state: dict[int, dict[str, torch.Tensor]] = {}
+        state: dict[int, dict[str, Tensor]] = {}
         for key, value in moments[name].items():
-            index, entry = key.split(".", 1)
+            index, entry = key.split(".")
             state.setdefault(int(index), {})[entry] = value
-        groups, optimizer.schedule.num_steps = progress[name]
-        optimizer.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer.load_state_dict({"state": state, "param_groups": groups[name]})
+        optimizer.schedule.num_steps = samples[name]
         optimizer.schedule.step(0)
     return rollout_id
 
 
-def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
     """Contiguous copies of a state's tensors, without Megatron's empty extra states."""
-    return {k: v.detach().clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}
+    return {k: v.detach().clone().contiguous() for k, v in state.items() if isinstance(v, Tensor)}
 
 
 def _frozen(model: torch.nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
-def _check_shapes(path: Path, model: torch.nn.Module, found: dict[str, torch.Tensor]) -> None:
+def _check_shapes(path: Path, model: torch.nn.Module, found: dict[str, Tensor]) -> None:
     wanted = _tensors(model.state_dict())
     for name in sorted(wanted.keys() | found.keys()):
-        here, there = wanted.get(name), found.get(name)
-        if here is None or there is None or here.shape != there.shape:
-            shapes = [None if t is None else tuple(t.shape) for t in (here, there)]
-            raise CheckpointError(f"{path}: {name} has shape {shapes[1]}, but the model has {shapes[0]}")
+        here = tuple(wanted[name].shape) if name in wanted else None
+        there = tuple(found[name].shape) if name in found else None
+        if here != there:
+            raise CheckpointError(f"{path}: {name} has shape {there}, but the model has {here}")

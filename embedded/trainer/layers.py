@@ -48,15 +48,17 @@ class Places:
     def hidden(self) -> Tensor:
         """[columns, columns] what a score of query and key is increased by: minus infinity if the key is later."""
         columns = self.tokens.shape[1]
-        return torch.full((columns, columns), -torch.inf, device=self.row.device).triu(1)
+        everything = torch.full((columns, columns), -torch.inf, device=self.row.device)
+        return everything.triu(1)
 
     def indices(self, heads: int) -> tuple[Tensor, Tensor]:
         """Token and head of each padded [row, head, column], and a place of each token and head."""
         if heads not in self._indices:
             head = torch.arange(heads, device=self.row.device)
             token = self.tokens[:, None] * heads + head[:, None]
-            place = ((self.row * heads)[:, None] + head) * self.tokens.shape[1] + self.column[:, None]
-            self._indices[heads] = token.reshape(-1), place.view(-1)
+            row_and_head = self.row[:, None] * heads + head
+            place = row_and_head * self.tokens.shape[1] + self.column[:, None]
+            self._indices[heads] = token.flatten(), place.flatten()
         return self._indices[heads]
 
     @cached_property
@@ -70,15 +72,20 @@ def shared(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Places, Tensor]:
     A causal model computes the same for each of these, so results and gradients stay the same up to rounding. Returns
     the packed ids [tokens], their places, and for each given row the row of the places that holds its tokens.
     """
-    padding = torch.arange(int(lengths.max()), device=ids.device) >= lengths[:, None]
-    rows, row_of = ids[:, : padding.shape[1]].masked_fill(padding, -1).unique(dim=0, return_inverse=True)
+    columns = int(lengths.max())
+    padding = torch.arange(columns, device=ids.device) >= lengths[:, None]
+    tokens = ids[:, :columns].masked_fill(padding, -1)
+    rows, row_of = tokens.unique(dim=0, return_inverse=True)
     # Rows are sorted, so a beginning is new where it differs from that of the row before.
-    new = F.pad((rows[1:] != rows[:-1]).cumsum(1) > 0, (0, 0, 1, 0), value=True)
-    packed = new & (rows >= 0)
-    row, column = packed.nonzero(as_tuple=True)
-    first = (new * torch.arange(len(rows), device=ids.device)[:, None]).cummax(0).values
-    tokens = (packed.view(-1).cumsum(0) - 1).view_as(rows).gather(0, first).clamp_min(0)
-    return rows[row, column], Places(row, column, tokens), row_of
+    differs = (rows[1:] != rows[:-1]).cumsum(1) > 0
+    new = F.pad(differs, (0, 0, 1, 0), value=True)
+    is_packed = new & (rows >= 0)
+    row, column = is_packed.nonzero(as_tuple=True)
+    number = torch.arange(len(rows), device=ids.device)[:, None]
+    first_row = (new * number).cummax(0).values
+    place = is_packed.flatten().cumsum(0).view_as(rows) - 1
+    token_at = place.gather(0, first_row).clamp_min(0)
+    return rows[row, column], Places(row, column, token_at), row_of
 
 
 class CausalAttention(torch.nn.Module):
@@ -98,25 +105,29 @@ class CausalAttention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
         length, batch, heads, width = query.shape
-        places, columns = self.places, self.places.tokens.shape[1]
-        table = rotary_table(columns, width, self.rotary_base, query.device)
-        cos, sin = (x[places.column, None] for x in table)
-        q, k = _Padded.apply(query, places, cos, sin), _Padded.apply(key, places, cos, sin)
-        v, scale = _Padded.apply(value, places, None, None), self.scale or width**-0.5
+        places, first, scale = self.places, self.first, self.scale or width**-0.5
+        columns = places.tokens.shape[1]
+        cosines, sines = rotary_table(columns, width, self.rotary_base, query.device)
+        cos, sin = cosines[places.column, None], sines[places.column, None]
+        q = _Padded.apply(query, places, cos, sin)
+        k = _Padded.apply(key, places, cos, sin)
+        v = _Padded.apply(value, places, None, None)
         if columns <= SHORT and query.device.type == "cpu":
-            out = _ShortAttention.apply(q[:, :, self.first :], k, v, places.hidden[self.first :], scale)
-            out = F.pad(out, (0, 0, self.first, 0))
+            out = _ShortAttention.apply(q[:, :, first:], k, v, places.hidden[first:], scale)
+            out = F.pad(out, (0, 0, first, 0))
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        packed = out.reshape(-1, width).index_select(0, places.indices(heads)[1])
+        place = places.indices(heads)[1]
+        packed = out.reshape(-1, width).index_select(0, place)
         return packed.view(length, batch, heads * width)
 
 
 @lru_cache(maxsize=64)
 def rotary_table(length: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Compute cosines and sines [length, width / 2] of rotary embeddings for heads of this width."""
-    frequencies = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    positions = torch.arange(length, dtype=torch.float32)
+    angles = torch.outer(positions, 1.0 / base**exponents)
     return angles.cos().to(device), angles.sin().to(device)
 
 
@@ -133,9 +144,11 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, weight, scale = ctx.saved_tensors
         (grad,) = grads
-        products = (grad * normed).view(-1, weight.shape[0])
-        along = (products @ weight).div_(weight.shape[0]).view_as(scale)
-        return (grad * weight).addcmul_(normed, along, value=-1).mul_(scale), products.sum(0), None
+        width = weight.shape[0]
+        products = (grad * normed).view(-1, width)
+        along = (products @ weight).div_(width).view_as(scale)
+        of_x = (grad * weight).addcmul_(normed, along, value=-1).mul_(scale)
+        return of_x, products.sum(0), None
 
 
 class _Padded(torch.autograd.Function):
@@ -148,15 +161,18 @@ class _Padded(torch.autograd.Function):
         tokens = x.view(-1, heads, width)
         if cos is not None and sin is not None:
             tokens = _rotated(tokens, cos, sin)
-        padded = tokens.reshape(-1, width).index_select(0, places.indices(heads)[0])
+        token, _ = places.indices(heads)
+        padded = tokens.reshape(-1, width).index_select(0, token)
         return padded.view(-1, heads, places.tokens.shape[1], width)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         heads, width = ctx.shape[-2:]
-        padded, token = grads[0].reshape(-1, width), ctx.places.indices(heads)[0]
+        padded = grads[0].reshape(-1, width)
+        token, _ = ctx.places.indices(heads)
         total = torch.zeros(len(ctx.places.row) * heads, width, device=padded.device)  # float32 for bfloat16, too
-        grad = total.index_add_(0, token, padded.float()).to(padded.dtype).view(-1, heads, width)
+        total.index_add_(0, token, padded.float())
+        grad = total.to(padded.dtype).view(-1, heads, width)
         if ctx.cos is not None:
             grad = _rotated(grad, ctx.cos, -ctx.sin)
         return grad.view(ctx.shape), None, None, None
@@ -180,9 +196,8 @@ class _ShortAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
-        length, width = k.shape[2:]
-        keys, values = (x.reshape(-1, length, width) for x in (k, v))
-        queries = q.reshape(len(keys), -1, width)
+        keys, values = k.flatten(0, 1), v.flatten(0, 1)
+        queries = q.reshape(len(keys), -1, k.shape[-1])
         scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
         scores.view(-1, *hidden.shape).add_(hidden)
         probs = torch.softmax(scores, -1)
@@ -195,8 +210,10 @@ class _ShortAttention(torch.autograd.Function):
         queries, keys, values, probs = ctx.saved_tensors
         grad = grads[0].reshape(queries.shape)
         of_probs = torch.bmm(grad, values.transpose(1, 2))
-        of_scores = torch.ops.aten._softmax_backward_data(of_probs, probs, -1, probs.dtype).mul_(ctx.scale)
-        of_values = torch.bmm(probs.transpose(1, 2), grad)
+        of_scores = torch.ops.aten._softmax_backward_data(of_probs, probs, -1, probs.dtype)
+        of_scores.mul_(ctx.scale)
+        of_queries = torch.bmm(of_scores, keys)
         of_keys = torch.bmm(of_scores.transpose(1, 2), queries)
-        shape, shared = ctx.shapes
-        return torch.bmm(of_scores, keys).view(shape), of_keys.view(shared), of_values.view(shared), None, None
+        of_values = torch.bmm(probs.transpose(1, 2), grad)
+        of_q, of_k = ctx.shapes
+        return of_queries.view(of_q), of_keys.view(of_k), of_values.view(of_k), None, None

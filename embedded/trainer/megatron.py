@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from advantage.hl_gauss import HlGauss
@@ -31,8 +32,6 @@ with warnings.catch_warnings():
         from megatron.core import parallel_state
         from megatron.core.models.gpt import GPTModel
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-        from megatron.core.optimizer import OptimizerConfig
-        from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
         from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
         from megatron.core.tensor_parallel.random import initialize_rng_tracker
         from megatron.core.transformer import TransformerConfig
@@ -44,13 +43,12 @@ with warnings.catch_warnings():
 _NAMES = {
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",  # Qwen3 alone has these two
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",  # only Qwen3 has these two
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
 """Megatron-core's names of a layer's weights that are not fused, and Hugging Face's."""
-_OPTIONAL = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 def initialize(port: int = 0) -> torch.device:
@@ -83,16 +81,19 @@ def build_model(
     from embedded.engine.decoder import load_hf_model
 
     hf = load_hf_model(folder)
-    model = _empty_model(hf.config, tied=hf.config.tie_word_embeddings and not critic, bf16=bf16)
+    is_tied = hf.config.tie_word_embeddings and not critic
+    model = _empty_model(hf.config, tied=is_tied, bf16=bf16)
     if critic:
         model.output_layer = ValueHead(hf.config.hidden_size, bins)  # type: ignore[assignment]
-    model.load_state_dict(hf_to_megatron(hf.state_dict(), hf.config, head=not critic), strict=False)
+    weights = hf_to_megatron(hf.state_dict(), hf.config, head=not critic)
+    model.load_state_dict(weights, strict=False)
     return model.to(device)
 
 
 def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
     rope = config.rope_parameters
-    if (kind := rope.get("rope_type", "default")) != "default":
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
         raise ConfigError(f"the trainer takes plain rotary embeddings only, but this model has {kind} ones")
     is_qwen3 = config.model_type == "qwen3"
     transformer = TransformerConfig(
@@ -143,14 +144,14 @@ class ValueHead(torch.nn.Linear):
         with torch.no_grad():
             self.bias.copy_(torch.zeros(1) if bins is None else bins.start_bias())
 
-    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:  # type: ignore[override]
         """Outputs [..., 1 or bins], float32, of hidden states [..., hidden]."""
         with torch.autocast(hidden_states.device.type, enabled=False):  # in bf16, bins would move values by 0.3 %
             return super().forward(hidden_states.float()), None
 
 
 @contextmanager
-def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[None]:
+def _packed(model: GPTModel, places: Places, wanted: Tensor) -> Iterator[None]:
     """Inside this context the model reads packed tokens, and after the last attention it computes `wanted` only.
 
     Logits are [1, n, outputs] for n wanted tokens. No attention follows, so the last MLP can skip all other tokens. The
@@ -172,117 +173,108 @@ def _packed(model: GPTModel, places: Places, wanted: torch.Tensor) -> Iterator[N
 
 def precision(model: GPTModel) -> torch.autocast:
     """Return the context for the model's forward and backward pass: Megatron's autocast, where the model has it."""
-    device, config = next(model.parameters()).device, model.config
-    return torch.autocast(device.type, config.autocast_dtype, enabled=config.enable_autocast)
+    device = next(model.parameters()).device
+    return torch.autocast(device.type, model.config.autocast_dtype, enabled=model.config.enable_autocast)
 
 
-def predict(model: GPTModel, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+def predict(model: GPTModel, ids: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """Compute outputs [n, width] in float32 at positions (row, column) of right-padded `ids` [batch, length].
 
     Only the tokens up to each row's last wanted position are computed, and equal beginnings of rows once, which saves
     most of the work if turns have much of their prompts in common.
     """
-    lengths = torch.zeros(len(ids), dtype=torch.long, device=ids.device).scatter_reduce_(0, row, column + 1, "amax")
+    lengths = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
+    lengths.scatter_reduce_(0, row, column + 1, "amax")
     packed, places, row_of = shared(ids, lengths)
-    wanted, of_each = places.tokens[row_of[row], column].unique(return_inverse=True)
+    tokens = places.tokens[row_of[row], column]
+    wanted, of_each = tokens.unique(return_inverse=True)
     with precision(model), _packed(model, places, wanted):
-        return model(packed[None], None, None)[0].float().index_select(0, of_each)
+        outputs = model(packed[None], None, None)[0]
+        return outputs.float().index_select(0, of_each)
 
 
-class Adam(FP32Optimizer):
-    """Megatron's float32 optimizer around AdamW, with gradient clipping that needs no CUDA kernels.
+class Adam(torch.optim.AdamW):
+    """AdamW that decays matrices only. `schedule.step(n)` is Megatron's: it moves the learning rate on by n samples."""
 
-    `schedule` is Megatron's as well: `schedule.step(n)` moves the learning rate on by n samples.
-    """
-
-    schedule: OptimizerParamScheduler
-
-    def __init__(self, model: GPTModel, config: OptimizerConfig, lr: float) -> None:
-        decay = [p for p in model.parameters() if p.dim() > 1]
-        plain = [p for p in model.parameters() if p.dim() <= 1]
-        inner = torch.optim.AdamW(
-            [{"params": decay}, {"params": plain, "wd_mult": 0.0}],
-            lr=lr,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            fused=True,
+    def __init__(self, model: GPTModel, flags: OptimizerFlags, lr: float, samples: int) -> None:
+        """The learning rate starts at `lr` and follows `flags.lr_decay_style` over that many samples."""
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "wd_mult": 0.0}]
+        betas = flags.adam_beta1, flags.adam_beta2
+        super().__init__(groups, lr=lr, betas=betas, eps=flags.adam_eps, fused=True)
+        self._parameters, self._clip_grad = [*matrices, *others], flags.clip_grad
+        own: Any = self  # Megatron's scheduler takes any optimizer that has parameter groups
+        self.schedule = OptimizerParamScheduler(
+            own,
+            init_lr=0.0,
+            max_lr=lr,
+            min_lr=0.0,
+            lr_warmup_steps=0,
+            lr_decay_steps=samples,
+            lr_decay_style=flags.lr_decay_style,
+            start_wd=flags.weight_decay,
+            end_wd=flags.weight_decay,
+            wd_incr_steps=samples,
+            wd_incr_style="constant",
         )
-        # FP32Optimizer.__init__ also allocates a loss scale on "cuda", which a float32 run never uses.
-        MegatronOptimizer.__init__(self, inner, config)
-        self.is_stub_optimizer = False
 
-    def clip_grad_norm(self, clip_grad: float) -> float:
+    def clip(self) -> float:
         """Scale all gradients to a joint norm of at most `clip_grad`, and return the norm before."""
-        return torch.nn.utils.clip_grad_norm_(self.get_parameters(), clip_grad).item()
+        return torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_grad).item()
 
 
-def build_optimizer(model: GPTModel, flags: OptimizerFlags, lr: float, samples: int) -> Adam:
-    """Build AdamW; its learning rate starts at `lr` and follows `flags.lr_decay_style` over that many samples."""
-    own = {key: getattr(flags, key) for key in ("adam_beta1", "adam_beta2", "adam_eps", "clip_grad")}
-    optimizer = Adam(model, OptimizerConfig(optimizer="adam", lr=lr, **own), lr)
-    optimizer.schedule = OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0,
-        max_lr=lr,
-        min_lr=0.0,
-        lr_warmup_steps=0,
-        lr_decay_steps=samples,
-        lr_decay_style=flags.lr_decay_style,
-        start_wd=flags.weight_decay,
-        end_wd=flags.weight_decay,
-        wd_incr_steps=samples,
-        wd_incr_style="constant",
-    )
-    return optimizer
-
-
-def hf_to_megatron(state: Mapping[str, torch.Tensor], config: Any, *, head: bool = True) -> dict[str, torch.Tensor]:
-    """Rename and fuse the weights of a model with this Hugging Face config.
-
-    Without `head`, the output layer is left out. The result shares no memory with `state`.
-    """
+def hf_to_megatron(state: Mapping[str, Tensor], config: Any, *, head: bool = True) -> dict[str, Tensor]:
+    """Rename and fuse the weights of a model with this Hugging Face config; without `head`, no output layer."""
     out = {
-        "embedding.word_embeddings.weight": state["model.embed_tokens.weight"].clone(),
-        "decoder.final_layernorm.weight": state["model.norm.weight"].clone(),
+        "embedding.word_embeddings.weight": state["model.embed_tokens.weight"],
+        "decoder.final_layernorm.weight": state["model.norm.weight"],
     }
     if head and "lm_head.weight" in state:
-        out["output_layer.weight"] = state["lm_head.weight"].clone()
+        out["output_layer.weight"] = state["lm_head.weight"]
     for i in range(config.num_hidden_layers):
         source, target = f"model.layers.{i}.", f"decoder.layers.{i}."
-        names = ((new, old) for new, old in _NAMES.items() if old not in _OPTIONAL or source + old in state)
-        out |= {target + new: state[source + old].clone() for new, old in names}
+        for new, old in _NAMES.items():
+            if source + old in state:
+                out[target + new] = state[source + old]
         for kind in ("weight", "bias"):
-            if f"{source}self_attn.q_proj.{kind}" in state:
-                parts = [state[f"{source}self_attn.{x}_proj.{kind}"] for x in "qkv"]
-                grouped = [p.view(config.num_key_value_heads, -1, head_dim(config), *p.shape[1:]) for p in parts]
-                fused = torch.cat(grouped, 1)
-                out[f"{target}self_attention.linear_qkv.{kind}"] = fused.reshape(-1, *parts[0].shape[1:])
+            projections = [f"{source}self_attn.{x}_proj.{kind}" for x in "qkv"]
+            if projections[0] in state:
+                grouped = [_grouped(state[name], config) for name in projections]
+                out[f"{target}self_attention.linear_qkv.{kind}"] = torch.cat(grouped, 1).flatten(0, 2)
         gate_up = [state[f"{source}mlp.{x}_proj.weight"] for x in ("gate", "up")]
         out[target + "mlp.linear_fc1.weight"] = torch.cat(gate_up)
     return out
 
 
-def megatron_to_hf(state: Mapping[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+def megatron_to_hf(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Invert `hf_to_megatron`, without a critic's head and without Megatron's extra states."""
-    out = {
-        "model.embed_tokens.weight": state["embedding.word_embeddings.weight"],
-        "model.norm.weight": state["decoder.final_layernorm.weight"],
-    }
+    embedding = state["embedding.word_embeddings.weight"]
+    out = {"model.embed_tokens.weight": embedding, "model.norm.weight": state["decoder.final_layernorm.weight"]}
     head = state.get("output_layer.weight")
-    if head is not None and head.shape == out["model.embed_tokens.weight"].shape:
+    if head is not None and head.shape == embedding.shape:
         out["lm_head.weight"] = head
     for i in range(config.num_hidden_layers):
         source, target = f"decoder.layers.{i}.", f"model.layers.{i}."
-        out |= {target + new: state[source + old] for old, new in _NAMES.items() if source + old in state}
+        for new, old in _NAMES.items():
+            if source + new in state:
+                out[target + old] = state[source + new]
         for kind in ("weight", "bias"):
             fused = state.get(f"{source}self_attention.linear_qkv.{kind}")
             if fused is not None:
-                grouped = fused.view(config.num_key_value_heads, -1, head_dim(config), *fused.shape[1:])
-                for x, part in zip("qkv", (grouped[:, :-2], grouped[:, -2], grouped[:, -1]), strict=True):
-                    out[f"{target}self_attn.{x}_proj.{kind}"] = part.reshape(-1, *fused.shape[1:])
+                grouped = _grouped(fused, config)
+                queries = grouped.shape[1] - 2
+                for x, part in zip("qkv", grouped.split([queries, 1, 1], 1), strict=True):
+                    out[f"{target}self_attn.{x}_proj.{kind}"] = part.flatten(0, 2)
         gate, up = state[source + "mlp.linear_fc1.weight"].chunk(2)
-        out[target + "mlp.gate_proj.weight"], out[target + "mlp.up_proj.weight"] = gate, up
+        out[target + "mlp.gate_proj.weight"] = gate
+        out[target + "mlp.up_proj.weight"] = up
     return {name: tensor.detach() for name, tensor in out.items()}
+
+
+def _grouped(weights: Tensor, config: Any) -> Tensor:
+    """View weights or biases of projections as [key-value heads, heads of a group, width of a head, ...]."""
+    return weights.unflatten(0, (config.num_key_value_heads, -1, head_dim(config)))
 
 
 def head_dim(config: Any) -> int:

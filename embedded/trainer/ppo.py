@@ -7,11 +7,12 @@ import logging
 import math
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from advantage.critic import Progress
 from advantage.exchange import current_layout
@@ -34,8 +35,8 @@ from envs.loading import load_attribute
 
 logger = logging.getLogger(__name__)
 
-Reducer = Callable[[torch.Tensor], torch.Tensor]
-Loss = Callable[[RolloutData, MicroBatch, torch.Tensor, Reducer], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+Reducer = Callable[[Tensor], Tensor]
+Loss = Callable[[RolloutData, MicroBatch, Tensor, Reducer], tuple[Tensor, dict[str, Tensor]]]
 
 
 class PpoTrainer:
@@ -45,7 +46,8 @@ class PpoTrainer:
         """Build all three models; raises ConfigError for a flag or an unusable checkpoint."""
         from transformers.models.auto.configuration_auto import AutoConfig
 
-        self.args, self.flags = args, (flags := embedded_flags(args))
+        flags = embedded_flags(args)
+        self.args, self.flags = args, flags
         start = next((path for path in (flags.load, flags.critic_load) if path and is_checkpoint(path)), None)
         if start is not None:
             vars(args).update(keys_taken_over(advantage_settings(args), critic_record(start), start))
@@ -61,18 +63,19 @@ class PpoTrainer:
         self.device = megatron.initialize()
         self.config = AutoConfig.from_pretrained(flags.hf_checkpoint)
         self.actor = megatron.build_model(flags.hf_checkpoint, self.device, bf16=flags.bf16)
-        saved = flags.critic_load if flags.critic_load and is_checkpoint(flags.critic_load) else None
-        given = flags.hf_checkpoint if saved else flags.critic_load or flags.hf_checkpoint
-        self.critic = megatron.build_model(given, self.device, critic=True, bf16=flags.bf16, bins=self._bins)
-        if saved:
-            load_critic(saved, self.critic)
+        start_of_critic = flags.critic_load or flags.hf_checkpoint
+        is_saved = is_checkpoint(start_of_critic)
+        folder = flags.hf_checkpoint if is_saved else start_of_critic
+        self.critic = megatron.build_model(folder, self.device, critic=True, bf16=flags.bf16, bins=self._bins)
+        if is_saved:
+            load_critic(start_of_critic, self.critic)
         parameters = dict(self.critic.named_parameters())
         for name in report_frozen("critic", parameters, self._settings.critic_frozen):
             parameters[name].requires_grad_(False)
         self.reference = megatron.build_model(flags.ref_load or flags.hf_checkpoint, self.device, bf16=flags.bf16)
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
-        self.actor_optimizer = megatron.build_optimizer(self.actor, flags, flags.lr, samples)
-        self.critic_optimizer = megatron.build_optimizer(self.critic, flags, flags.critic_lr, samples)
+        self.actor_optimizer = megatron.Adam(self.actor, flags, flags.lr, samples)
+        self.critic_optimizer = megatron.Adam(self.critic, flags, flags.critic_lr, samples)
         self._models = {"actor": self.actor, "critic": self.critic}
         self._optimizers = {"actor": self.actor_optimizer, "critic": self.critic_optimizer}
         # Actor and critic share nothing while they learn, so on a CPU each gets its own core if this process has two.
@@ -109,7 +112,7 @@ class PpoTrainer:
         self.trained = ("critic", critic_data) if actor_data is None else ("actor", actor_data)
         return {**metrics, **(critic.result() if critic else {}), "train/actor_trains": float(actor_trains)}
 
-    def policy_state(self) -> dict[str, torch.Tensor]:
+    def policy_state(self) -> dict[str, Tensor]:
         """Return the actor's weights under Hugging Face names; they share memory with the actor."""
         return megatron.megatron_to_hf(self.actor.state_dict(), self.config)
 
@@ -126,10 +129,10 @@ class PpoTrainer:
         return load_trainer(folder, self._models, self._optimizers)
 
     @torch.no_grad()
-    def _values(self, data: RolloutData, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+    def _values(self, data: RolloutData, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Compute V(prefix before the token) for every response token, per sample."""
 
-        def values_of(batch: MicroBatch) -> torch.Tensor:
+        def values_of(batch: MicroBatch) -> Tensor:
             outputs = megatron.predict(self.critic, batch.ids, batch.row, batch.column)
             return outputs.squeeze(-1) if self._bins is None else self._bins.expectation(outputs)
 
@@ -138,33 +141,39 @@ class PpoTrainer:
     @torch.no_grad()
     def _log_probs(self, data: RolloutData, batches: Sequence[MicroBatch]) -> RolloutData:
         """Log-probs under the actor, unless those of the rollout are used, and under the reference if KL is charged."""
-        found: RolloutData = {}
-        models = {} if self.flags.use_rollout_logprobs else {"log_probs": self.actor}
+        computed: RolloutData = {}
+        if not self.flags.use_rollout_logprobs:
+            computed["log_probs"] = self._log_probs_under(self.actor, data, batches)
         if self.flags.kl_coef or self.flags.use_kl_loss:
-            models["ref_log_probs"] = self.reference
-        for key, model in models.items():
-            log_probs = lambda b, model=model: log_probs_and_entropy(
-                megatron.predict(model, b.ids, b.row, b.column), b.targets, self.flags.rollout_temperature
-            )[0]
-            found[key] = _per_sample(data, batches, log_probs)
-        return found
+            computed["ref_log_probs"] = self._log_probs_under(self.reference, data, batches)
+        return computed
+
+    def _log_probs_under(
+        self, model: megatron.GPTModel, data: RolloutData, batches: Sequence[MicroBatch]
+    ) -> list[Tensor]:
+        def log_probs_of(batch: MicroBatch) -> Tensor:
+            logits = megatron.predict(model, batch.ids, batch.row, batch.column)
+            return log_probs_and_entropy(logits, batch.targets, self.flags.rollout_temperature)[0]
+
+        return _per_sample(data, batches, log_probs_of)
 
     def _train_critic(self, data: RolloutData) -> dict[str, float]:
         measured = take_metrics(data)
         for _ in range(self._settings.critic_updates - 1):
             self._optimize(self.critic, self.critic_optimizer, data, self._value_loss, last=False)
         metrics = self._optimize(self.critic, self.critic_optimizer, data, self._value_loss)
-        return {f"critic/{key}": value for key, value in {**metrics, **measured}.items()}
+        return _named("critic", {**metrics, **measured})
 
     def _pretrain_critic(self, rollout_id: int, data: RolloutData, batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Train the critic on the last batch, which has all collected turns, until it has converged."""
-        pretraining, args = self._settings.value_pretraining, self._role_args["critic"]
+        pretraining = self._settings.value_pretraining
         if rollout_id + 1 < pretraining.batches:
             return {"train/actor_trains": 0.0}
-        progress, models, metrics = Progress(), [self.critic], dict[str, float]()
+        progress, models = Progress(), [self.critic]
+        metrics: dict[str, float] = {}
         while True:
             critic_data = {**data, "values": self._values(data, batches)}
-            add_advantages(args, critic_data)
+            add_advantages(self._role_args["critic"], critic_data)
             measured = take_metrics(critic_data)
             if not progress.explained:
                 critic_alarm().watch(measured, rollout_id)
@@ -173,10 +182,10 @@ class PpoTrainer:
             with progress.held_out_hidden(critic_data):
                 metrics = self._optimize(self.critic, self.critic_optimizer, critic_data, self._value_loss, last=False)
         progress.finish(pretraining, models)
-        explained = progress.explained
-        self._critic_record = pretrained_record(self._settings, explained, progress.best, data, current_layout())
-        metrics |= {"held_out_explained_variance": progress.explained[progress.best], "passes": float(progress.best)}
-        return {**{f"critic/{key}": value for key, value in metrics.items()}, "train/actor_trains": 0.0}
+        explained, best = progress.explained, progress.best
+        self._critic_record = pretrained_record(self._settings, explained, best, data, current_layout())
+        metrics |= {"held_out_explained_variance": explained[best], "passes": float(best)}
+        return {**_named("critic", metrics), "train/actor_trains": 0.0}
 
     def _train_actor(self, rollout_id: int, data: RolloutData) -> dict[str, float]:
         if self.flags.use_rollout_logprobs:
@@ -184,45 +193,52 @@ class PpoTrainer:
         add_advantages(self._role_args["actor"], data)
         if path := self.flags.rollout_data_postprocess_path:
             load_attribute(path, "rollout_data_postprocess_path")(self.args, rollout_id, data)
-        kl = torch.cat(data["kl"])[torch.cat(data["loss_masks"]).bool()].mean().item()
+        trained = torch.cat(data["loss_masks"]).bool()
+        kl = torch.cat(data["kl"])[trained].mean().item()
         metrics = finish_dis(self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss))
         metrics |= self._alarm.watch(metrics, rollout_id)
         # What the hooks added for slime's own log, under slime's names.
-        logged = {f"rollout/{k}": v.item() for k, v in data.items() if isinstance(v, torch.Tensor) and not v.ndim}
-        return {**logged, **{f"actor/{key}": value for key, value in {**metrics, "ref_kl": kl}.items()}}
+        logged = {k: v.item() for k, v in data.items() if isinstance(v, Tensor) and not v.ndim}
+        return {**_named("rollout", logged), **_named("actor", {**metrics, "ref_kl": kl})}
 
     def _policy_loss(
-        self, data: RolloutData, batch: MicroBatch, logits: torch.Tensor, reduce: Reducer
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        self, data: RolloutData, batch: MicroBatch, logits: Tensor, reduce: Reducer
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         flags = self.flags
         log_probs, entropy = log_probs_and_entropy(logits, batch.targets, flags.rollout_temperature)
-        old, advantages = batch.gather(data["log_probs"]), batch.gather(data["advantages"])
-        high = flags.eps_clip if flags.eps_clip_high is None else flags.eps_clip_high
-        off_policy: dict[str, torch.Tensor] = {}
+        old = batch.gather(data["log_probs"])
+        advantages = batch.gather(data["advantages"])
+        ppo_kl = old - log_probs
+        low, high = flags.eps_clip, flags.eps_clip_high
+        if high is None:
+            high = low
+        off_policy: dict[str, Tensor] = {}
         if self._settings.policy_loss == "dis":
-            loss, clipped = dis_loss(old - log_probs, advantages, flags.eps_clip, high)
+            loss, clipped = dis_loss(ppo_kl, advantages, low, high)
             stale = batch.gather(data[STALENESS]) if STALENESS in data else None
-            off_policy = dis_metrics(old - log_probs, advantages, flags.eps_clip, high, reduce, stale)
+            off_policy = dis_metrics(ppo_kl, advantages, low, high, reduce, stale)
         else:
-            loss, clipped = policy_loss(log_probs, old, advantages, flags.eps_clip, high, flags.eps_clip_c)
+            loss, clipped = policy_loss(log_probs, old, advantages, low, high, flags.eps_clip_c)
         policy, bonus = reduce(loss), reduce(entropy)
         total = policy - flags.entropy_coef * bonus
         metrics = {"pg_loss": policy, "entropy": bonus, "pg_clipfrac": reduce(clipped)}
-        metrics |= {"ppo_kl": reduce(old - log_probs), **off_policy}
+        metrics |= {"ppo_kl": reduce(ppo_kl), **off_policy}
         if "rollout_log_probs" in data:
             known = log_probs.detach() if flags.use_rollout_logprobs else old
-            off_policy_gap = (known - batch.gather(data["rollout_log_probs"])).abs()
-            metrics["train_rollout_logprob_abs_diff"] = reduce(off_policy_gap)
+            gap = known - batch.gather(data["rollout_log_probs"])
+            metrics["train_rollout_logprob_abs_diff"] = reduce(gap.abs())
         if flags.use_kl_loss:
-            kl = reduce(approx_kl(log_probs, batch.gather(data["ref_log_probs"]), flags.kl_loss_type))
-            total, metrics["kl_loss"] = total + flags.kl_loss_coef * kl, kl
+            reference = batch.gather(data["ref_log_probs"])
+            kl = reduce(approx_kl(log_probs, reference, flags.kl_loss_type))
+            total = total + flags.kl_loss_coef * kl
+            metrics["kl_loss"] = kl
         return total, metrics
 
     def _value_loss(
-        self, data: RolloutData, batch: MicroBatch, outputs: torch.Tensor, reduce: Reducer
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        self, data: RolloutData, batch: MicroBatch, outputs: Tensor, reduce: Reducer
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         old, returns = batch.gather(data["values"]), batch.gather(data["returns"])
-        metrics: dict[str, torch.Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         if self._bins is None:
             clip = math.inf if self._settings.value_pretraining.batches else self.flags.value_clip
             loss, clipped = value_loss(outputs.squeeze(-1), old, returns, clip)
@@ -242,24 +258,25 @@ class PpoTrainer:
         Only the batch's last epoch advances the learning-rate schedule. Raises NonFiniteLossError before a step whose
         loss is infinite or NaN.
         """
-        groups = self.flags.global_batch_size
+        groups, most = self.flags.global_batch_size, self.flags.max_tokens_per_gpu
         steps = optimizer_steps(data["rollout_ids"], groups)
         totals: dict[str, float] = defaultdict(float)
         for step in steps:
-            trained = [i for i in step if int(data["loss_masks"][i].sum())]
+            trained = [i for i in step if data["loss_masks"][i].any()]
             optimizer.zero_grad()
-            for batch in micro_batches(data, trained, self.flags.max_tokens_per_gpu):
+            for batch in micro_batches(data, trained, most):
+                reduce = sum_of_sample_mean(data, batch)
                 with megatron.precision(model):
                     outputs = megatron.predict(model, batch.ids, batch.row, batch.column)
-                    loss, reported = loss_of(data, batch, outputs, sum_of_sample_mean(data, batch))
+                    loss, reported = loss_of(data, batch, outputs, reduce)
                     (loss / groups).backward()
                 for key, value in reported.items():
                     totals[key] += value.item() / groups
             check_finite(totals, self._rollout_id)
-            _, norm, _ = optimizer.step()
+            totals["grad_norm"] += optimizer.clip()
+            optimizer.step()
             if last:
                 optimizer.schedule.step(groups)
-            totals["grad_norm"] += norm or 0.0
         return {key: value / len(steps) for key, value in totals.items()}
 
 
@@ -284,19 +301,23 @@ def sum_of_sample_mean(data: RolloutData, batch: MicroBatch) -> Reducer:
 
     Turns in one training group, as those of a whole episode, have one mean.
     """
-    device = batch.targets.device
-    rows: list[torch.Tensor] = []
+    rows = []
     for i in batch.samples:
-        divisor = torch.tensor(max(data["rollout_mask_sums"][i], 1), dtype=torch.get_default_dtype(), device=device)
+        divisor = batch.targets.new_tensor(max(data["rollout_mask_sums"][i], 1), dtype=torch.get_default_dtype())
         rows.append(turn_weights(data["loss_masks"][i], divisor) / divisor)
     weights = torch.cat(rows)
     return lambda x: (x * weights).sum()
 
 
+def _named(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"{role}/{key}": value for key, value in metrics.items()}
+
+
 def _per_sample(
-    data: RolloutData, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], torch.Tensor]
-) -> list[torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
+    data: RolloutData, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
+) -> list[Tensor]:
+    outputs: dict[int, Tensor] = {}
     for batch in batches:
-        found.update(zip(batch.samples, torch.split(compute(batch), list(batch.lengths)), strict=True))
-    return [found[i] for i in range(len(data["tokens"]))]
+        parts = torch.split(compute(batch), list(batch.lengths))
+        outputs.update(zip(batch.samples, parts, strict=True))
+    return [outputs[i] for i in range(len(data["tokens"]))]

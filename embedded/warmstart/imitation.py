@@ -199,7 +199,7 @@ def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, se
     per_epoch = math.ceil(len(order) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
     total, mean = epochs * per_epoch, math.nan
-    optimizer = megatron.build_optimizer(model, OPTIMIZER, settings.lr, total)
+    optimizer = megatron.Adam(model, OPTIMIZER, settings.lr, total)
     with tqdm(total=total, desc="warm start", unit="step", leave=False, disable=None) as progress:
         for _ in range(epochs):
             rng.shuffle(order)
@@ -208,6 +208,7 @@ def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, se
                 samples = order[start : start + settings.batch_size]
                 optimizer.zero_grad()
                 losses.append(_backward(model, data, samples, settings.max_tokens))
+                optimizer.clip()
                 optimizer.step()
                 optimizer.schedule.step(1)
                 progress.update()

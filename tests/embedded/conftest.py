@@ -9,18 +9,31 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, encode_row
 from embedded.arguments import EmbeddedFlags
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
-from slime_verlog import read_settings
+from slime_verlog import merge, read_settings
 from tests.fixtures.warm_python import warm_engines
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ("a wall 2 steps forward\na red ball 1 step left", "go to the red ball", "turn left go forward turn right") * 4
 SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
+SHAPE = {
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+WARM = {"episodes": 2, "epochs": 1, "size": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64}}
+"""Fields of `WarmStart` for a run far too short to learn."""
+QUICKSTART = yaml.safe_load((ROOT / "custom_configs" / "quickstart.yaml").read_text())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,6 +58,31 @@ def sharpen(model: Any, scale: float = 6.0) -> Any:
         for parameter in model.parameters():
             parameter.mul_(scale) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
     return model
+
+
+SHAPES = ["qwen2", "qwen2 tied", "llama", "qwen3"]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def model_of_shape(shape: str, tokenizer: Any) -> Any:
+    """A random model; `llama3 rope` has rotary embeddings that the trainer does not take."""
+    torch.manual_seed(3)
+    end = {"eos_token_id": tokenizer.eos_token_id}
+    if shape.startswith("qwen2"):
+        model = build_policy(tokenizer, SIZE)
+        model.config.tie_word_embeddings = shape == "qwen2 tied"
+        return sharpen(type(model)(model.config))
+    if shape.startswith("llama"):
+        rope = {"rope_parameters": LLAMA3_ROPE} if shape == "llama3 rope" else {}
+        return sharpen(LlamaForCausalLM(LlamaConfig(**SHAPE, **end, **rope)))
+    return sharpen(Qwen3ForCausalLM(Qwen3Config(**SHAPE, **end, head_dim=24)))
 
 
 @pytest.fixture(scope="session")
@@ -114,10 +152,8 @@ def made_up_batch(turns: int = 8, seed: int = 0, *, dummy: int = 5) -> dict[str,
 @pytest.fixture
 def small(tmp_path: Path) -> dict[str, Any]:
     """What a study of tiny runs shares, as its YAML file would say it."""
-    keys = yaml.safe_load((ROOT / "custom_configs" / "quickstart.yaml").read_text())
-    keys["env"]["max_steps"], keys["n_env"] = 5, 4
     path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(keys))
+    path.write_text(yaml.safe_dump(merge(QUICKSTART, {"env": {"max_steps": 5}, "n_env": 4})))
     flags = {"rollout_batch_size": 8, "global_batch_size": 4, "rollout_max_response_len": 6, "num_critic_only_steps": 1}
     return {
         "name": "tiny",
@@ -128,6 +164,6 @@ def small(tmp_path: Path) -> dict[str, Any]:
         "eval_episodes": 2,
         "eval_interval": 1,
         "flags": flags,
-        "warm": {"episodes": 2, "epochs": 1, "size": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64}},
+        "warm": WARM,
         "variants": {"v": {}},
     }

@@ -20,6 +20,7 @@ from embedded.run.record import read_rows
 from embedded.studies.run import main as run_study
 from embedded.trainer.megatron import build_model, initialize, predict
 from embedded.warmstart.policy import save_policy
+from tests.embedded.conftest import SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 
@@ -30,18 +31,8 @@ TRIAL = ("--updates", "2", "--episodes", "2", *(f"--set-flag={flag}" for flag in
 @pytest.fixture
 def llama(tmp_path: Path, tokenizer: Any) -> Path:
     """SmolLM2's shape, made small: Llama with grouped queries, its head tied to the embeddings."""
-    config = LlamaConfig(
-        vocab_size=-(-len(tokenizer) // 32) * 32,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    end = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = LlamaConfig(**{**SHAPE, "max_position_embeddings": 2048}, tie_word_embeddings=True, **end)
     torch.manual_seed(0)
     save_policy(LlamaForCausalLM(config).bfloat16(), tokenizer, tmp_path / "llama")
     return tmp_path / "llama"

@@ -21,10 +21,11 @@ from embedded.train import train
 from embedded.trainer.checkpoint import critic_record
 from embedded.trainer.ppo import PpoTrainer
 from embedded.warmstart.imitation import WarmStart
-from embedded.warmstart.policy import PolicySize
 from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError, ConfigError
+from slime_verlog import merge, read_settings
+from tests.embedded.conftest import QUICKSTART, WARM
 from tests.embedded.test_train import Recorder, maker
 from tests.embedded.test_train import make as make  # a fixture
 from tests.fixtures.warm_python import warm_engines
@@ -97,7 +98,7 @@ def episode_seeds(folder: Path) -> list[int]:
     ("mistake", "sentence"),
     [
         ("no value head", "output_layer.weight has shape None"),
-        ("damaged", "no usable critic in"),
+        ("damaged", "no usable trainer checkpoint in"),
     ],
 )
 def test_a_critic_that_does_not_fit_is_refused_in_one_sentence(
@@ -148,22 +149,14 @@ def test_a_critic_that_explains_nothing_is_not_saved(make: Any, tmp_path: Path) 
     assert not (tmp_path / "critic").exists()
 
 
-def test_it_is_a_run_in_which_only_the_critic_trains(make: Any, tmp_path: Path) -> None:
-    flags = {**pretraining_flags(tmp_path / "critic"), "num_critic_only_steps": BATCHES + 1}
-    with pytest.raises(ConfigError, match="--num-critic-only-steps is 5 but value_pretraining.batches is 4"):
-        train(make({"value_pretraining": ANY}, **flags), Recorder())
-
-
 def test_one_command_pretrains_the_critic_and_then_trains_the_policy(tmp_path: Path) -> None:
     """`slime-verlog train --set value_pretraining.batches=4`: both runs start from the policy after imitation."""
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
-    keys = yaml.safe_load((Path(__file__).parents[2] / "custom_configs" / "quickstart.yaml").read_text())
-    keys |= {"n_env": 4, "eval": {"episodes": 2}, "env": {**keys["env"], "max_steps": 5}, "value_pretraining": ANY}
+    keys = merge(QUICKSTART, {"n_env": 4, "eval": {"episodes": 2}, "env": {"max_steps": 5}, "value_pretraining": ANY})
     config, out = tmp_path / "small.yaml", tmp_path / "out"
     config.write_text(yaml.safe_dump(keys))
-    warm = WarmStart(episodes=2, epochs=1, size=PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64))
     flags: dict[str, Any] = {"rollout_batch_size": 16, "global_batch_size": 4, "rollout_max_response_len": 6}
-    summary = run_seed(3, out, str(config), 2, warm, **flags)
+    summary = run_seed(3, out, str(config), 2, read_settings(WarmStart, WARM), **flags)
     assert (summary["updates"], summary["actor_updates"]) == (2, 2), "no update of PPO is left to the critic alone"
     assert read_rows(out / "critic" / "metrics.jsonl")[-2]["turns"] == 16 * BATCHES
     assert yaml.safe_load((out / "config.yaml").read_text())["value_pretraining"] == {"least_explained_variance": None}

@@ -14,33 +14,23 @@ pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embed
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.launch import run_seed
-from embedded.quickstart import CONFIG
 from embedded.run.record import reward_note
 from embedded.warmstart.imitation import WarmStart
-from embedded.warmstart.policy import PolicySize
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    keys = yaml.safe_load((ROOT / CONFIG).read_text())
-    keys["env"]["max_steps"], keys["eval"]["episodes"], keys["n_env"] = 6, 5, 4
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(keys))
-    return str(path)
+from slime_verlog import merge, read_settings
+from tests.embedded.conftest import QUICKSTART, ROOT, WARM
 
 
-def test_a_run_writes_summary_curve_and_metrics(small: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    warm = WarmStart(episodes=2, epochs=1, size=PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64))
+def test_a_run_writes_summary_curve_and_metrics(tmp_path: Path) -> None:
+    config, out = tmp_path / "small.yaml", tmp_path / "out"
+    keys = {"env": {"max_steps": 6}, "eval": {"episodes": 5}, "n_env": 4}
+    config.write_text(yaml.safe_dump(merge(QUICKSTART, keys)))
     flags: dict[str, Any] = {
         "rollout_batch_size": 16,
         "global_batch_size": 8,
         "num_critic_only_steps": 1,
         "rollout_max_response_len": 8,
     }
-    summary = run_seed(3, out, small, 2, warm, **flags)
+    summary = run_seed(3, out, str(config), 2, read_settings(WarmStart, WARM), **flags)
     assert json.loads((out / "summary.json").read_text()) == summary
     for key in ("win_rate_before", "win_rate_after"):
         assert set(summary[key]) == {"mean", "se", "n"} and summary[key]["n"] == 5

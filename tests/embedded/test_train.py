@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 from advantage.errors import NonFiniteLossError
 from embedded.arguments import make_args
 from embedded.train import train
-from rollout.errors import CheckpointError, ConfigError
+from rollout.errors import ConfigError
 
 YAML = {
     "rollout_interaction_env_path": "tests.fixtures.counting_env",
@@ -83,18 +82,6 @@ def test_a_run_evaluates_trains_and_evaluates(make: Any) -> None:
         assert metrics["perf/rollout_s"] >= 0 and metrics["perf/train_s"] >= 0
 
 
-def test_a_run_goes_on_from_its_checkpoint(make: Any, tmp_path: Path) -> None:
-    whole, first, second = Recorder(), Recorder(), Recorder()
-    make = partial(make, lr_decay_style="constant")  # which does not depend on the run's length
-    train(make(), whole)
-    train(make(num_rollout=2, save=str(tmp_path / "run")), first)
-    train(make(load=str(tmp_path / "run")), second)
-    assert [number for number, _ in second.updates] == [2]
-    assert [number for number, _ in second.evaluations] == [3]
-    for key in ("turn/reward", "turn/prompt_tokens", "critic/value_loss", "actor/pg_loss"):
-        assert second.updates[0][1][key] == pytest.approx(whole.updates[2][1][key], abs=1e-6)
-
-
 def test_a_checkpoint_precedes_every_evaluation_so_that_none_is_lost(make: Any, tmp_path: Path) -> None:
     saved = []
 
@@ -131,16 +118,12 @@ def test_one_policy_is_evaluated_alike_every_time(make: Any) -> None:
     assert first == second
 
 
-def test_loading_from_a_folder_without_a_checkpoint_says_so(make: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no usable trainer checkpoint"):
-        train(make(load=str(tmp_path)), Recorder())
-
-
 @pytest.mark.parametrize(
     ("keys", "flags", "sentence"),
     [
         ({}, {"critic_rl": 1.0}, "unknown key 'critic_rl'; did you mean 'critic_lr'?"),
         ({}, {"lr": 0}, "lr must be greater than 0, got 0"),
+        ({}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, "kl_coef 0.001 and use_kl_loss charge the same KL twice"),
         (
             {},
             {"rollout_function_path": "embedded.whole_episodes.generate_turns"},

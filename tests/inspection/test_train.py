@@ -227,7 +227,7 @@ def test_a_run_is_kept_unless_it_is_to_be_continued(
         train(config, out, "--updates", "1")
     with pytest.raises(SystemExit, match="holds a run with other settings: flags.num_rollout is 1 there and 2 here"):
         train(config, out, "--updates", "2", "--resume")
-    monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr("embedded.training_run.train", lambda *_: pytest.fail("a finished run was run again"))
     capsys.readouterr()
     assert train(config, out, "--updates", "1", "--resume", "--set", "rollout_processes=2") == 0
     assert "holds this run, finished" in (text := capsys.readouterr().out)

@@ -8,39 +8,14 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
 from embedded.engine.decoder import load_hf_model
 from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer, main
-from embedded.warmstart.policy import build_policy, save_policy
+from embedded.warmstart.policy import save_policy
 from rollout.errors import ConfigError, EngineError
-from tests.embedded.conftest import SIZE, sharpen
-
-SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+from tests.embedded.conftest import SHAPE, SHAPES, model_of_shape
 
 
 async def post(server: EngineServer, path: str, body: Any) -> tuple[int, Any]:
@@ -73,21 +48,11 @@ def reference_log_probs(model: Any, ids: list[int], output: list[int], temperatu
     return torch.log_softmax(logits / temperature, -1)[torch.arange(len(output)), output].tolist()
 
 
-@pytest.mark.parametrize("shape", ["qwen2", "qwen2 tied", "llama", "qwen3"])
+@pytest.mark.parametrize("shape", [*SHAPES, "llama3 rope"])
 async def test_log_probs_of_concurrent_requests_are_those_of_transformers(
     shape: str, tokenizer: Any, tmp_path: Path
 ) -> None:
-    torch.manual_seed(2)
-    shape_and_vocab = {**SHAPE, "vocab_size": 384, "eos_token_id": tokenizer.eos_token_id}
-    if shape.startswith("qwen2"):
-        model = build_policy(tokenizer, SIZE)
-        model.config.tie_word_embeddings = shape.endswith("tied")
-        model = type(model)(model.config)
-    elif shape == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**shape_and_vocab, rope_parameters=LLAMA3_ROPE))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**shape_and_vocab, head_dim=24))
-    save_policy(sharpen(model), tokenizer, tmp_path)
+    save_policy(model_of_shape(shape, tokenizer), tokenizer, tmp_path)
     asked = prompts(24)
     with EngineServer(EngineOptions(model_path=str(tmp_path), max_running_requests=8)) as server:
         answers = await asyncio.gather(*(generate(server, ids, temperature=0.7, ignore_eos=True) for ids in asked))

@@ -13,29 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
-from embedded.arguments import make_args
 from embedded.engine.decoder import load_hf_model
 from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.train import train
 from rollout.errors import ConfigError, EngineError
+from tests.embedded.test_train import maker
 from tests.fixtures.warm_python import CONTEXT, warm_engines
-
-ROOT = Path(__file__).parents[3]
-CONTINUOUS = "rollout.continuous.generate_rollout"
-KEYS = {
-    "rollout_interaction_env_path": "tests.fixtures.counting_env",
-    "tasks": ["count"],
-    "env": {"max_length": 6},
-    "eval": {"episodes": 1},
-    "n_env": 4,
-    "env_backend": "inline",
-    "engine": {"max_retries": 1, "backoff_s": 0.01},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +57,9 @@ def ask(engine: EngineProcess, tokens: int) -> dict[str, Any]:
 
 
 def settings(folder: Path, policy: Path, **flags: Any) -> Any:
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(KEYS))
-    small = {"rollout_batch_size": 8, "global_batch_size": 4, "rollout_max_response_len": 6}
-    more = {"rollout_max_context_len": 256, "num_critic_only_steps": 1, "rollout_function_path": CONTINUOUS}
-    return make_args(path, **{"hf_checkpoint": str(policy), "num_rollout": 2, **small, **more, **flags})
+    keys = {"turn_quota": "global", "engine": {"max_retries": 1, "backoff_s": 0.01}}
+    continuous = {"rollout_function_path": "rollout.continuous.generate_rollout"}
+    return maker(policy, folder)(keys, **{**continuous, "num_rollout": 2, **flags})
 
 
 class Tracker:

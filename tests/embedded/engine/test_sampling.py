@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedded.engine.sampling import SamplingParams, draw_uniforms, read_sampling_params, sample_tokens
+from embedded.engine.sampling import SamplingParams, draw_uniforms, sample_tokens
 
 
 def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 8_000) -> torch.Tensor:
@@ -37,8 +37,3 @@ def test_log_probs_are_of_the_whole_temperature_scaled_distribution() -> None:
 
 def test_the_same_seed_draws_the_same_numbers() -> None:
     assert draw_uniforms(3, 5) == draw_uniforms(3, 9)[:5] != draw_uniforms(4, 5)
-
-
-def test_neutral_values_of_unsupported_parameters_are_accepted() -> None:
-    params = read_sampling_params({"n": 1, "regex": None, "spaces_between_special_tokens": False, "top_k": -1})
-    assert params == SamplingParams()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,32 +138,49 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
     assert not (folder / "checkpoints").exists()
 
 
-def test_one_at_a_time_raw_numbers_are_written_after_every_run(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work = plan(tiny(small, seeds=[0, 1]), tmp_path)
+    """The first machine is lost after seed 0; the second has its `raw.csv` and `variants.json`, and no run folder."""
+    path, played = tmp_path / "tiny.yaml", list[int]()
+    study: dict[str, Any] = {**small, "seeds": [0, 1]}
+    path.write_text(yaml.safe_dump(study))
 
-    def run_and_be_interrupted(given: Plan, variant: str, seed: int) -> None:
-        if seed == 1:
+    def play(given: Plan, variant: str, seed: int) -> None:
+        if played == [0]:
             raise KeyboardInterrupt
+        played.append(seed)
+        evaluated = {"seconds": 0.5, "eval/episodes": 4, "eval/success": 0.123456789, "eval/turns": 3}
+        rows = [{"update": update, "turns": 8 * update, **evaluated} for update in (0, 2)]
         folder = given.run_folder(variant, seed)
         folder.mkdir(parents=True)
-        (folder / "rows.jsonl").write_text('{"update": 1, "turns": 8, "seconds": 0.5, "eval/episodes": 4}\n')
-        (folder / "done.json").write_text('{"updates": 1}')
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "done.json").write_text('{"updates": 2}')
 
-    monkeypatch.setattr(ablation, "run_one", run_and_be_interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_study(work, jobs=1)
-    with open(work.folder / "raw.csv", newline="") as file:
-        assert [(row["seed"], row["finished"], row["turns"]) for row in csv.DictReader(file)] == [("0", "True", "8")]
+    def start(machine: str, *flags: str) -> None:
+        main([str(path), "--out", str(tmp_path / machine), "--jobs", "1", *flags])
 
-
-def test_runs_of_other_settings_are_never_mixed(small: dict[str, Any], tmp_path: Path) -> None:
-    work = plan(tiny(small), tmp_path)
-    (work.run_folder("v", 0) / "checkpoints").mkdir(parents=True)
-    (work.run_folder("v", 0) / "settings.json").write_text('{"keys": {}, "flags": {}, "warm": {}}')
-    with pytest.raises(ConfigError, match="holds a run with other settings: keys.* choose another --out"):
-        run_one(work, "v", 0)
+    monkeypatch.setattr(ablation, "run_one", play)
+    with pytest.raises(SystemExit):
+        start("first")
+    first, second = tmp_path / "first" / "tiny", tmp_path / "second" / "tiny"
+    lines = (first / "raw.csv").read_text().splitlines()
+    assert [line.split(",")[:3] for line in lines[1:]] == [["v", "0", "True"]] * 2
+    second.mkdir(parents=True)
+    shutil.copy(first / "raw.csv", second)
+    with pytest.raises(SystemExit, match="variants.json"):
+        start("second")
+    shutil.copy(first / "variants.json", second)
+    start("second", "--dry-run")
+    assert "seed_0/: 2 updates, finished" in capsys.readouterr().out
+    played.clear()
+    with pytest.raises(SystemExit):  # these rows have no update that trained the actor
+        start("second")
+    assert played == [1] and (second / "raw.csv").read_text().splitlines()[:3] == lines
+    shutil.rmtree(second / "v")
+    path.write_text(yaml.safe_dump({**study, "flags": {**study["flags"], "lr": 0.5}}))
+    with pytest.raises(SystemExit, match="raw.csv holds a run with other settings: flags.lr is None there and 0.5"):
+        start("second")
 
 
 def test_turns_of_whole_episodes_can_be_training_groups_so_steps_are_equal_at_any_length(

@@ -12,8 +12,8 @@ pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.run.folder import claim
-from embedded.studies.report import plot_by_length, table, table_lines, write_csv
-from embedded.studies.results import Run, read_csv, read_runs
+from embedded.studies.report import plot_by_length, table, table_lines
+from embedded.studies.results import Run, read_runs
 from embedded.studies.study import Plan, Study, Variant, left_to_do
 from rollout.errors import ConfigError
 from slime_verlog import read_settings
@@ -35,13 +35,6 @@ def test_the_table_counts_finished_runs_alone_and_says_how_far_seeds_differ(tmp_
     assert " | 5.0 ± 0.0 | 2.0000 ± 0.0000 | - |" in text
     assert "| b | 0 | - |" in text and "Not finished, and not counted: b seed 0." in text
     assert read_runs(tmp_path, study) == []
-
-
-def test_raw_numbers_say_which_runs_are_finished(tmp_path: Path) -> None:
-    rows = [{"update": 1.0, "turns": 8.0, "seconds": 0.5}]
-    runs = [Run("a", 0, rows, True), Run("a", 1, rows, False)]
-    write_csv(tmp_path / "raw.csv", runs)
-    assert read_csv(tmp_path / "raw.csv") == runs
 
 
 def test_the_tasks_of_a_sweep_are_in_the_table() -> None:

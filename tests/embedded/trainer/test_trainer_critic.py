@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
-from advantage.hl_gauss import HlGauss
 from advantage.settings import ATTENTION
 from embedded.trainer.batches import micro_batches, to_rollout_data
 from embedded.trainer.ppo import PpoTrainer, add_advantages
@@ -112,18 +111,6 @@ def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_
         assert rows[-1]["critic/explained_variance"] > 0.9, head
         assert ("critic/value_clipfrac" in rows[0]) == (not head)
         assert not head or rows[0]["critic/return_outside_share"] == 0
-
-
-def test_the_first_loss_of_bins_is_cross_entropy_with_weighted_first_tokens(make: Any) -> None:
-    batch = made_up_batch(turns=4)
-    metrics = make(**BINS).train(0, batch)
-    bins, expected, ahead = HlGauss(-1.0, 1.0, 21, 0.75), 0.0, 0.0
-    for i in reversed(range(4)):
-        ahead = batch["rewards"][i] + (0.0 if i in (1, 3) else 0.99 * 0.95 * ahead)
-        n = batch["response_lengths"][i]
-        loss = bins.loss(bins.start_bias(), torch.tensor(ahead, dtype=torch.float64))
-        expected += float(loss) * (n - 1 + 3.0) / n / 4
-    assert metrics["critic/value_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_critic_with_bins_resumes_bit_for_bit_and_another_head_is_refused(make: Any, tmp_path: Path) -> None:

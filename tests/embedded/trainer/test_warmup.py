@@ -5,34 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
 import embedded.trainer.ppo as trainer_module
-from embedded.arguments import make_args
 from embedded.train import train
 from embedded.trainer.ppo import PpoTrainer
-from tests.embedded.test_train import YAML, Recorder
+from tests.embedded.test_train import Recorder, maker
 
 W_EPOCH, W_ITER = 2, 2
 
 
 @pytest.fixture
-def make(policy_folder: Path, tmp_path: Path) -> Any:
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump({**YAML, "critic_warmup": {"w_epoch": W_EPOCH, "w_iter": W_ITER, "fraction": 1.0}}))
-    flags = {
-        "hf_checkpoint": str(policy_folder),
-        "rollout_batch_size": 12,
-        "global_batch_size": 4,
-        "rollout_max_response_len": 6,
-        "rollout_max_context_len": 256,
-        "num_rollout": W_EPOCH + W_ITER + 1,
-        "num_critic_only_steps": W_EPOCH + W_ITER,
-        "rollout_seed": 7,
-    }
-    return lambda **more: make_args(path, **{**flags, **more})
+def args(policy_folder: Path, tmp_path: Path) -> Any:
+    keys = {"critic_warmup": {"w_epoch": W_EPOCH, "w_iter": W_ITER, "fraction": 1.0}}
+    warmup = W_EPOCH + W_ITER
+    return maker(policy_folder, tmp_path)(keys, num_rollout=warmup + 1, num_critic_only_steps=warmup)
 
 
 @pytest.fixture
@@ -59,9 +47,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     return seen
 
 
-def test_batches_are_kept_then_drawn_while_the_actor_stays_bit_identical(make: Any, watched: Any) -> None:
+def test_batches_are_kept_then_drawn_while_the_actor_stays_bit_identical(args: Any, watched: Any) -> None:
     recorder = Recorder()
-    train(make(), recorder)
+    train(args, recorder)
     metrics = [row for _, row in recorder.updates]
     assert [row.get("warmup/kept_turns") for row in metrics] == [12, 24, None, None, None]
     assert [row.get("warmup/drawn_turns") for row in metrics] == [None, None, 24, 24, None]
@@ -74,8 +62,8 @@ def test_batches_are_kept_then_drawn_while_the_actor_stays_bit_identical(make: A
     assert any(not torch.equal(last[name], weight) for name, weight in first.items())
 
 
-def test_a_kept_turn_gets_new_targets_from_the_critic_of_the_moment(make: Any, watched: Any) -> None:
-    train(make(), Recorder())
+def test_a_kept_turn_gets_new_targets_from_the_critic_of_the_moment(args: Any, watched: Any) -> None:
+    train(args, Recorder())
     (third, third_returns), (fourth, fourth_returns) = watched["targets"][2:4]
     # The same kept turns in both draws, but never the same values, and so other targets.
     assert third.keys() == fourth.keys()
