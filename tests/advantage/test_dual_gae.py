@@ -57,7 +57,7 @@ def test_turns_of_ten_thousand_tokens_and_episodes_of_400_turns_stay_exact(lengt
     rng, last = random.Random(0), len(lengths) - 1
     values = [[rng.gauss(0, 1) for _ in range(length)] for length in lengths]
     samples = in_float64(turn(0, k, row, rng.gauss(0, 1), terminated=k == last) for k, row in enumerate(values))
-    for keys in ({}, {"lambda_step": 1.0}, {"gamma_token": 0.999, "lambda_token": 0.97}):
+    for keys in ({}, {"gamma_step": 1.0, "lambda_step": 1.0}, {"gamma_token": 0.999, "lambda_token": 0.97}):
         check(run(samples, **keys), samples, make_args(**keys), atol=1e-8)
 
 
