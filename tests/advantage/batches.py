@@ -2,17 +2,26 @@
 
 import random
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from advantage.hook import compute_advantages
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
 from tests.advantage.reference import brute_force
 
 ARGS = dict(
     gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0, kl_coef=0.1, value_first_token_weight=1.0
 )
+
+
+ENDINGS = (
+    *("terminated", "time limit", "terminated at the time limit", "cut"),
+    *("time limit, bootstrapped", "terminated at the time limit, bootstrapped"),
+)
+"""How an episode part may end. A terminated one has no use for its bootstrap sample."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +39,49 @@ def make_args(**changes: Any) -> Namespace:
     return Namespace(**{**ARGS, **changes})
 
 
+def sample_of(row: TurnRow, mask: Sequence[int] = (1,), values: Sequence[float] | None = None) -> FakeSample:
+    """A sample without KL, whose values are 0 unless they are given."""
+    kl = torch.zeros(len(mask))
+    return FakeSample(row, 2, list(mask), kl if values is None else torch.tensor(values), kl)
+
+
+def turn(
+    segment: int,
+    index: int,
+    values: Sequence[float] = (0.5, 0.5),
+    reward: float = 0.0,
+    *,
+    moves: bool = True,
+    **ends: bool,
+) -> FakeSample:
+    """A trained turn, alone in its sample, with a token per value."""
+    span = TurnSpan(0, len(values), reward, moves=moves)
+    return sample_of(TurnRow(segment, index, turns=(span,), **ends), [1] * len(values), values)
+
+
+def state(segment: int, index: int, value: float = 2.0) -> FakeSample:
+    """A bootstrap sample."""
+    return sample_of(TurnRow(segment, index, TurnKind.BOOTSTRAP), [0], [value])
+
+
 def make_samples(rng: random.Random, episodes: int, *, longest: int = 12, most_turns: int = 6) -> list[FakeSample]:
     """Episode parts that start anywhere, end in every way there is, in window and in full history, shuffled."""
     samples: list[FakeSample] = []
     for segment in rng.sample(range(10 * episodes + 10), episodes):
         first, left = rng.randrange(5), rng.randint(1, most_turns)
-        ending = rng.choice(["terminated", "time limit", "time limit, bootstrapped", "cut", "both"])
+        ending = rng.choice(ENDINGS)
         while left:
             here = rng.choice([1, 1, left])
             left -= here
             spans, mask = _response(rng, here, longest)
             flags = {}
             if not left:
-                flags = {
-                    "terminated": ending in ("terminated", "both"),
-                    "truncated": ending.startswith("time limit") or ending == "both",
-                }
+                flags = {"terminated": "terminated" in ending, "truncated": "time limit" in ending}
             samples.append(_sample(rng, TurnRow(segment, first, turns=spans, **flags), mask))
             first += here
-        if ending in ("time limit, bootstrapped", "cut"):
-            samples.append(_sample(rng, TurnRow(segment, first, TurnKind.BOOTSTRAP), [0] * rng.randint(1, 3)))
+        if ending == "cut" or "bootstrapped" in ending:
+            row, mask = TurnRow(segment, first, TurnKind.BOOTSTRAP), [0] * rng.randint(1, 3)
+            samples.append(_sample(rng, row, mask))
     rng.shuffle(samples)
     return samples
 
@@ -57,7 +89,8 @@ def make_samples(rng: random.Random, episodes: int, *, longest: int = 12, most_t
 def _response(rng: random.Random, turns: int, longest: int) -> tuple[tuple[TurnSpan, ...], list[int]]:
     spans, mask = [], [0] * rng.choice([0, 0, 3])
     for _ in range(turns):
-        size = rng.choice([1, rng.randint(1, longest), rng.randint(1, longest), 0 if turns > 1 else 1])
+        shortest = 0 if turns > 1 else 1
+        size = rng.choice([1, rng.randint(1, longest), rng.randint(1, longest), shortest])
         kind = rng.choice(["trained", "trained", "trained", "masked", "holes", "tail"])
         inside = [1] * size
         if kind == "masked":
@@ -66,8 +99,11 @@ def _response(rng: random.Random, turns: int, longest: int) -> tuple[tuple[TurnS
             inside = [rng.randint(0, 1) for _ in range(size)]
         elif kind == "tail" and size > 1:
             inside[-1] = 0
-        action = len(mask) + rng.randrange(size) if size and rng.random() < 0.7 else -1
-        spans.append(TurnSpan(len(mask), len(mask) + size, rng.gauss(0, 1), action, moves=rng.random() < 0.7))
+        start, action = len(mask), -1
+        if size and rng.random() < 0.7:
+            action = start + rng.randrange(size)
+        reward, moves = rng.gauss(0, 1), rng.random() < 0.7
+        spans.append(TurnSpan(start, start + size, reward, action, moves=moves))
         mask += inside + [0] * rng.choice([0, 1, 4])
     return tuple(spans), mask
 
@@ -89,39 +125,92 @@ def rollout_data(samples: list[FakeSample]) -> dict[str, Any]:
     }
 
 
-def expected(samples: list[FakeSample], args: Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(advantages, returns) of every sample, from the definition, over all samples of all ranks."""
-    turns, places = [], {}
-    for i, sample in enumerate(samples):
+def run(samples: Sequence[FakeSample], **changes: Any) -> dict[str, Any]:
+    """The batch of one rank after the hook."""
+    data = rollout_data(samples)
+    compute_advantages(make_args(**changes), data)
+    return data
+
+
+def in_float64(samples: Iterable[FakeSample]) -> list[FakeSample]:
+    return [replace(sample, values=sample.values.double(), kl=sample.kl.double()) for sample in samples]
+
+
+def check_rows(rows: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], atol: float = 1e-5) -> None:
+    for row, want in zip(rows, wanted, strict=True):
+        torch.testing.assert_close(row.double(), want, atol=atol, rtol=0)
+
+
+def check(data: dict[str, Any], samples: Sequence[FakeSample], args: Namespace, atol: float = 1e-5) -> None:
+    """Compare advantages and returns with the definition."""
+    advantages, returns = zip(*expected(samples, args), strict=True)
+    check_rows(data["advantages"], advantages, atol)
+    check_rows(data["returns"], returns, atol)
+
+
+Place = tuple[int, int]
+"""A segment, and the index of a turn in it."""
+
+
+def turns_of(samples: Sequence[FakeSample]) -> dict[Place, tuple[int, TurnSpan | None]]:
+    """Every turn's sample and span, by its place; a bootstrap state has no span."""
+    turns: dict[Place, tuple[int, TurnSpan | None]] = {}
+    for number, sample in enumerate(samples):
         for k, span in enumerate(sample.row.turns or (None,)):
-            places[(sample.row.segment, sample.row.first_turn + k)] = len(turns)
-            turns.append((i, k, span))
-    packed = {"values": [], "token_rewards": [], "turn_lengths": [], "turn_rewards": []}
-    packed |= {"next_turn": [], "bootstrap_values": [], "moves": []}
-    where: list[tuple[int, int]] = []
-    for i, k, span in turns:
-        sample = samples[i]
-        tokens = _tokens(sample, span)
-        where += [(i, j) for j in tokens]
-        packed["values"] += [float(sample.values[j]) for j in tokens]
-        packed["token_rewards"] += [-args.kl_coef * float(sample.kl[j]) * sample.mask[j] for j in tokens]
-        packed["turn_lengths"].append(len(tokens))
+            turns[sample.row.segment, sample.row.first_turn + k] = number, span
+    return turns
+
+
+def expected(samples: Sequence[FakeSample], args: Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(advantages, returns) of every sample, from the definition, over all samples of all ranks."""
+    turns = turns_of(samples)
+    packed: dict[str, list[Any]] = {name: [] for name in PACKED}
+    tokens: list[tuple[int, int]] = []
+    numbers = {place: number for number, place in enumerate(turns)}
+    for (segment, index), (number, span) in turns.items():
+        sample = samples[number]
+        own = tokens_of(sample, span)
+        tokens += [(number, j) for j in own]
+        packed["values"] += sample.values[own].tolist()
+        packed["token_rewards"] += costs_of(sample, own, args.kl_coef)
+        packed["turn_lengths"].append(len(own))
         packed["turn_rewards"].append(span.reward if span else 0.0)
         packed["moves"].append(span.moves if span else True)
-        after = places.get((sample.row.segment, sample.row.first_turn + k + 1), -1)
-        ended = sample.row.terminated and k == len(sample.row.turns) - 1
-        lends = after >= 0 and samples[turns[after][0]].row.kind is TurnKind.BOOTSTRAP
-        value = float(samples[turns[after][0]].values[0]) if lends and not ended else 0.0
-        packed["next_turn"].append(-1 if lends or ended else after)
+        after = segment, index + 1
+        following, value = numbers.get(after, -1), 0.0
+        if sample.row.terminated and span is sample.row.turns[-1]:
+            following = -1
+        elif following >= 0 and turns[after][1] is None:
+            following, value = -1, float(samples[turns[after][0]].values[0])
+        packed["next_turn"].append(following)
         packed["bootstrap_values"].append(value)
-    discounts = {k: getattr(args, k) for k in ("gamma_step", "lambda_step", "gamma_token", "lambda_token")}
-    result = [(torch.zeros(len(s.mask)).double(), torch.zeros(len(s.mask)).double()) for s in samples]
-    for (i, j), a in zip(where, brute_force(**packed, **discounts), strict=True):
-        if samples[i].mask[j]:
-            result[i][0][j], result[i][1][j] = a, a + float(samples[i].values[j])
+    discounts = {name: getattr(args, name) for name in DISCOUNTS}
+    result = empty_rows(samples)
+    for (number, j), advantage in zip(tokens, brute_force(**packed, **discounts), strict=True):
+        if samples[number].mask[j]:
+            advantages, returns = result[number]
+            advantages[j] = advantage
+            returns[j] = advantage + float(samples[number].values[j])
     return result
 
 
-def _tokens(sample: FakeSample, span: TurnSpan | None) -> list[int]:
+def empty_rows(samples: Sequence[FakeSample]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Zeros for every sample's advantages and returns."""
+    rows = [torch.zeros(len(sample.mask), dtype=torch.float64) for sample in samples]
+    return [(row, row.clone()) for row in rows]
+
+
+def costs_of(sample: FakeSample, tokens: list[int], kl_coef: float) -> list[float]:
+    """What the KL of a sample's tokens takes from their rewards; untrained tokens pay nothing."""
+    trained = torch.tensor(sample.mask)[tokens]
+    return (-kl_coef * sample.kl[tokens].double() * trained).tolist()
+
+
+PACKED = ("values", "token_rewards", "turn_lengths", "turn_rewards", "moves", "next_turn", "bootstrap_values")
+DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
+
+
+def tokens_of(sample: FakeSample, span: TurnSpan | None) -> list[int]:
+    """The response tokens that a turn counts: the trained ones, or all if none is trained."""
     inside = list(range(span.start, span.end)) if span else []
     return [j for j in inside if sample.mask[j]] or inside

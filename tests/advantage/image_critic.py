@@ -27,11 +27,11 @@ IMAGE, VISION_START = TOKENIZER.convert_tokens_to_ids(["<|image_pad|>", "<|visio
 VOCABULARY, HIDDEN = len(TOKENIZER), 32
 
 
-def build(args: Namespace, role: str) -> Any:
+def build(args: Namespace, role: str, **stages: bool) -> Any:
     """A role's model as slime's provider builds it, frozen parameters included."""
     provider = megatron("model_provider")
     with mock_patch.object(provider, "core_transformer_config_from_args", lambda _: transformer_config()):
-        return provider.get_model_provider_func(args, role)()
+        return provider.get_model_provider_func(args, role)(**stages)
 
 
 def transformer_config() -> TransformerConfig:
@@ -170,36 +170,46 @@ def positions_of_pictures_in_training_are_the_engines() -> None:
 def a_stage_without_a_head_is_left_alone() -> None:
     args = vl_args()
     with installed(args):
-        provider = megatron("model_provider")
-        with mock_patch.object(provider, "core_transformer_config_from_args", lambda _: transformer_config()):
-            model = provider.get_model_provider_func(args, "critic")(pre_process=True, post_process=False)
+        model = build(args, "critic", pre_process=True, post_process=False)
     assert not [name for name, _ in model.named_parameters() if "output_layer" in name]
 
 
 def the_critic_starts_from_the_reference_with_a_new_head_and_from_a_critic_with_its_own() -> None:
-    slime = megatron("model")
-    args = vl_args()
-    with installed(args), tempfile.TemporaryDirectory() as folder:
-        for untied in (True, False):
-            args.untie_embeddings_and_output_weights = untied
-            reference, saved = os.path.join(folder, f"reference{untied}"), os.path.join(folder, f"critic{untied}")
+    for untied in (True, False):
+        args = vl_args(untie_embeddings_and_output_weights=untied)
+        with installed(args):
             actor = build(args, "actor")
-            save(actor, reference)
             args.untie_embeddings_and_output_weights = True  # slime's setting for a critic
-            critic, later = build(args, "critic"), build(args, "critic")
-            assert needs_new_head(slime, args, critic, reference)
-            load(critic, reference)
-            with mock_patch.object(slime, "unwrap_model", lambda model: model):
-                slime._reinitialize_critic_output_layer(args, [critic])
+            critic = started_critic(args, actor)
             head = critic.language_model.output_layer
             assert 0 < float(head.weight.detach().std()) < 0.1 and not head.bias.detach().any()
             torch.testing.assert_close(critic.language_model.decoder.state_dict(), actor.decoder.state_dict())
-
             head.bias.data.fill_(7.0)
-            save(critic, saved)
-            assert not needs_new_head(slime, args, later, saved)
-            load(later, saved)
-            torch.testing.assert_close(values(later), values(critic))
+            torch.testing.assert_close(values(saved_and_loaded(args, critic)), values(critic))
+
+
+def started_critic(args: Namespace, actor: Any) -> Any:
+    """A critic that slime starts from the actor's checkpoint; its head was trained on something else before."""
+    slime, critic = megatron("model"), build(args, "critic")
+    with tempfile.TemporaryDirectory() as folder, mock_patch.object(slime, "unwrap_model", lambda model: model):
+        reference = os.path.join(folder, "reference")
+        save(actor, reference)
+        assert needs_new_head(slime, args, critic, reference)
+        load(critic, reference)
+        critic.language_model.output_layer.weight.data.fill_(3.0)
+        slime._reinitialize_critic_output_layer(args, [critic])
+    return critic
+
+
+def saved_and_loaded(args: Namespace, critic: Any) -> Any:
+    """Another critic, which starts from this one's checkpoint."""
+    later = build(args, "critic")
+    with tempfile.TemporaryDirectory() as folder:
+        saved = os.path.join(folder, "critic")
+        save(critic, saved)
+        assert not needs_new_head(megatron("model"), args, later, saved)
+        load(later, saved)
+    return later
 
 
 def needs_new_head(slime: Any, args: Namespace, model: Any, folder: str) -> bool:

@@ -26,10 +26,11 @@ def actor_batch(seed: int) -> tuple[list, dict[str, Any]]:
 
 
 def assert_close(data: dict[str, Any], wanted: list, keys: tuple[str, ...] = ("advantages", "returns")) -> None:
-    for k, key in enumerate(("advantages", "returns")):
+    from tests.advantage.batches import check_rows
+
+    for key, rows in zip(("advantages", "returns"), zip(*wanted, strict=True), strict=True):
         if key in keys:
-            for got, want in zip(data[key], wanted, strict=True):
-                torch.testing.assert_close(got.double(), want[k], atol=2e-5, rtol=0)
+            check_rows(data[key], rows, atol=2e-5)
 
 
 def the_actor_computes_dual_discount_advantages_with_kl() -> None:
@@ -103,49 +104,16 @@ def returns_are_formed_before_whitening() -> None:
     torch.testing.assert_close(white, (raw - raw.mean()) / raw.std(), atol=1e-4, rtol=0)
 
 
-def the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone() -> None:
-    from advantage.training.losses import first_tokens
-
-    args = slime_args(value_first_token_weight=3.0, rollout_temperature=1.0)
-    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([0])]
-    total = sum(len(m) + 4 for m in masks)
-    batch = {
-        "loss_masks": masks,
-        "response_lengths": [len(m) for m in masks],
-        "total_lengths": [len(m) + 4 for m in masks],
-        "unconcat_tokens": [torch.zeros(len(m) + 4, dtype=torch.long) for m in masks],
-        "values": [torch.zeros(len(m)) for m in masks],
-        "returns": [torch.full((len(m),), 2.0) for m in masks],
-    }
-    sums = {"calculate_per_token_loss": False}
-    sums["sample_denoms"] = torch.tensor([float(m.sum()) for m in masks]).clamp(min=1)
-    reduce = megatron("loss").get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, **sums)
-
-    def gradient() -> torch.Tensor:
-        logits = torch.zeros(1, total, 1, requires_grad=True)
-        loss, _ = megatron("loss").value_loss_function(args, batch, logits, reduce)
-        loss.backward()
-        rows = logits.grad.flatten().split([len(m) + 4 for m in masks])
-        return torch.cat([row[3:-1] for row in rows])
-
-    plain = gradient()
-    with installed(args):
-        heavy = gradient()
-    weights = torch.cat([torch.where(first_tokens(m), 3.0, 1.0) for m in masks])
-    torch.testing.assert_close(heavy, plain * weights)
-    assert (plain != 0).sum() == 6
-
-
 def mixed_batch(empty: int) -> dict[str, Any]:
-    """A micro-batch of three trained samples and `empty` samples without trained tokens, all of them in one group."""
-    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0]), torch.tensor([1])] + [torch.tensor([0])] * empty
+    """A micro-batch of four trained turns and `empty` samples without trained tokens, all of them in one group."""
+    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([1])] + [torch.tensor([0])] * empty
     lengths = [len(mask) for mask in masks]
     return {
         "loss_masks": masks,
         "response_lengths": lengths,
         "total_lengths": [length + 1 for length in lengths],
         "unconcat_tokens": [torch.zeros(length + 1, dtype=torch.long) for length in lengths],
-        "rollout_mask_sums": torch.full((len(masks),), 6.0),
+        "rollout_mask_sums": torch.full((len(masks),), 7.0),
         "values": [torch.zeros(length) for length in lengths],
         "returns": [torch.arange(length) + 2.0 for length in lengths],
     }
@@ -157,24 +125,36 @@ def loss_of(args: Namespace, empty: int) -> tuple[torch.Tensor, torch.Tensor, to
     logits = torch.zeros(1, sum(batch["total_lengths"]), 1, requires_grad=True)
     loss, count, logged = megatron("model").loss_function(args, batch, 1, 4, logits)
     loss.backward()
-    return logits.grad.flatten()[:11], torch.as_tensor(count), logged["values"]
+    return logits.grad.flatten()[:13], torch.as_tensor(count), logged["values"]
+
+
+VALUE_LOSS = {"loss_type": "value_loss", "recompute_loss_function": False, "rollout_temperature": 1.0}
+
+
+def the_value_loss_weighs_one_token_a_turn() -> None:
+    args = slime_args(calculate_per_token_loss=True, value_first_token_weight=3.0, **VALUE_LOSS)
+    plain, _, _ = loss_of(args, 0)
+    with installed(args):
+        heavy, _, _ = loss_of(args, 0)
+    # A logit predicts the token after it, so a sample's last one predicts nothing.
+    weights = [*(3, 1, 1, 0), *(0, 3, 1, 0, 0, 3, 0), *(3, 0)]
+    torch.testing.assert_close(heavy, plain * torch.tensor(weights))
+    assert torch.equal(plain != 0, torch.tensor(weights) > 0)
 
 
 def samples_without_trained_tokens_change_neither_gradients_nor_metrics() -> None:
-    loss_flags = {"loss_type": "value_loss", "recompute_loss_function": False, "rollout_temperature": 1.0}
     for per_token in (True, False):
-        args = slime_args(calculate_per_token_loss=per_token, value_first_token_weight=3.0, **loss_flags)
+        args = slime_args(calculate_per_token_loss=per_token, value_first_token_weight=3.0, **VALUE_LOSS)
         with installed(args):
             alone, beside = loss_of(args, 0), loss_of(args, 5)
             for without, with_empty in zip(alone, beside, strict=True):
                 assert torch.equal(without, with_empty), (per_token, without, with_empty)
-        assert alone[0].abs().sum() > 0 and alone[1] == (6 if per_token else 1)
+        assert alone[0].abs().sum() > 0 and alone[1] == (7 if per_token else 1)
 
 
 def a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric_by_zero() -> None:
     model = megatron("model")
-    args = slime_args(calculate_per_token_loss=True, loss_type="value_loss", recompute_loss_function=False)
-    args.rollout_temperature = 1.0
+    args = slime_args(calculate_per_token_loss=True, **VALUE_LOSS)
     batch = {key: column[3:] for key, column in mixed_batch(2).items()}
     with installed(args):
         _, count, logged = model.loss_function(args, batch, 1, 4, torch.zeros(1, 4, 1, requires_grad=True))
@@ -198,20 +178,17 @@ def chains_have_the_losses_and_gradients_of_a_sample_per_turn() -> None:
         "eps_clip_high": 5.0,
         "eps_clip_c": None,
     }
-    losses = [{"loss_type": "value_loss"}, {"loss_type": "policy_loss"}, {"loss_type": "policy_loss", "use_tis": True}]
-    losses += [{"loss_type": "policy_loss", "use_kl_loss": True, "kl_loss_type": "low_var_kl"}]
-    losses += [{"loss_type": "policy_loss", **dis}]
-    for number, loss in enumerate(losses):
+    kl = {"use_kl_loss": True, "kl_loss_type": "low_var_kl"}
+    for number, loss in enumerate(({"loss_type": "value_loss"}, {}, {"use_tis": True}, kl, dis)):
         for per_token in (True, False):
-            args = slime_args(calculate_per_token_loss=per_token, global_batch_size=12, **{**flags, **loss})
+            keys = {**flags, "loss_type": "policy_loss", **loss}
+            args = slime_args(calculate_per_token_loss=per_token, global_batch_size=12, **keys)
             args.kl_coef = 0.0 if args.use_kl_loss else args.kl_coef
             segments, groups = conversations(random.Random(number), 3, 12)
             stale = [k % 3 for k in range(12)]
+            data = [train_data(args, segments, groups, stale, chains=chains) for chains in (False, True)]
             with installed(args):
-                alone, joined = (
-                    conversation_loss(args, train_data(args, segments, groups, stale, chains=chains))
-                    for chains in (False, True)
-                )
+                alone, joined = (conversation_loss(args, batch) for batch in data)
             for one, other in zip(alone, joined, strict=True):
                 torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-5, msg=str((loss, per_token)))
             assert alone[0].abs().max() > 1e-4, loss
@@ -251,23 +228,24 @@ def padding_is_in_no_mean_of_slimes_logger() -> None:
     args = slime_args()
     data = rollout_data(make_samples(random.Random(3), 4))
     size = len(data["loss_masks"])
-    data |= {"advantages": data["values"], "rewards": [float(k) for k in range(size)], "truncated": [1] * size}
-    data |= {"round_number": list(range(size)), "sample_indices": list(range(size)), "global_batch_sizes": [size]}
-    data["rollout_mask_sums"] = torch.tensor([float(sum(mask)) for mask in data["loss_masks"]])
-    data["loss_masks"] = [torch.as_tensor(mask) for mask in data["loss_masks"]]
     del data["prompt"]
+    numbers = list(range(size))
+    data |= {"advantages": data["values"], "rewards": [float(k) for k in numbers], "truncated": [1] * size}
+    data |= {"round_number": numbers, "sample_indices": numbers}
+    whole_batch = {"global_batch_sizes": [size]}
+    sums = torch.tensor([float(mask.sum()) for mask in data["loss_masks"]])
     padding = {"response_lengths": 1, "total_lengths": 2, "rewards": 0.0, "truncated": 0, "round_number": 0}
     padding |= {"sample_indices": -1, "loss_masks": torch.tensor([0])}
     padding |= dict.fromkeys(("values", "kl", "advantages"), torch.tensor([7.0]))
-    padded = {key: [*column, *[padding[key]] * 3] for key, column in data.items() if key in padding}
-    padded |= {key: column for key, column in data.items() if key not in padding}
-    padded["rollout_mask_sums"] = torch.cat([data["rollout_mask_sums"], torch.full((3,), 5.0)])
-    padded["global_batch_sizes"] = data["global_batch_sizes"]
+    padded_sums = torch.cat([sums, torch.full((3,), 5.0)])
+    padded = {key: [*column, *[padding[key]] * 3] for key, column in data.items()}
+    only = {key: column[-3:] for key, column in padded.items()}
     with installed(args):
-        wanted, found = log(args, data), log(args, padded)
-        only = log(args, {key: column[-3:] if key in padding else column for key, column in padded.items()})
+        wanted = log(args, {**data, **whole_batch, "rollout_mask_sums": sums})
+        found = log(args, {**padded, **whole_batch, "rollout_mask_sums": padded_sums})
+        nothing = log(args, {**only, **whole_batch, "rollout_mask_sums": padded_sums[-3:]})
     assert wanted == found and wanted["rewards"] == (sum(data["rewards"]), size), (wanted, found)
-    assert only.keys() == wanted.keys() and only["rewards"] == (0.0, 1)
+    assert nothing.keys() == wanted.keys() and nothing["rewards"] == (0.0, 1)
 
 
 def the_model_gets_the_actors_weights_back_after_another_checkpoint() -> None:
@@ -403,7 +381,7 @@ CHECKS = [
     the_critic_computes_them_too_though_slime_dropped_its_flag,
     responses_in_flight_survive_new_weights,
     returns_are_formed_before_whitening,
-    the_value_loss_weighs_one_token_a_turn_and_leaves_bootstrap_samples_alone,
+    the_value_loss_weighs_one_token_a_turn,
     samples_without_trained_tokens_change_neither_gradients_nor_metrics,
     a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric_by_zero,
     chains_have_the_losses_and_gradients_of_a_sample_per_turn,

@@ -1,13 +1,11 @@
 """Checks of `value_loss: hl_gauss` inside slime, run as a program: `python -m tests.advantage.in_slime_critic`."""
 
-import os
 import subprocess
 import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch as mock_patch
 
 import torch
 import torch.distributed as dist
@@ -15,7 +13,7 @@ import torch.distributed as dist
 from advantage.exchange import current_layout
 from advantage.hl_gauss import HlGauss
 from advantage.packing import local_tokens
-from tests.advantage.image_critic import build, load, needs_new_head, save, vl_args, without_cuda
+from tests.advantage.image_critic import build, saved_and_loaded, started_critic, vl_args, without_cuda
 from tests.fixtures.inside_slime import installed, megatron, report, slime_args, start
 from tests.fixtures.stand_ins import allow_absent_packages
 
@@ -163,23 +161,13 @@ def slime_builds_the_head_which_starts_at_zero_and_multiplies_in_float32() -> No
 
 
 def it_starts_anew_from_an_actor_and_comes_back_from_a_critic() -> None:
-    slime, args = megatron("model"), vl_args(**KEYS)
-    with installed(args), tempfile.TemporaryDirectory() as folder:
-        reference, saved = os.path.join(folder, "reference"), os.path.join(folder, "critic")
-        save(build(args, "actor"), reference)
-        critic, later = build(args, "critic"), build(args, "critic")
-        assert needs_new_head(slime, args, critic, reference)
-        load(critic, reference)
+    args = vl_args(**KEYS)
+    with installed(args):
+        critic = started_critic(args, build(args, "actor"))
         head = critic.language_model.output_layer
-        head.weight.data.fill_(3.0)
-        with mock_patch.object(slime, "unwrap_model", lambda model: model):
-            slime._reinitialize_critic_output_layer(args, [critic])
         assert not head.weight.any() and abs(float(HEAD.expectation(head.bias.detach()))) < 1e-5
         head.weight.data.normal_()
-        save(critic, saved)
-        assert not needs_new_head(slime, args, later, saved)
-        load(later, saved)
-        assert torch.equal(later.language_model.output_layer.weight, head.weight)
+        assert torch.equal(saved_and_loaded(args, critic).language_model.output_layer.weight, head.weight)
 
 
 CHECKS = [

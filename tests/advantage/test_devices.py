@@ -14,8 +14,7 @@ from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split
 from advantage.settings import KL_SPLIT
 from advantage.training.losses import whiten
-from advantage.turn_table import TurnRow, TurnSpan
-from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.advantage.batches import FakeSample, check_rows, expected, make_args, make_samples, rollout_data, turn
 from tests.fixtures.pretend_device import ELSEWHERE, Elsewhere, pretended_device
 
 
@@ -37,14 +36,12 @@ def test_advantages_are_computed_where_the_values_are(form: str) -> None:
             log_kl_split(args, 0, data)
             assert all(row.device == ELSEWHERE for row in data["advantages"] + data["returns"])
         if form == "dual":
-            for got, (want, _) in zip(data["advantages"], expected(samples, args), strict=True):
-                torch.testing.assert_close(got.inner.double(), want, atol=1e-5, rtol=0)
+            check_rows([row.inner for row in data["advantages"]], [row for row, _ in expected(samples, args)])
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_group_advantages_too(estimator: str) -> None:
-    rows = [TurnRow(k, 0, terminated=True, turns=(TurnSpan(0, 3, float(k)),)) for k in range(4)]
-    samples = [FakeSample(row, 2, [1] * 3, torch.zeros(3), torch.zeros(3)) for row in rows]
+    samples = [turn(k, 0, reward=float(k), terminated=True) for k in range(4)]
     with pretended_device():
         data = on_the_device(samples)
         flags = Namespace(group_estimator=estimator, kl_coef=0.0, n_samples_per_prompt=4)

@@ -10,21 +10,16 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from advantage.estimators import ESTIMATORS
 from advantage.group import compute_advantages
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
-from tests.advantage.batches import FakeSample, make_args, rollout_data
+from tests.advantage.batches import FakeSample, make_args, rollout_data, sample_of, state
 
 GAMMA, LAMBDA = 0.9, 0.7
 Scores = dict[tuple[int, int], float]
-
-
-def sample(row: TurnRow, tokens: int, trained: bool = True) -> FakeSample:
-    return FakeSample(row, 3, [int(trained)] * tokens, torch.zeros(tokens), torch.zeros(tokens))
 
 
 def episodes_of(rng: random.Random, count: int) -> list[list[FakeSample]]:
@@ -41,9 +36,10 @@ def episodes_of(rng: random.Random, count: int) -> list[list[FakeSample]]:
             anchor, baseline = rng.randrange(4) if moves else -1, rng.random()
             span = TurnSpan(0, tokens, reward, anchor=anchor, moves=moves, baseline=baseline)
             flags = {"terminated": last and ending == "terminated", "truncated": last and ending == "truncated"}
-            episode.append(sample(TurnRow(segment, first + k, turns=(span,), group=group, **flags), tokens))
+            row = TurnRow(segment, first + k, turns=(span,), group=group, **flags)
+            episode.append(sample_of(row, [1] * tokens))
         if ending == "cut":
-            episode.append(sample(TurnRow(segment, first + turns, TurnKind.BOOTSTRAP), 1, trained=False))
+            episode.append(state(segment, first + turns))
         found.append(episode)
     return found
 
@@ -150,10 +146,9 @@ def by_gagpo(members: list[list[TurnRow]]) -> Scores:
 def computed(samples: list[FakeSample], estimator: str, **more: Any) -> dict[tuple[int, int], list[float]]:
     data = rollout_data(samples)
     keys = {"gamma_step": GAMMA, "lambda_step": LAMBDA, "group_estimator": estimator, **more}
-    args = make_args(kl_coef=0.0, n_samples_per_prompt=4, **keys)
-    compute_advantages(args, data)
+    compute_advantages(make_args(kl_coef=0.0, n_samples_per_prompt=4, **keys), data)
     rows = zip(samples, data["advantages"], strict=True)
-    return {(s.row.segment, s.row.first_turn): row.tolist() for s, row in rows if s.row.kind is TurnKind.TURN}
+    return {name(s.row): row.tolist() for s, row in rows if s.row.kind is TurnKind.TURN}
 
 
 def check(found: dict[tuple[int, int], list[float]], wanted: dict[tuple[int, int], float]) -> None:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advantage.hl_gauss import HlGauss, hl_gauss_of
-from advantage.settings import PRESETS, AdvantageSettings
+from advantage.hl_gauss import HlGauss
+from advantage.settings import AdvantageSettings
 from slime_verlog import ConfigError, read_settings
 
 
@@ -40,22 +40,14 @@ def test_targets_loss_and_value_are_those_of_the_definition(head: HlGauss, place
     t = plain_targets(head, y)
     w = (head.high - head.low) / (head.bins - 6)
     returns = torch.tensor(y, dtype=torch.float64)
-    assert head.targets(returns).tolist() == pytest.approx(t, abs=1e-12)
+    # The centres of narrow bins far from 0 differ in their last digit.
+    rounding = 1e-15 * (abs(head.low) + abs(head.high)) / (head.sigma * w)
+    assert head.targets(returns).tolist() == pytest.approx(t, abs=1e-12 + rounding)
     loss = head.loss(logits, returns).item()
     assert loss == pytest.approx(-sum(a * math.log(b) for a, b in zip(t, p, strict=True)), abs=1e-9)
     value = sum(b * (head.low + (i - 2.5) * w) for i, b in enumerate(p))
     assert head.expectation(logits).item() == pytest.approx(value, abs=1e-9 * (1 + abs(head.low) + head.high))
     assert bool(head.outside(returns)) == (y < head.low or y > head.high)
-
-
-def test_the_gradient_is_prediction_minus_target() -> None:
-    head = HlGauss(-1.0, 3.0, 21, 0.75)
-    returns = torch.tensor([-2.0, -1.0, 0.3, 3.0, 9.0], dtype=torch.float64)
-    logits = torch.randn(5, 21, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: head.loss(x, returns), logits)
-    assert torch.autograd.gradcheck(head.expectation, logits)
-    (gradient,) = torch.autograd.grad(head.loss(logits, returns).sum(), logits)
-    torch.testing.assert_close(gradient, torch.softmax(logits, -1) - head.targets(returns))
 
 
 @pytest.mark.parametrize(("sigma", "inside", "edge"), [(0.75, 1e-5, 2e-4), (0.5, 3e-3, 3e-3), (2.0, 1e-9, 0.3)])
@@ -99,9 +91,3 @@ def test_float32_is_enough_and_far_returns_stay_finite() -> None:
 def test_a_head_that_makes_no_sense_is_refused_in_one_sentence(keys: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read_settings(AdvantageSettings, keys)
-
-
-def test_no_preset_has_a_classification_head() -> None:
-    """No published method that a preset follows says that it has one."""
-    for preset in (None, *PRESETS):
-        assert hl_gauss_of(read_settings(AdvantageSettings, {"preset": preset})) is None

@@ -1,6 +1,7 @@
 """KL of reasoning and action tokens separately."""
 
 import random
+from statistics import mean
 from types import ModuleType
 from typing import Any
 
@@ -12,11 +13,10 @@ import advantage.hook
 import advantage.kl_split
 from advantage.errors import TurnTableError
 from advantage.exchange import Layout
-from advantage.hook import compute_advantages
 from advantage.kl_split import KlSplit, log_kl_split
 from advantage.settings import KL_SPLIT
 from advantage.turn_table import TurnRow, TurnSpan, encode_row
-from tests.advantage.batches import make_args, make_samples, rollout_data
+from tests.advantage.batches import make_args, make_samples, run
 
 
 def data_of(kl: list[float], mask: list[int], *spans: tuple[int, int, int]) -> dict[str, Any]:
@@ -38,24 +38,22 @@ def test_what_is_masked_may_be_nan_or_infinite() -> None:
 
 def test_it_runs_after_the_advantage_hook_on_the_table_that_the_hook_left() -> None:
     samples = make_samples(random.Random(2), 6)
-    args, data = make_args(rollout_data_postprocess_path=KL_SPLIT), rollout_data(samples)
-    compute_advantages(args, data)
-    split = log_kl_split(args, 7, data)
-    flat = [(j, s) for s in samples for j in range(len(s.mask)) if s.mask[j]]
-    notes = lambda j, s: any(not t.moves and t.start <= j < t.end for t in s.row.turns)
-    acts = lambda j, s: any(0 <= t.action_start <= j < t.end for t in s.row.turns)
-    action = [float(s.kl[j]) for j, s in flat if acts(j, s) and not notes(j, s)]
-    reasoning = [float(s.kl[j]) for j, s in flat if not acts(j, s) and not notes(j, s)]
-    assert split.summary_tokens == len(flat) - len(action) - len(reasoning) > 0
-    assert split.action_tokens == len(action) and split.reasoning_tokens == len(reasoning)
-    assert split.action == pytest.approx(sum(action) / len(action), abs=1e-6)
-    assert split.reasoning == pytest.approx(sum(reasoning) / len(reasoning), abs=1e-6)
+    split = log_kl_split(make_args(), 7, run(samples, rollout_data_postprocess_path=KL_SPLIT))
+    kl: dict[str, list[float]] = {"action": [], "reasoning": [], "notes": []}
+    for sample in samples:
+        for j in (j for j, trained in enumerate(sample.mask) if trained):
+            (turn,) = (turn for turn in sample.row.turns if turn.start <= j < turn.end)
+            acts = 0 <= turn.action_start <= j
+            kind = ("action" if acts else "reasoning") if turn.moves else "notes"
+            kl[kind].append(float(sample.kl[j]))
+    assert [split.action_tokens, split.reasoning_tokens, split.summary_tokens] == [len(row) for row in kl.values()]
+    assert split.action == pytest.approx(mean(kl["action"]), abs=1e-6)
+    assert split.reasoning == pytest.approx(mean(kl["reasoning"]), abs=1e-6)
 
 
 def test_a_table_that_the_advantage_hook_already_took_is_a_named_error() -> None:
     samples = make_samples(random.Random(2), 2)
-    data = rollout_data(samples)
-    compute_advantages(make_args(), data)
+    data = run(samples)
     with pytest.raises(TurnTableError, match="no turn table"):
         log_kl_split(make_args(), 0, data)
 

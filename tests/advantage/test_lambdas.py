@@ -5,13 +5,11 @@ from argparse import Namespace
 from typing import Any
 
 import pytest
-import torch
 
 from advantage.errors import FlagError
-from advantage.hook import compute_advantages
 from advantage.settings import PRESETS, ROLE, AdvantageSettings, advantage_settings
 from slime_verlog import ConfigError, read_settings
-from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.advantage.batches import check, make_args, make_samples, run
 
 ADAPTIVE = {"lambda_policy": "length_adaptive", "lambda_policy_alpha": 0.4}
 
@@ -20,26 +18,14 @@ def adaptive(tokens: int) -> float:
     return max(0.0, 1 - 1 / (0.4 * tokens)) if tokens else 0.0
 
 
-def run(samples: list[FakeSample], role: str | None, **changes: Any) -> dict[str, Any]:
-    data = rollout_data(samples)
-    compute_advantages(make_args(**changes, **({ROLE: role} if role else {})), data)
-    return data
-
-
-def assert_equal(data: dict[str, Any], samples: list[FakeSample], args: Namespace) -> None:
-    for i, (advantages, returns) in enumerate(expected(samples, args)):
-        torch.testing.assert_close(data["advantages"][i].double(), advantages, atol=1e-5, rtol=0)
-        torch.testing.assert_close(data["returns"][i].double(), returns, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_the_critic_has_lambda_critic_between_tokens_and_between_turns_and_the_actor_does_not(seed: int) -> None:
     rng = random.Random(seed)
     samples, shared = make_samples(rng, 6), {"lambda_step": 0.6, "lambda_token": 0.8, "gamma_token": 0.9}
     critic = rng.choice([0.0, 0.3, 1.0])
     for role, lambdas in (("critic", {"lambda_step": critic, "lambda_token": critic}), ("actor", {})):
-        data = run(samples, role, lambda_critic=critic, **shared)
-        assert_equal(data, samples, make_args(**shared | lambdas))
+        data = run(samples, **{ROLE: role}, lambda_critic=critic, **shared)
+        check(data, samples, make_args(**shared | lambdas))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -47,15 +33,15 @@ def test_the_actors_lambda_follows_from_each_turns_trained_tokens_and_the_critic
     rng = random.Random(seed)
     samples = make_samples(rng, 6)
     shared = {"lambda_step": rng.choice([0.0, 0.9]), "gamma_token": rng.choice([1.0, 0.9]), "lambda_token": 0.7}
-    actor = run(samples, "actor", **shared, **ADAPTIVE)
-    assert_equal(actor, samples, make_args(**shared | {"lambda_token": adaptive}))
-    assert_equal(run(samples, "critic", **shared, **ADAPTIVE), samples, make_args(**shared))
+    for role, lambdas in (("actor", {"lambda_token": adaptive}), ("critic", {})):
+        data = run(samples, **{ROLE: role}, **shared, **ADAPTIVE)
+        check(data, samples, make_args(**shared | lambdas))
 
 
 @pytest.mark.parametrize("changes", [{"lambda_critic": 1.0}, ADAPTIVE])
 def test_a_process_that_does_not_know_its_role_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(FlagError, match="--custom-megatron-init-path advantage.patch.install"):
-        run(make_samples(random.Random(0), 2), None, **changes)
+        run(make_samples(random.Random(0), 2), **changes)
 
 
 def test_a_form_without_a_lambda_inside_turns_is_refused_with_one() -> None:

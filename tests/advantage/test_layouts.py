@@ -4,7 +4,7 @@ import os
 import random
 import traceback
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,12 +24,11 @@ from advantage.packing import PackedTurns, local_tokens
 from advantage.saved_critic import fingerprint
 from advantage.settings import KL_SPLIT, ROLE, ValuePretrainingSettings
 from advantage.training.losses import whiten
-from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
+from advantage.turn_table import read_columns
 from advantage.values import take_metrics
-from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.advantage.batches import FakeSample, check_rows, expected, make_args, make_samples, rollout_data, turn
 from tests.advantage.test_group_definition import check_ranks_share
 from tests.advantage.test_pretraining import collected
-from tests.advantage.test_summary_turns import state, turn
 from tests.fixtures.warm_python import WARM
 
 WORLD = 4
@@ -67,35 +66,19 @@ def check_ranks(outcomes: list[dict[Any, Any]], key: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_random_sharding_gives_the_single_process_result(outcomes: list[dict[str, Any]], layout: str) -> None:
-    check_ranks(outcomes, layout)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_broken_table_on_one_rank_stops_all_ranks_instead_of_hanging(
-    outcomes: list[dict[str, Any]], layout: str
+@pytest.mark.parametrize("what", ["advantages", "measurements"])
+def test_random_sharding_gives_the_single_process_result(
+    outcomes: list[dict[str, Any]], layout: str, what: str
 ) -> None:
-    check_ranks(outcomes, (layout, "broken"))
+    check_ranks(outcomes, (layout, what))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("where", STEPS)
+@pytest.mark.parametrize("where", [*STEPS, "broken table"])
 def test_any_error_on_any_one_rank_stops_every_rank_of_its_stage(
     outcomes: list[dict[str, Any]], layout: str, where: str
 ) -> None:
     check_ranks(outcomes, (layout, where))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_value_pretraining_measures_the_same_and_an_error_stops_every_rank_of_the_stage(
-    outcomes: list[dict[str, Any]], layout: str
-) -> None:
-    check_ranks(outcomes, (layout, "measured"))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_notes_between_turns_of_other_ranks_give_the_exact_values(outcomes: list[dict[str, Any]], layout: str) -> None:
-    check_ranks(outcomes, (layout, "notes"))
 
 
 def test_group_estimators_give_the_single_process_result(outcomes: list[dict[str, Any]]) -> None:
@@ -116,14 +99,16 @@ def _worker(rank: int, folder: str) -> None:
     store = dist.FileStore(os.path.join(folder, "store"), WORLD)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
     outcome: dict[Any, Any] = {}
+    checks = {
+        "advantages": lambda: [_check_case(seed) for seed in range(CASES)],
+        "measurements": lambda: [_check_measured(seed) for seed in range(3)],
+        "broken table": _check_broken,
+        **{where: partial(_check_any_error, where) for where in STEPS},
+    }
     for name, sizes in LAYOUTS.items():
         parallel_state.initialize_model_parallel(**sizes)
-        outcome[name] = _text_of(lambda: [_check_case(seed) for seed in range(CASES)])
-        outcome[name, "broken"] = _text_of(_check_broken)
-        for where in STEPS:
-            outcome[name, where] = _text_of(lambda where=where: _check_any_error(where))
-        outcome[name, "measured"] = _text_of(lambda: [_check_measured(seed) for seed in range(3)])
-        outcome[name, "notes"] = _text_of(_check_notes)
+        for what, check in checks.items():
+            outcome[name, what] = _text_of(check)
         if name == "dp4":
             outcome["groups"] = _text_of(lambda: check_ranks_share(rank, WORLD))
             outcome["bytes"] = [_bytes_of(tokens) for tokens in (2, 200)]
@@ -172,18 +157,15 @@ def _check_case(seed: int) -> None:
     compute_advantages(args, data)
     whole = expected(samples, args)
     for k, key in enumerate(("advantages", "returns")):
-        truth = sliced([whole[i][k] for i in mine], data, layout)
-        for got, want in zip(data[key], truth, strict=True):
-            torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=0)
+        check_rows(data[key], sliced([whole[i][k] for i in mine], data, layout))
     _check_whitening(samples, mine, data, [advantages for advantages, _ in whole])
     split = log_kl_split(args, 0, data)
-    alone = split_kl(
-        read_columns([encode_row(s.row) for s in samples], [len(s.mask) for s in samples]),
-        *(rollout_data(samples), [s.kl for s in samples], Layout()),
-    )
+    alone = rollout_data(samples)
+    columns = read_columns(alone["prompt"], alone["response_lengths"])
+    alone = split_kl(columns, alone, alone["kl"], Layout())
     assert split.action_tokens == alone.action_tokens and split.reasoning_tokens == alone.reasoning_tokens
-    means = ((split.action, alone.action), (split.reasoning, alone.reasoning))
-    assert all(ours == (pytest.approx(theirs, abs=1e-6) if theirs is not None else None) for ours, theirs in means)
+    for ours, theirs in ((split.action, alone.action), (split.reasoning, alone.reasoning)):
+        assert ours == (None if theirs is None else pytest.approx(theirs, abs=1e-6))
 
 
 def _check_whitening(samples: list[FakeSample], mine: list[int], data: dict[str, Any], raw: list) -> None:
@@ -209,11 +191,9 @@ def _check_broken() -> None:
     try:
         compute_advantages(make_args(), data)
     except (TurnTableError, OtherRankError) as error:
-        said = str(error)
-        known = ("--custom-convert-samples-to-train-data-path", "rank 0 of", "rows for")
-        assert any(text in said for text in known), said
-        return
-    raise AssertionError("a broken table went unnoticed")
+        assert any(text in str(error) for text in ("--custom-convert", "rank 0 of", "rows for")), error
+    else:
+        raise AssertionError("a broken table went unnoticed")
 
 
 def _check_any_error(where: str) -> None:
@@ -250,46 +230,31 @@ def _check_measured(seed: int) -> None:
 
 
 def _check_metrics(whole: dict[str, Any], data: dict[str, Any], layout: Layout) -> None:
-    """The critic's numbers on new turns, and the fingerprint of the turns, are those of one process."""
-    critic = make_args(kl_coef=0.0, **{ROLE: "critic"}, value_loss="hl_gauss", value_range=[-1.0, 1.0])
+    """Each role's numbers on new turns, and the fingerprint of the turns, are those of one process."""
     ranks = {**data, "tokens": [torch.arange(n) for n in data["total_lengths"]]}
     alone = {**whole, "tokens": [torch.arange(n) for n in whole["total_lengths"]]}
     assert fingerprint(ranks, layout) == fingerprint(alone, Layout())
+    found = [_metrics_of(role, ranks) for role in ("critic", "actor")]
     with patch.object(hook, "current_layout", Layout):
-        compute_advantages(critic, alone)
-    compute_advantages(critic, ranks)
+        wanted = [_metrics_of(role, alone) for role in ("critic", "actor")]
     if layout.last_stage:
-        metrics = take_metrics(ranks)
-        assert metrics == pytest.approx(take_metrics(alone), abs=1e-5) and len(metrics) == 10
+        assert found == [pytest.approx(metrics, abs=1e-5) for metrics in wanted]
+        assert [len(metrics) for metrics in found] == [10, 5]
 
 
-def _check_notes() -> None:
-    """A turn, the notes after it, and a win; then a turn and its notes, after which the batch ends: spread over ranks.
-
-    In tests/advantage/test_summary_turns.py, the same on one rank.
-    """
-    won = [turn(0, 0.5), turn(1, 0.6, moves=False), turn(2, 0.7, reward=1.0, end=True)]
-    cut = [turn(3, 0.5), turn(4, 0.6, moves=False), state(5, 0.7)]
-    cut = [replace(sample, row=replace(sample.row, segment=1)) for sample in cut]
-    layout, samples = current_layout(), won + cut
-    mine = range(layout.data.rank, len(samples), layout.data.size)
-    data = rollout_data([samples[i] for i in mine])
-    for key in ("values", "kl"):
-        data[key] = sliced(data[key], data, layout)
-    compute_advantages(make_args(kl_coef=0.0), data)
-    if layout.last_stage:
-        truth = [(0.4702, 0.9702), (0.4, 1.0), (0.3, 1.0), (0.18805, 0.68805), (0.1, 0.7), (0.0, 0.0)]
-        for k, key in enumerate(("advantages", "returns")):
-            wanted = sliced([torch.tensor([truth[i][k]]).double() for i in mine], data, layout)
-            torch.testing.assert_close(data[key], wanted, atol=1e-7, rtol=0, check_dtype=False)
-        assert data["summary_advantage"].item() == pytest.approx((0.4 + 0.1) / 2)
+def _metrics_of(role: str, data: dict[str, Any]) -> dict[str, float]:
+    """What the hook measures of the critic, or of notes."""
+    data = dict(data)
+    args = make_args(kl_coef=0.0, **{ROLE: role}, value_loss="hl_gauss", value_range=[-1.0, 1.0])
+    compute_advantages(args, data)
+    notes = {name: float(number) for name, number in data.items() if name.startswith(("summary_", "turn_"))}
+    return take_metrics(data) | notes
 
 
 def _bytes_of(tokens: int) -> list[int]:
     """Bytes that this rank gives to each gather, for ten turns on every rank, each of so many tokens."""
     rank = current_layout().data.rank
-    rows = [TurnRow(10 * rank + k, 0, terminated=True, turns=(TurnSpan(0, tokens, 1.0),)) for k in range(10)]
-    samples = [FakeSample(row, 3, [1] * tokens, torch.zeros(tokens), torch.zeros(tokens)) for row in rows]
+    samples = [turn(10 * rank + k, 0, [0.0] * tokens, terminated=True) for k in range(10)]
     sent, gather = [], Group.all_gather
 
     def counted(group: Group, x: torch.Tensor) -> list[torch.Tensor]:

@@ -21,9 +21,15 @@ from tests.advantage.batches import FakeSample, expected, make_args, make_sample
 def collected(seed: int = 0) -> list[FakeSample]:
     """Two fifths of the segments are held out."""
     samples = make_samples(random.Random(seed), 20)
-    segments = sorted({s.row.segment for s in samples})[::5] + sorted({s.row.segment for s in samples})[1::5]
-    held = lambda s: s.row.segment in segments and s.row.kind is TurnKind.TURN
-    return [replace(s, row=replace(s.row, kind=TurnKind.HELD_OUT)) if held(s) else s for s in samples]
+    segments = sorted({sample.row.segment for sample in samples})
+    held_out = segments[::5] + segments[1::5]
+    found = []
+    for sample in samples:
+        row = sample.row
+        if row.segment in held_out and row.kind is TurnKind.TURN:
+            row = replace(row, kind=TurnKind.HELD_OUT)
+        found.append(replace(sample, row=row))
+    return found
 
 
 def pretraining_args(**settings: Any) -> Namespace:
@@ -44,10 +50,10 @@ def run(args: Namespace, weights: list[float], samples: list[FakeSample]) -> tup
     with_lambda_1 = Namespace(**{**vars(args), "lambda_step": 1.0, "lambda_token": 1.0})
     returns = [r.float() for _, r in expected(samples, with_lambda_1)]
     while True:
-        data = rollout_data(samples)
-        data["values"] = [
-            critic.weight.item() * r if s.row.turns else s.values for r, s in zip(returns, samples, strict=True)
-        ]
+        data, weight = rollout_data(samples), critic.weight.item()
+        for number, sample in enumerate(samples):
+            if sample.row.turns:
+                data["values"][number] = weight * returns[number]
         compute_advantages(args, data)
         if not progress.begin_pass(settings, data, [critic], Layout()):
             return progress, critic, trained

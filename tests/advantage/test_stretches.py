@@ -1,4 +1,4 @@
-"""`gae_form: compaction`: hand-computed cases, and each stretch as an episode of its own."""
+"""`gae_form: compaction`: each stretch as an episode of its own."""
 
 import random
 from dataclasses import replace
@@ -7,30 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from advantage.hook import compute_advantages
-from advantage.turn_table import TurnRow, TurnSpan
-from tests.advantage.batches import FakeSample, make_args, rollout_data
-from tests.advantage.test_summary_turns import flat, run, state, turn, win
+from advantage.turn_table import TurnRow
+from tests.advantage.batches import FakeSample, in_float64, run, state, turn
 
 DISCOUNTS: dict[str, float] = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 0.9, "lambda_token": 0.5}
 
 
-def test_a_stretch_is_paid_later_rewards_and_shrinks_by_later_tokens() -> None:
-    found = run([turn(0, 0.5), turn(1, 0.6, moves=False), win(2)], gae_form="compaction", **DISCOUNTS)
-    # notes: 1 - 0.6 = 0.4; before them: 0.99 * 0.6 - 0.5 + 0.99 * 0.95 * 0.4 = 0.4702; both times 0.9 * 0.5.
-    assert flat(found) == pytest.approx([0.45 * 0.4702, 0.9702, 0.45 * 0.4, 1.0, 0.3, 1.0])
-
-
 def test_an_episode_that_the_batch_cuts_is_paid_its_bootstrap_value() -> None:
-    samples = [turn(0, 0.6, moves=False), turn(1, 0.4, reward=0.25), state(2, 0.7)]
-    found = run(samples, gae_form="compaction", **DISCOUNTS)
+    samples = in_float64([turn(0, 0, [0.6], moves=False), turn(0, 1, [0.4], 0.25), state(0, 2, 0.7)])
+    found = run(samples, gae_form="compaction", kl_coef=0.0, **DISCOUNTS)
     after = 0.25 + 0.99 * 0.7 - 0.4
-    assert flat(found[:2]) == pytest.approx([0.45 * (0.25 + 0.7 - 0.6), 0.95, after, after + 0.4])
+    assert torch.cat(found["advantages"][:2]).tolist() == pytest.approx([0.45 * (0.25 + 0.7 - 0.6), after])
+    assert torch.cat(found["returns"][:2]).tolist() == pytest.approx([0.95, after + 0.4])
 
 
 def test_the_length_adaptive_lambda_of_later_turns_counts() -> None:
     """1 - 1 / (1.5 n) is 2/3 for a turn of two tokens and 7/9 for one of three."""
-    samples = stretch_of(0, [(2, False), (2, True), (3, True)], random.Random(0))
+    samples = stretch_of([(2, False), (2, True), (3, True)], random.Random(0))
     adaptive: dict[str, Any] = {**DISCOUNTS, "lambda_policy": "length_adaptive", "gamma_token": 1.0}
     alone = advantages(as_episodes(samples), slime_verlog_role="actor", **adaptive)
     found = advantages(samples, gae_form="compaction", slime_verlog_role="actor", **adaptive)
@@ -41,7 +34,7 @@ def test_the_length_adaptive_lambda_of_later_turns_counts() -> None:
 def test_each_stretch_is_an_episode_of_its_own_that_ends_with_all_later_rewards(seed: int) -> None:
     rng = random.Random(seed)
     shapes = [(rng.randint(1, 4), k % 3 < 2 or k == 8) for k in range(9)]
-    samples = stretch_of(0, shapes, rng)
+    samples = stretch_of(shapes, rng)
     found = advantages(samples, gae_form="compaction", **DISCOUNTS)
     alone = advantages(as_episodes(samples), **DISCOUNTS)
     last_of_stretch = 0
@@ -51,15 +44,13 @@ def test_each_stretch_is_an_episode_of_its_own_that_ends_with_all_later_rewards(
         assert found[k].tolist() == pytest.approx((alone[k] * 0.45**later).tolist(), abs=1e-12)
 
 
-def stretch_of(segment: int, shapes: list[tuple[int, bool]], rng: random.Random) -> list[FakeSample]:
+def stretch_of(shapes: list[tuple[int, bool]], rng: random.Random) -> list[FakeSample]:
     """An episode whose turns have so many tokens, and after which the environment moves or does not."""
     samples = []
     for k, (tokens, moves) in enumerate(shapes):
-        span = TurnSpan(0, tokens, rng.random() * moves, moves=moves)
-        values = torch.tensor([rng.random() for _ in range(tokens)], dtype=torch.float64)
-        row = TurnRow(segment, k, terminated=k == len(shapes) - 1, turns=(span,))
-        samples.append(FakeSample(row, tokens + 1, [1] * tokens, values, torch.zeros(tokens)))
-    return samples
+        reward, values = rng.random() * moves, [rng.random() for _ in range(tokens)]
+        samples.append(turn(0, k, values, reward, moves=moves, terminated=k == len(shapes) - 1))
+    return in_float64(samples)
 
 
 def as_episodes(samples: list[FakeSample]) -> list[FakeSample]:
@@ -77,6 +68,4 @@ def as_episodes(samples: list[FakeSample]) -> list[FakeSample]:
 
 
 def advantages(samples: list[FakeSample], **changes: Any) -> list[torch.Tensor]:
-    data = rollout_data(samples)
-    compute_advantages(make_args(kl_coef=0.0, **changes), data)
-    return data["advantages"]
+    return run(samples, kl_coef=0.0, **changes)["advantages"]

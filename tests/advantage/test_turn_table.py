@@ -119,13 +119,6 @@ def test_a_foreign_prompt_names_the_converter_that_is_not_configured(foreign: ob
         read_turn_table({"prompt": [foreign], "response_lengths": [3]}, keep=False)
 
 
-def test_popping_the_table_takes_it_out_of_the_batch() -> None:
-    row = TurnRow(4, 0, turns=(TurnSpan(0, 3, 1.0),))
-    batch = {"prompt": [encode_row(row)], "response_lengths": [3]}
-    assert read_turn_table(batch, keep=False).segment.tolist() == [4]
-    assert "prompt" not in batch
-
-
 def test_a_turn_past_the_response_is_refused_with_its_sample() -> None:
     row = encode_row(TurnRow(4, 0, turns=(TurnSpan(0, 3, 1.0),)))
     with pytest.raises(TurnTableError, match="sample 1: its last turn ends at token 3"):

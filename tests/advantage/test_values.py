@@ -2,25 +2,23 @@
 
 import random
 from argparse import Namespace
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from advantage.hook import compute_advantages
 from advantage.settings import ROLE
 from advantage.turn_table import TurnKind
 from advantage.values import take_metrics
-from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
+from tests.advantage.batches import FakeSample, expected, make_args, make_samples, run, turn
 
 
 def numbers(samples: list[FakeSample], args: Namespace) -> list[tuple[int, float, float]]:
     """Index, value and return of the first trained token of every trained turn, by the definition of GAE."""
     found = []
     for sample, (advantages, returns) in zip(samples, expected(samples, args), strict=True):
-        for index, turn in zip(sample.row.indices, sample.row.turns, strict=True):
-            trained = [j for j in range(turn.start, turn.end) if sample.mask[j]]
+        for index, span in zip(sample.row.indices, sample.row.turns, strict=True):
+            trained = [j for j in range(span.start, span.end) if sample.mask[j]]
             if trained and sample.row.kind is TurnKind.TURN:
                 first = trained[0]
                 found.append((index, float(returns[first] - advantages[first]), float(returns[first])))
@@ -34,9 +32,7 @@ def explained(turns: list[tuple[int, float, float]]) -> float:
 
 
 def measured(samples: list[FakeSample], **keys: Any) -> dict[str, float]:
-    args = make_args(kl_coef=0.0, **{ROLE: "critic"}, **keys)
-    data = rollout_data(samples)
-    compute_advantages(args, data)
+    data = run(samples, kl_coef=0.0, **{ROLE: "critic"}, **keys)
     metrics = take_metrics(data)
     assert not take_metrics(data) and {"values", "returns", "advantages"} <= data.keys()
     return metrics
@@ -48,8 +44,9 @@ def test_explained_variance_is_that_of_the_first_tokens_of_trained_turns(seed: i
     turns = numbers(samples, make_args(kl_coef=0.0))
     metrics = measured(samples)
     assert metrics["explained_variance"] == pytest.approx(explained(turns), abs=1e-5)
-    quantiles = torch.quantile(torch.tensor([float(t[0]) for t in turns]), torch.tensor([0.1, 0.9])).tolist()
-    early, late = ([t for t in turns if keep(t[0])] for keep in (quantiles[0].__ge__, quantiles[1].__le__))
+    indices = torch.tensor([float(index) for index, _, _ in turns])
+    first, last = torch.quantile(indices, torch.tensor([0.1, 0.9])).tolist()
+    early, late = [t for t in turns if t[0] <= first], [t for t in turns if t[0] >= last]
     assert metrics["explained_variance_first_tenth"] == pytest.approx(explained(early), abs=1e-5)
     assert metrics["explained_variance_last_tenth"] == pytest.approx(explained(late), abs=1e-5)
     returns = [t[2] for t in turns]
@@ -61,13 +58,12 @@ def test_explained_variance_is_that_of_the_first_tokens_of_trained_turns(seed: i
 
 
 def test_a_perfect_critic_explains_all_a_constant_nothing_and_equal_returns_have_nothing_to_explain() -> None:
-    samples = [s for s in make_samples(random.Random(1), 30) if s.row.kind is TurnKind.TURN and s.row.terminated]
-    alone = [s for s in samples if len(s.row.turns) == 1 and any(s.mask)]
-    one_turn = [replace(s, row=replace(s.row, segment=k)) for k, s in enumerate(alone)]
-    assert len(one_turn) > 2
-    at = lambda level: [replace(s, values=torch.full_like(s.values, level(s))) for s in one_turn]
-    assert measured(at(lambda s: s.row.turns[0].reward))["explained_variance"] == pytest.approx(1)
-    assert measured(at(lambda s: 0.7))["explained_variance"] == pytest.approx(0, abs=1e-6)
-    turns = lambda s: (replace(s.row.turns[0], reward=0.25),)
-    equal = [replace(s, row=replace(s.row, turns=turns(s))) for s in one_turn]
-    assert measured(equal)["explained_variance"] == 0
+    def explained(values: list[float], rewards: list[float]) -> float:
+        pairs = zip(values, rewards, strict=True)
+        samples = [turn(k, 0, [value], reward, terminated=True) for k, (value, reward) in enumerate(pairs)]
+        return measured(samples)["explained_variance"]
+
+    rewards = [0.0, 1.0, 0.5]
+    assert explained(rewards, rewards) == pytest.approx(1)
+    assert explained([0.7] * 3, rewards) == pytest.approx(0, abs=1e-6)
+    assert explained(rewards, [0.25] * 3) == 0

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch as mock_patch
@@ -47,52 +46,27 @@ class Finding:
         return self.error <= self.bound
 
 
-def gae_work(turns: int, longest: int, seed: int) -> dict[str, list[Any]]:
-    """A packed batch: episode parts of up to 16 turns in shuffled order, some terminated, some cut."""
-    rng = random.Random(seed)
-    order = rng.sample(range(turns), turns)
-    following, bootstrap = [-1] * turns, [0.0] * turns
-    for start in range(0, turns, 16):
-        episode = order[start : start + 16]
-        for turn, after in pairwise(episode):
-            following[turn] = after
-        bootstrap[episode[-1]] = rng.choice([0.0, rng.gauss(0, 1)])
-    lengths = [rng.randint(1, longest) for _ in range(turns)]
-    tokens = sum(lengths)
-    return {
-        "values": [rng.gauss(0, 1) for _ in range(tokens)],
-        "token_rewards": [rng.gauss(0, 0.01) for _ in range(tokens)],
-        "turn_lengths": lengths,
-        "turn_rewards": [rng.gauss(0, 1) for _ in range(turns)],
-        "next_turn": following,
-        "bootstrap_values": bootstrap,
-    }
-
-
 def check_gae(device: torch.device, turns: int, longest: int) -> Iterator[Finding]:
-    """The pure function in both precisions, and how long it takes; errors are relative to 1 + |advantage|."""
-    from tests.advantage.one_process import dual_discount_gae
-    from tests.advantage.reference import brute_force
+    """The hook in both precisions, and how long it takes; errors are relative to 1 + |advantage|."""
+    from advantage.hook import compute_advantages
+    from tests.advantage.batches import expected, in_float64, make_args, make_samples, rollout_data
 
-    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-        work = gae_work(turns, longest, seed=1)
-        floats = ("values", "token_rewards", "turn_rewards", "bootstrap_values")
-        tensors = {k: torch.tensor(v, dtype=dtype if k in floats else torch.long) for k, v in work.items()}
-        # The definition sees the numbers that the function sees, rounded to its precision.
-        defined = brute_force(**{k: v.tolist() for k, v in tensors.items()}, **DISCOUNTS)
-        want = torch.tensor(defined, dtype=torch.float64)
-        on_device = {k: v.to(device) for k, v in tensors.items()}
-        dual_discount_gae(**on_device, **DISCOUNTS)
-        began = _now(device)
-        advantages, returns = dual_discount_gae(**on_device, **DISCOUNTS)
-        took = 1e3 * (_now(device) - began)
-        wanted = (want, want + tensors["values"].double())
-        error = max(
-            float(((got.cpu().double() - right).abs() / (1 + right.abs())).max())
-            for got, right in zip((advantages, returns), wanted, strict=True)
-        )
-        size = f"{turns} turns, {len(work['values'])} tokens, {took:.1f} ms"
-        yield Finding(f"dual-discount GAE, {str(dtype)[6:]}", size, error, bound)
+    drawn = make_samples(random.Random(1), max(1, turns // 8), longest=longest, most_turns=16)
+    args = make_args(**DISCOUNTS)
+    tokens = sum(len(sample.mask) for sample in drawn)
+    for samples, name, bound in ((in_float64(drawn), "float64", 1e-12), (drawn, "float32", 1e-6)):
+        for _ in range(2):  # the first call warms up
+            data = _to(rollout_data(samples), device)
+            began = _now(device)
+            compute_advantages(args, data)
+            took = 1e3 * (_now(device) - began)
+        error = 0.0
+        for key, wanted in zip(("advantages", "returns"), zip(*expected(samples, args), strict=True), strict=True):
+            right = torch.cat(wanted)
+            difference = torch.cat(data[key]).cpu().double() - right
+            error = max(error, float((difference.abs() / (1 + right.abs())).max()))
+        size = f"{len(samples)} samples, {tokens} tokens, {took:.1f} ms"
+        yield Finding(f"dual-discount GAE, {name}", size, error, bound)
 
 
 def _now(device: torch.device) -> float:
@@ -257,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, and say what was seen; 0 if all holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--turns", type=int, default=2048, help="turns of the GAE batch")
+    parser.add_argument("--turns", type=int, default=2048, help="turns of the GAE batch, about")
     parser.add_argument("--longest", type=int, default=512, help="tokens of its longest turns")
     parser.add_argument("--trainer-numbers", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

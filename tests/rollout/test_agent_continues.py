@@ -20,14 +20,23 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "number", "shown"),
+    [("qwen3.5", "{}", "sum"), ("glm-4.7", "{}", "sum"), ("qwen3.5", "{}e0", "1e0")],
+    ids=["qwen3.5", "glm-4.7", "a number that the template spells differently"],
+)
+async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(
+    tmp_path: Path, name: str, number: str, shown: str
+) -> None:
+    """Or though the template spells a value differently, as `false`, for which Qwen3.5's writes `False`."""
     tokenizer = family(name)
     tokenizer.save_pretrained(tmp_path / "checkpoint")
-    end = ("<|observation|>",) if name == "glm-4.7" else ()
-    engine = ScriptedEngine(
-        tokenizer, lambda body, number: (CALLS[name].format(number), *end) if end else CALLS[name].format(number)
-    )
+
+    def script(body: dict[str, Any], turn: int) -> Any:
+        text = CALLS[name].format(number.format(turn))
+        return (text, "<|observation|>") if name == "glm-4.7" else text
+
+    engine = ScriptedEngine(tokenizer, script)
     settings = agent("goes_on 4", hf_checkpoint=str(tmp_path / "checkpoint"))
     async with playing(tmp_path, engine, **settings) as run:
         (sample,) = await run.episode()
@@ -37,7 +46,7 @@ async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(t
     for request, span in zip(engine.requests, spans, strict=True):
         assert request["input_ids"] == list(sample.tokens[: start + span.start])
     assert sum(sample.loss_mask) == sum(span.end - span.start for span in spans)
-    assert tokenizer.decode(engine.requests[-1]["input_ids"]).count("sum") == 3
+    assert tokenizer.decode(engine.requests[-1]["input_ids"]).count(shown) == (3 if shown == "sum" else 1)
 
 
 def message(role: str, content: str, **more: Any) -> dict[str, Any]:
@@ -88,18 +97,6 @@ def test_a_program_may_leave_out_a_change_to_the_folder_it_is_in(sent: str, is_s
     shown, found = requests.show([*ASKED, back, message("user", "more")], list)
     assert (found is not None) == is_same
     assert shown[1] == (response if is_same else back)
-
-
-async def test_responses_keep_their_tokens_though_the_template_spells_numbers_differently(tmp_path: Path) -> None:
-    """As `false`, for which Qwen3.5's template writes `False`."""
-    tokenizer = family("qwen3.5")
-    tokenizer.save_pretrained(tmp_path / "checkpoint")
-    engine = ScriptedEngine(tokenizer, lambda body, number: CALLS["qwen3.5"].format(f"{number}e0"))
-    async with playing(tmp_path, engine, **agent("goes_on 4", hf_checkpoint=str(tmp_path / "checkpoint"))) as run:
-        (sample,) = await run.episode()
-        assert not (await run.runtime()).counters
-    assert len(row_of(sample).turns) == len(engine.requests)
-    assert tokenizer.decode(engine.requests[-1]["input_ids"]).count("1e0") == 1
 
 
 def test_threads_that_interleave_continue_their_own_turns() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from advantage.hook import compute_advantages
 from advantage.training.losses import turn_weights
 from rollout.bridge.chains import continues, find_chains
 from rollout.bridge.sample import SampleWriter, build_samples
 from rollout.samples import pretraining_samples, turns_per_sample
-from rollout.turn import ImageChain, Prompt
+from rollout.turn import ImageChain, Prompt, Turn
 from tests.fixtures.conversations import by_turn, conversations, places, train_data
 
 ARGS = Namespace(global_batch_size=6, rollout_top_p=1.0)
@@ -35,21 +38,12 @@ def test_chains_hold_every_turn_once_and_are_as_few_as_possible(rng: random.Rand
     assert len(chains) == _fewest(turns)
 
 
-def _fewest(turns: Any) -> int:
+def _fewest(turns: Sequence[Turn]) -> int:
     """The least number of chains: the largest matching of turns with turns that continue them says how many join."""
-    follows = [[b for b in range(a + 1, len(turns)) if continues(turns[b].prompt, turns[a])] for a in range(len(turns))]
-    taken: dict[int, int] = {}
-
-    def place(a: int, tried: set[int]) -> bool:
-        for b in follows[a]:
-            if b not in tried:
-                tried.add(b)
-                if b not in taken or place(taken[b], tried):
-                    taken[b] = a
-                    return True
-        return False
-
-    return len(turns) - sum(place(a, set()) for a in range(len(turns)))
+    count = range(len(turns))
+    follows = [[a < b and continues(turns[b].prompt, turns[a]) for b in count] for a in count]
+    followers = maximum_bipartite_matching(csr_array(follows))
+    return len(turns) - int((followers >= 0).sum())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -58,18 +52,18 @@ def test_a_chain_has_the_tokens_of_its_last_turn_and_slime_counts_the_same_group
     alone, joined = (train_data(ARGS, segments, groups, chains=chains) for chains in (False, True))
     for turn, (sample, span) in places(alone).items():
         other, there = places(joined)[turn]
-        begin = len(alone["tokens"][sample]) - alone["response_lengths"][sample]
-        start = len(joined["tokens"][other]) - joined["response_lengths"][other]
-        assert (
-            alone["tokens"][sample][: begin + span.stop].tolist()
-            == joined["tokens"][other][: start + there.stop].tolist()
-        )
+        assert _up_to(alone, sample, span) == _up_to(joined, other, there)
         for key in ("loss_masks", "rollout_log_probs"):
             assert alone[key][sample][span].tolist() == joined[key][other][there].tolist()
     assert list(dict.fromkeys(joined["rollout_ids"])) == list(dict.fromkeys(alone["rollout_ids"]))
-    assert len(joined["tokens"]) >= len(set(groups)) and sum(map(len, joined["tokens"])) < sum(
-        map(len, alone["tokens"])
-    )
+    tokens, tokens_alone = (sum(map(len, data["tokens"])) for data in (joined, alone))
+    assert len(joined["tokens"]) >= len(set(groups)) and tokens < tokens_alone
+
+
+def _up_to(data: dict[str, Any], sample: int, span: slice) -> list[int]:
+    """A sample's tokens up to the end of a turn."""
+    tokens = data["tokens"][sample]
+    return tokens[: len(tokens) - data["response_lengths"][sample] + span.stop].tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -134,10 +128,8 @@ def test_chains_end_with_their_optimizer_step_and_a_state_that_continues_one_is_
     (samples,) = build_samples([long], list(range(40, 48)), SampleWriter(ARGS, 39, chains=True))
     assert [len(sample.train_metadata["turn_row"].turns) for sample in samples] == [6, 2]
     last = samples[-1].train_metadata["turn_row"]
-    assert (
-        last.bootstrap == samples[-1].response_length - 1
-        and samples[-1].tokens[-4:] == [*turns[-1].generation.token_ids, 3, 4, 39][-4:]
-    )
+    assert last.bootstrap == samples[-1].response_length - 1
+    assert samples[-1].tokens[-4:] == [*turns[-1].generation.token_ids, 3, 4, 39][-4:]
     assert samples[-1].loss_mask[last.turns[-1].end :] == [0, 0, 0]
     assert turns_per_sample([samples]) == 4.0
     (alone,) = build_samples([long], list(range(40, 48)), SampleWriter(ARGS, 39))
@@ -150,36 +142,31 @@ def test_a_turn_whose_prompt_lacks_an_image_of_the_turn_before_begins_a_chain() 
     (turn,) = segment.turns
     first = replace(turn, prompt=replace(turn.prompt, train_inputs=ImageChain([red])))
     ids = [*first.prompt.token_ids, *first.generation.token_ids, 3]
-    for images, chains in (([red, blue], 1), ([{"pixel_values": red["pixel_values"].clone()}], 1), ([blue], 2)):
-        second = replace(
-            turn, index=turn.index + 1, prompt=replace(turn.prompt, token_ids=ids, train_inputs=ImageChain(images))
-        )
+    same = {"pixel_values": red["pixel_values"].clone()}
+    for images, chains in (([red, blue], 1), ([same], 1), ([blue], 2)):
+        prompt = replace(turn.prompt, token_ids=ids, train_inputs=ImageChain(images))
+        second = replace(turn, index=turn.index + 1, prompt=prompt)
         assert len(find_chains([first, second])) == chains
 
 
 def test_every_turn_of_a_chain_keeps_its_own_routed_experts() -> None:
-    args = Namespace(
-        use_rollout_routing_replay=True, num_layers=1, moe_router_topk=2, rollout_top_p=1.0, global_batch_size=4
-    )
-    writer = SampleWriter(args, 39, chains=True)
+    flags = {"use_rollout_routing_replay": True, "num_layers": 1, "moe_router_topk": 2}
+    writer = SampleWriter(Namespace(**flags, **vars(ARGS)), 39, chains=True)
     sample = writer.new(0, 0, Prompt([1, 2]))
-    written = []
+
+    def append(sample: Any, captured: torch.Tensor) -> None:
+        """As slime does it: the engine's experts replace those of earlier turns."""
+        SampleWriter._append(writer, sample, [7, 8], [-0.1, -0.1])
+        sample.rollout_routed_experts = captured
+
+    writer._append_generation = append
     for number in (1, 2):
-        rows_now = len(sample.tokens) + 1  # two new tokens
-        captured = torch.full((rows_now, 1, 2), number)
-        written.append(captured)
-        writer._append_generation = lambda sample, generation, captured=captured: (
-            SampleWriter._append(writer, sample, [7, 8], [-0.1, -0.1]),
-            setattr(sample, "rollout_routed_experts", captured),
-        )
-        writer.append_generation(sample, None)
+        rows = len(sample.tokens) + 1  # two new tokens
+        writer.append_generation(sample, torch.full((rows, 1, 2), number))
         writer.append_observation(sample, [5])
     writer.append_state(sample, Prompt([*sample.tokens, 6]))
-    experts = sample.rollout_routed_experts
-    assert len(experts) == len(sample.tokens) - 1
-    assert (
-        experts[:3].eq(1).all() and experts[3:6].eq(2).all() and experts[6:].tolist() == [[[0, 1]]] * (len(experts) - 6)
-    )
+    first, second, after = sample.rollout_routed_experts.split([3, 3, len(sample.tokens) - 7])
+    assert first.eq(1).all() and second.eq(2).all() and after.tolist() == [[[0, 1]]] * len(after)
 
 
 def test_value_pretraining_keeps_chains_together_in_a_random_order() -> None:

@@ -214,9 +214,3 @@ async def test_parked_episodes_are_bounded_and_closed_with_their_runtime(tmp_pat
             parked.episode.close = partial(note, parked)
             await parked_episodes(runtime).park(parked, 4)
     assert len(closed) == 4 and not parked_episodes(runtime)
-
-
-async def test_a_limit_ends_the_episode_as_truncated(play: Any) -> None:
-    samples, _ = await play(max_turns=2, **LONG)
-    assert [s.status for s in samples] == [Sample.Status.TRUNCATED] * 2
-    assert row_of(samples[-1]).truncated

@@ -97,13 +97,13 @@ def test_padding_changes_neither_groups_nor_steps_nor_advantages_nor_the_mean_re
     args, batches = played
     padded = 0
     for samples in batches:
-        plain, data = (convert_samples_to_train_data(on(args, actor_num_gpus_per_node=n), samples) for n in (1, 8))
+        plain = convert_samples_to_train_data(on(args, actor_num_gpus_per_node=1), samples)
+        data = convert_samples_to_train_data(on(args, actor_num_gpus_per_node=8), samples)
         count, total = len(samples), len(data["tokens"])
         padded += total - count
         assert all(len(column) == total for column in data.values())
         for key, column in plain.items():
-            pairs = zip(column, data[key], strict=False)
-            assert all(plain_of(a) == plain_of(b) for a, b in pairs), key
+            assert list(map(plain_of, column)) == list(map(plain_of, data[key]))[: len(column)], key
         assert list(dict.fromkeys(data["rollout_ids"])) == list(dict.fromkeys(plain["rollout_ids"]))
         assert data["sample_indices"][count:] == [-1] * (total - count)
         assert all(mask.tolist() == [0] for mask in data["loss_masks"][count:])

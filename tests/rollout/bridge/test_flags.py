@@ -43,6 +43,8 @@ GROUP = {
 
 SLIMES_GRPO = {**GROUP, "custom_advantage_function_path": None}
 
+EPISODES = {"rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE}
+
 FIXED_TURN_FAULTS = [
     ({"global_batch_size": 7}, "not a multiple of --global-batch-size 7"),
     ({"turn_quota": "per_env", "n_env": 5}, "change n_env"),
@@ -101,18 +103,6 @@ def test_a_role_with_static_micro_batches_is_refused(tmp_path: Path) -> None:
         EpisodeSource(rollout_args(tmp_path, **HOOKS, megatron_config_path=str(roles)))
 
 
-def test_flags_without_effect_beside_fixed_turns_are_named_once_each(tmp_path: Path) -> None:
-    given = """
-        --rm-type --rm-url --custom-rm-path --prompt-data --rollout-shuffle --apply-chat-template --input-key
-        --custom-generate-function-path --custom-reward-post-process-path --disable-rewards-normalization --eval-config
-        --rollout-skip-special-tokens --n-samples-per-eval-prompt --loss-mask-type --gamma --lambd
-    """.split()  # noqa: SIM905 - reads better as words
-    args = rollout_args(tmp_path, **HOOKS, eval_function_path=FIXED_TURN)
-    warned = flags_without_effect(args, ["--rollout-batch-size", *given])
-    assert sorted(sentence.split()[0] for sentence in warned) == sorted(given)
-    assert flags_without_effect(args, ["--rollout-batch-size", "--eval-function-path"]) == []
-
-
 def test_functions_that_replace_the_evaluation_or_the_loss_are_named(tmp_path: Path) -> None:
     custom = {"loss_type": "custom_loss", "custom_loss_function_path": "my.loss"}
     args = rollout_args(tmp_path, **HOOKS, **custom, eval_function_path="my.evaluation")
@@ -152,7 +142,7 @@ def test_the_docs_name_every_flag_that_is_refused_or_warned_about() -> None:
 WAYS = {
     FIXED_TURN: {"rollout_function_path": FIXED_TURN},
     CONTINUOUS: {"rollout_function_path": CONTINUOUS},
-    GENERATE: {"rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE},
+    GENERATE: EPISODES,
 }
 """How episodes are played, beside the other hooks."""
 OTHER_HOOKS = {
@@ -184,12 +174,6 @@ def test_each_flag_of_the_table_gets_its_sentence_beside_its_hook_and_not_withou
                 assert flags_without_effect(args, [flag]) == []
 
 
-def test_good_flags_pass(tmp_path: Path) -> None:
-    EpisodeSource(rollout_args(tmp_path, **HOOKS))
-    own = {**GROUP, "custom_advantage_function_path": "x.y"}
-    EpisodeSource(rollout_args(tmp_path, **HOOKS | own))
-
-
 def test_the_first_batch_checks_flags_that_name_no_rollout_function(tmp_path: Path) -> None:
     args = rollout_args(tmp_path, global_batch_size=7)
     with pytest.raises(ConfigError, match="--global-batch-size 7"):
@@ -206,65 +190,51 @@ def test_a_context_longer_than_the_model_has_positions_is_refused(tmp_path: Path
     EpisodeSource(args)
 
 
-def test_debug_rollout_only_needs_no_training_flags(tmp_path: Path) -> None:
-    overrides = {"debug_rollout_only": True, "custom_convert_samples_to_train_data_path": None}
-    EpisodeSource(rollout_args(tmp_path, **HOOKS | overrides | {"custom_megatron_init_path": None}))
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
         ({"critic_warmup": {"w_epoch": 2}}, "--rollout-function-path rollout.fixed_turn"),
-        ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path"),
         ({"advantage_estimator": "gspo"}, "--advantage-estimator is gspo"),
         ({"kl_coef": 0.001, **SLIMES_GRPO}, "--kl-coef 0.001: --advantage-estimator grpo"),
-        ({"use_kl_loss": True, "kl_loss_coef": 0.01, **SLIMES_GRPO}, "--kl-loss-type k1"),
         ({"group_estimator": "rloo", **SLIMES_GRPO}, "group_estimator: rloo in the YAML"),
-        ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
         ({"custom_convert_samples_to_train_data_path": None, **GROUP}, "are computed from its table"),
         ({"history": "full", "samples": "turns", "use_dynamic_batch_size": False}, "samples: turns make several"),
         ({"history": "full", "samples": "turns", "log_passrate": True}, "--log-passrate expects"),
     ],
 )
 def test_wrong_flags_for_whole_episodes_are_refused(tmp_path: Path, overrides: dict[str, Any], words: str) -> None:
-    args = rollout_args(
-        tmp_path,
-        **{**HOOKS, "rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE, **overrides},
-    )
+    args = rollout_args(tmp_path, **{**HOOKS, **EPISODES, **overrides})
     with pytest.raises(ConfigError, match=words):
         check_flags(args, load_settings(args))
 
 
-def test_whole_episodes_may_use_slimes_own_batches_and_group_estimators(tmp_path: Path) -> None:
-    overrides = {
-        "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
-        "custom_generate_function_path": GENERATE,
-        "advantage_estimator": "grpo",
-        "custom_megatron_init_path": None,
-        "custom_convert_samples_to_train_data_path": None,
-        "use_dynamic_batch_size": False,
-        "over_sampling_batch_size": 48,
-        "partial_rollout": True,
-        "history": "full",
-        "log_passrate": True,
-        "data_parallel_size": 4,
-        "micro_batch_size": 2,
-    }
-    EpisodeSource(rollout_args(tmp_path, **HOOKS | overrides))
+SLIMES_BATCHES = {
+    "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
+    "use_dynamic_batch_size": False,
+    "over_sampling_batch_size": 48,
+    "partial_rollout": True,
+    "log_passrate": True,
+    "data_parallel_size": 4,
+    "micro_batch_size": 2,
+}
+UNCONVERTED = {"custom_convert_samples_to_train_data_path": None, "history": "full"}
 
 
-EPISODES = {"rollout_function_path": "slime.x", "custom_generate_function_path": GENERATE}
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_without_a_critic_the_patch_leaves_the_advantages_to_the_group_estimator_or_slime(
-    tmp_path: Path, own: bool
-) -> None:
-    slimes = {"advantage_estimator": "grpo", "custom_convert_samples_to_train_data_path": None, "history": "full"}
-    overrides = {**GROUP, "custom_megatron_init_path": INSTALL} if own else slimes
-    args = rollout_args(tmp_path, **{**HOOKS, **EPISODES, **overrides})
-    check_flags(args, load_settings(args))
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {**GROUP, "custom_advantage_function_path": "x.y"},
+        {"debug_rollout_only": True, "custom_megatron_init_path": None, **UNCONVERTED},
+        {**EPISODES, **SLIMES_GRPO, **UNCONVERTED, **SLIMES_BATCHES},
+        {**EPISODES, **SLIMES_GRPO, **UNCONVERTED, "custom_megatron_init_path": INSTALL},
+        {**EPISODES, **GROUP, "custom_megatron_init_path": INSTALL},
+    ],
+    ids=["fixed turns", "own advantages", "no training", "slime's batches", "slime's estimator", "group estimator"],
+)
+def test_good_flags_pass(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    EpisodeSource(rollout_args(tmp_path, **{**HOOKS, **overrides}))
 
 
 def weights(folder: Path) -> str:

@@ -162,10 +162,7 @@ BODY = {"embedding.word_embeddings.weight": (320, 8), "decoder.final_layernorm.w
             r"--ref-load .*decoder.final_layernorm.weight has shape \(6,\), not \(8,\)",
         ),
     ],
-    ids=[
-        *("a critic", "a critic of images", "other padding of the vocabulary", "no output layer"),
-        *("a policy of images", "another model"),
-    ],
+    ids=["a critic", "of images", "other padding of the vocabulary", "no output layer", "a policy", "another model"],
 )
 def test_a_pretrained_critic_must_have_a_value_head_and_the_references_shape(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], words: str | None

@@ -12,25 +12,14 @@ from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, 
 
 
 def segment(number: int, length: int, ended: bool) -> Segment:
-    turns = tuple(
-        Turn(
-            episode_id=number,
-            index=k,
-            prompt=Prompt([number, k]),
-            generation=Generation([5], [-1.0], "x", FinishReason.STOP),
-            action="a",
-            valid=True,
-            executed_action="a",
-            reward=0.0,
-            terminated=ended and k == length - 1,
-            truncated=False,
-            action_span=None,
-        )
+    generation = Generation([5], [-1.0], "x", FinishReason.STOP)
+    prompts = [Prompt([number, k]) for k in range(length + 1)]
+    turns = [
+        Turn(number, k, prompts[k], generation, "a", True, "a", 0.0, ended and k == length - 1, False, None)
         for k in range(length)
-    )
-    if ended:
-        return Segment("t", turns, None, StopReason.TERMINATED)
-    return Segment("t", turns, Prompt([number, length]), StopReason.CUT)
+    ]
+    stop = StopReason.TERMINATED if ended else StopReason.CUT
+    return Segment("t", tuple(turns), None if ended else prompts[-1], stop)
 
 
 KEPT = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=3, max_size=30).map(

@@ -80,14 +80,12 @@ class World:
         while True:
             version = self.version
             await asyncio.sleep(self.random.expovariate(1.0))
-            if version == self.version or self.plan.on_update == "finish":
-                return Generation([1], [-0.5], "x", FinishReason.STOP, (str(version),), version_ends=(1,))
-            if self.plan.on_update == "continue":
-                versions = tuple(map(str, range(version, self.version + 1)))
+            if version == self.version or self.plan.on_update in ("continue", "finish"):
+                newest = version if self.plan.on_update == "finish" else self.version
+                versions = tuple(map(str, range(version, newest + 1)))
                 ends = tuple(range(1, len(versions) + 1))
-                return Generation(
-                    [1] * len(ends), [-0.5] * len(ends), "x", FinishReason.STOP, versions, version_ends=ends
-                )
+                tokens, log_probs = [1] * len(ends), [-0.5] * len(ends)
+                return Generation(tokens, log_probs, "x", FinishReason.STOP, versions, version_ends=ends)
 
     def push(self, after: int) -> None:
         self.version += 1

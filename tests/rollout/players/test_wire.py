@@ -32,27 +32,23 @@ async def test_what_an_end_reports_is_not_lost_with_a_message_that_cannot_be_pic
     receiver.abort()
 
 
-def test_a_turn_arrives_as_it_was_in_few_bytes() -> None:
-    ids = TokenPrefix(range(1000, 1150))
-    generation = Generation(ids, array("f", [-0.5] * 150), "text", FinishReason.STOP, ("3",), {"cached_tokens": 7})
-    prompt = Prompt(TokenPrefix(range(1400)))
-    spans = (Span("engine", 1.0, 2.0, {"a": 1}, (Span("tool", 1.0, 1.5),)),)
-    turn = Turn(7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), spans=spans)
-    frame = dumps((turn_values(turn), prompt_change(NOTHING, prompt)))
-    values, change = pickle.loads(frame)
-    assert read_turn(values, changed_prompt(NOTHING, change)) == turn
-    assert isinstance(values[3].token_ids, TokenPrefix) and isinstance(values[3].log_probs, array)
-    assert len(frame) < 4 * (1400 + 2 * 150) + 800
-
-
-def test_a_growing_conversation_is_sent_once_and_shares_its_memory() -> None:
-    first = Prompt(TokenPrefix(range(100)))
+def test_turns_of_a_growing_conversation_arrive_as_they_were_in_few_bytes_and_share_their_memory() -> None:
+    first = Prompt(TokenPrefix(range(1400)))
     second = Prompt(first.token_ids.extended([5, 6], [7]), seen_tool=True)
-    change = over(prompt_change(first, second))
-    assert list(change.ids) == [5, 6, 7] and change.kept == 100
-    here = changed_prompt(NOTHING, over(prompt_change(NOTHING, first)))
-    there = changed_prompt(here, change)
-    assert there == second and there.token_ids._buffer is here.token_ids._buffer
+    ids, log_probs = TokenPrefix(range(1000, 1150)), array("f", [-0.5] * 150)
+    generation = Generation(ids, log_probs, "text", FinishReason.STOP, ("3",), {"cached_tokens": 7})
+    spans = (Span("engine", 1.0, 2.0, {"a": 1}, (Span("tool", 1.0, 1.5),)),)
+    before, shown, sizes = NOTHING, NOTHING, []
+    for prompt in (first, second):
+        turn = Turn(7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), spans=spans)
+        frame = dumps((turn_values(turn), prompt_change(before, prompt)))
+        values, change = pickle.loads(frame)
+        before, shown, previous = prompt, changed_prompt(shown, change), shown
+        assert read_turn(values, shown) == turn
+        assert isinstance(values[3].token_ids, TokenPrefix) and isinstance(values[3].log_probs, array)
+        sizes.append(len(frame))
+    assert shown.token_ids._buffer is previous.token_ids._buffer
+    assert sizes[0] < 4 * (1400 + 2 * 150) + 800 and sizes[1] < 4 * 2 * 150 + 800
 
 
 def test_images_that_the_previous_prompt_showed_are_not_sent_again() -> None:

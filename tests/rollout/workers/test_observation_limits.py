@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envs.base import make_observation
 from envs.plain_text import LONG_CHARS, PlainText
 from rollout.spec import ObservationLimits
-from rollout.workers.reply import cut_messages, cut_observation, cut_text, shares
+from rollout.workers.reply import cut_messages, cut_observation, cut_text
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import playing
 from tests.fixtures.vision import picture
@@ -35,15 +35,6 @@ def test_a_cut_text_keeps_both_ends_and_says_how_much_is_missing(text: str, char
     head, note, tail = cut.partition(f"\n[... {len(text) - chars:,} characters left out ...]\n")
     assert note and len(head) + len(tail) == chars
     assert text.startswith(head) and text.endswith(tail)
-
-
-@given(lengths=st.lists(st.integers(0, 100), max_size=8), total=st.integers(0, 300))
-def test_shares_keep_short_texts_whole_and_stay_within_the_total(lengths: list[int], total: int) -> None:
-    kept = shares(lengths, total)
-    assert sum(kept) == min(total, sum(lengths)) or sum(kept) <= total < sum(lengths)
-    assert all(share <= length for share, length in zip(kept, lengths, strict=True))
-    cut = [share for share, length in zip(kept, lengths, strict=True) if share < length]
-    assert not cut or max(kept) - min(cut) <= len(lengths)
 
 
 def test_the_messages_of_one_observation_share_its_limits() -> None:
