@@ -21,7 +21,7 @@ from envs.errors import MissingDependencyError, ToolError
 from envs.images import ImageError, open_image
 from envs.json_text import short
 from envs.tools.results import encodable
-from envs.tools.schema import convert_texts
+from envs.tools.schema import Parameters
 
 CHARS_PER_TOKEN = 4
 """For the token counts that clients expect. The environment does not see tokens."""
@@ -103,7 +103,7 @@ def read_response(text: str, request: Request, max_calls: int, form: CallForm | 
         arguments = call.arguments
         if call.as_text:
             with contextlib.suppress(AttributeError, TypeError, ToolError):  # no schema; the arguments stay text
-                arguments = convert_texts(arguments, schemas.get(call.name, {}))
+                arguments = Parameters(schemas.get(call.name, {})).convert(arguments)
         calls.append(Call(call.name, arguments))
     text = kept[start : found.span[0]].strip()
     return Response(text, reasoning, tuple(calls), (), stop, found.span, tuple(call.arguments for call in found.calls))

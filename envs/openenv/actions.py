@@ -18,7 +18,7 @@ from envs.openenv.protocol import RejectedError
 from envs.openenv.settings import OpenEnvSettings
 from envs.text_game import parse_template, text_parts
 from envs.tools.results import encodable
-from envs.tools.schema import properties_of
+from envs.tools.schema import Parameters
 
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 
@@ -57,7 +57,7 @@ class Actions:
 def fields_of(schema: Mapping[str, Any]) -> dict[str, ActionField]:
     """Return the fields of the server's action by name, without `metadata`."""
     fields = {}
-    for name, options in properties_of(schema).items():
+    for name, options in Parameters(schema).properties().items():
         leaves = [option for option in options if not {"type", "enum", "const"}.isdisjoint(option)]
         kinds = dict.fromkeys(leaf.get("type", "string") for leaf in leaves)
         values = [leaf for leaf in leaves if leaf.get("type") != "null"]
