@@ -58,6 +58,12 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
+def check_known(name: str, known: Iterable[str], wrong: str, otherwise: str, **near: Any) -> None:
+    """Raise ConfigError, `wrong` with a hint as by `did_you_mean`, unless the name is a known one."""
+    if name not in known:
+        raise ConfigError(f"{wrong}; {did_you_mean(name, known, otherwise, **near)}")
+
+
 def describe(error: BaseException, own: str = "") -> str:
     """Return type, text and place of an error on one line; the file or module `own` counts as the user's code."""
     name, place = type(error).__name__, place_of(error, own)

@@ -336,12 +336,17 @@ def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
         raise ConfigError(f"prompt template {path}: {error}") from error
 
 
+def first_line(candidate: str) -> str:
+    """Return the first line of a text, or of the lines after blank ones."""
+    return candidate.strip().partition("\n")[0].strip()
+
+
 def clean_command(candidate: str) -> str | None:
     """Read the first line as one command of plain words, without quotes and markup; None if it is not one."""
-    lines = candidate.strip().splitlines()
-    if not lines or len(lines[0]) > 2 * MAX_CHARACTERS:
+    line = first_line(candidate)
+    if len(line) > 2 * MAX_CHARACTERS:
         return None
-    command = " ".join(lines[0].strip("\"'`*>. \t").split())
+    command = " ".join(line.strip("\"'`*>. \t").split())
     if len(command) > MAX_CHARACTERS or not _COMMAND.fullmatch(command):
         return None
     return None if _JOINING & set(command.lower().split()) else command

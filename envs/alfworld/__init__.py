@@ -31,7 +31,6 @@ FAMILIES = (
     "pick_two_obj_and_place",
 )
 _DEFAULT_ROOT = Path("~/.cache/alfworld")
-_MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
 # The wording of ALFWorld before its version 0.4.
 _PUT = re.compile(r"put (.+?) (?:in/on|in|on|into|onto) (.+)")
@@ -56,12 +55,13 @@ class ALFWorldSettings(GameSettings):
 
     @model_validator(mode="after")
     def _check_verl_agent(self) -> Self:
-        if self.preset == "verl_agent" and self.verl_agent is None:
+        if self.preset != "verl_agent":
+            return self
+        if self.verl_agent is None:
             raise ConfigError("env.verl_agent is null; for preset verl_agent, set it to a checkout of verl-agent")
-        if self.preset == "verl_agent" and self.prompt_template is not None:
-            raise ConfigError(f"env.prompt_template is {self.prompt_template}; remove it for preset verl_agent")
-        if self.preset == "verl_agent" and self.show_time_left:
-            raise ConfigError("env.show_time_left would change verl-agent's prompts; remove it for preset verl_agent")
+        for key in ("prompt_template", "show_time_left"):
+            if getattr(self, key):
+                raise ConfigError(f"env.{key} would change verl-agent's prompts; remove it for preset verl_agent")
         return self
 
 
@@ -71,11 +71,11 @@ class ALFWorld(PlannedGame, CommandGame):
     template_path = Path(__file__).with_name("prompt.j2")
     settings: ALFWorldSettings
     settings_model = ALFWorldSettings
+    max_steps = 50
 
     def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self._families = task, seed, find_families(task)
-        self.max_steps = settings.max_steps or _MAX_STEPS
         data_path = settings.data_path or os.environ.get("ALFWORLD_DATA")  # which the import of alfworld sets
         note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
         self._engine = import_extra("envs.alfworld.player", "ALFWorld", "alfworld", note)
@@ -115,7 +115,6 @@ class ALFWorld(PlannedGame, CommandGame):
             short_term=list_commands(shown) if shown else "",
             reward=float(self._now.won),
             terminated=self._now.won,
-            truncated=self._turns >= self.max_steps and not self._now.won,
             progression=float(self._now.won),
         )
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from envs.babaisai.world import Piece, World, text_block, thing
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import check_known
 
 Layout = Literal["one_room", "two_rooms", "make_you", "make_wall_win"]
 Side = Literal["left_anywhere", "right_anywhere", "anywhere"]
@@ -72,9 +72,8 @@ TASKS: dict[str, Task] = {
 def find_task(name: str) -> Task:
     """Return the task with this short name or BALROG name; raises ConfigError for an unknown one."""
     short = name.removeprefix("env/")
-    if short not in TASKS:
-        hint = did_you_mean(short, TASKS, f"there is {', '.join(list(TASKS)[:3])}, ...", cutoff=0.4)
-        raise ConfigError(f"unknown BabaIsAI task {name!r}; {hint} ({len(TASKS)} tasks in all)")
+    examples = f"there are {len(TASKS)}, such as {', '.join(_BASES)}"
+    check_known(short, TASKS, f"unknown BabaIsAI task {name!r}", examples, cutoff=0.4)
     return TASKS[short]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import model_validator
 
 from envs.base import make_image
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import ConfigError, check_known
 from envs.sokoban.board import SYMBOLS, Push, Room, State, draw_room, find_pushes, is_stuck, moves_of
 from envs.sokoban.levels import TASKS, make_level, read_level
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, towards
@@ -81,9 +81,8 @@ class Sokoban(PlannedGame):
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
         # Levels of files get the limit of Boxoban's size.
         chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
-        if not self._written and task not in TASKS:
-            hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
-            raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
+        if not self._written:
+            check_known(task, TASKS, f"unknown Sokoban task {task!r}", f"there are {', '.join(TASKS)}", n=1)
         self._shape = replace(TASKS["four_boxes" if self._written else task], **chosen)
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
@@ -153,14 +152,12 @@ class Sokoban(PlannedGame):
         placed, total = room.placed(boxes), room.targets.bit_count()
         stuck = is_stuck(room, boxes)
         lost = stuck and self.settings.end_when_stuck
-        late = self._turns >= self.max_steps and not (solved or lost)
         status = f"Boxes on targets: {placed} of {total}."
         return Frame(
             long_term=" ".join(filter(None, (event, status, "A box can no longer reach a target." if lost else ""))),
             short_term=room.draw(self.state, SYMBOLS[self.settings.symbols], " " * self.settings.spaced),
             reward=reward,
             terminated=solved or lost,
-            truncated=late,
             progression=placed / total,
             image=make_image(draw_room(room, self.state)) if self.settings.vlm else None,
             metrics={"boxes_on_targets": float(placed), "stuck": float(stuck)},

@@ -143,7 +143,6 @@ class TextWorld(CommandGame):
             short_term=list_commands(shown) if shown else "",
             reward=reward,
             terminated=ended,
-            truncated=len(self._history) >= self.max_steps and not ended,
             progression=1.0 if moment.won else min(max(share, 0.0), 1.0),
             metrics={"score": share, "lost": float(moment.lost)},
         )

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from envs.errors import ConfigError, EnvironmentFault, did_you_mean
+from envs.errors import ConfigError, EnvironmentFault, check_known
 
 REVISION = 1
 """Increase it whenever the builder makes a different game from the same recipe."""
@@ -72,9 +72,8 @@ class GameRecipe:
 def find_theme(task: str) -> str:
     """Return the theme of a task's name, ours, BALROG's or `tw-make`'s; raises ConfigError for an unknown one."""
     theme = _ALIASES.get(task, task)
-    if theme not in THEMES:
-        hint = did_you_mean(task, [*THEMES, *_ALIASES], f"there are {', '.join(THEMES)}", n=2)
-        raise ConfigError(f"TextWorld has no task {task!r}; {hint}")
+    known = [*THEMES, *_ALIASES]
+    check_known(theme, known, f"TextWorld has no task {task!r}", f"there are {', '.join(THEMES)}", n=2)
     return theme
 
 
