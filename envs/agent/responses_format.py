@@ -42,8 +42,9 @@ def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
             message = {"role": role, "content": parts.content(item.get("content"), "content")}
         case "reasoning":
             texts = [*parts.objects(item.get("summary"), "summary"), *parts.objects(item.get("content"), "content")]
-            thought = "\n".join(parts.text(part.get("text"), "text") for part in texts)
-            message = {"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})}
+            message = {"role": "assistant", "content": ""}
+            if thought := "\n".join(parts.text(part.get("text"), "text") for part in texts):
+                message["reasoning_content"] = thought
         case "function_call" | "custom_tool_call" as kind:
             message = {"role": "assistant", "content": "", "tool_calls": [_call(item, kind)]}
         case "function_call_output" | "custom_tool_call_output":
@@ -56,9 +57,11 @@ def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
     if not is_same or (message["content"] and (last["content"] or "tool_calls" in last)):
         messages.append(message)
         return
-    calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
-    messages[-1] = {**last, **message, "content": last["content"] or message["content"]}
-    messages[-1].update({"tool_calls": calls} if calls else {})
+    last["content"] = last["content"] or message["content"]
+    if "reasoning_content" in message:
+        last["reasoning_content"] = message["reasoning_content"]
+    if "tool_calls" in message:
+        last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
 
 
 def _call(item: Mapping[str, Any], kind: str) -> Message:
@@ -169,11 +172,11 @@ def _items(response: Response, request: Request, number: int) -> list[dict[str, 
         items.append({"id": f"msg_{number}", "type": "message", "role": "assistant", "content": [text], **done})
     for index, call in enumerate(message.get("tool_calls", ())):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        told = request.items.get(name, {"type": "function_call", "name": name})
-        whole = json.dumps(arguments, ensure_ascii=False)
-        said = {"arguments": whole}
-        if told["type"] == "custom_tool_call":
-            text = arguments.get("input")
-            said = {"input": text if isinstance(text, str) else whole}
-        items.append({"id": f"fc_{number}_{index}", "call_id": call["id"], **told, **said, **done})
+        item = {"id": f"fc_{number}_{index}", "call_id": call["id"], **done}
+        item |= request.items.get(name, {"type": "function_call", "name": name})
+        key, said = "arguments", json.dumps(arguments, ensure_ascii=False)
+        if item["type"] == "custom_tool_call":
+            key, text = "input", arguments.get("input")
+            said = text if isinstance(text, str) else said
+        items.append({**item, key: said})
     return items
