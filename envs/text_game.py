@@ -357,6 +357,16 @@ def towards(direction: str) -> str:
     return direction if direction in ("up", "down") else f"to the {direction}"
 
 
+def offset_in_words(dx: int, dy: int, words: Sequence[str], joint: str = ", ") -> str:
+    """Return how far something is away, such as `2 to the left, 1 up`.
+
+    `words` stand for a negative dx, a positive dx, a negative dy and a positive dy.
+    """
+    across = f"{abs(dx)} {words[dx > 0]}" if dx else ""
+    along = f"{abs(dy)} {words[2 + (dy > 0)]}" if dy else ""
+    return joint.join(filter(None, (across, along)))
+
+
 def list_commands(commands: list[str] | tuple[str, ...]) -> str:
     """Return the line of the observation that lists the commands that would work now."""
     return f"Commands that work now: {', '.join(commands)}."

@@ -87,12 +87,14 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
             "set env.question_key, env.answer_key and env.image_key"
         )
     found = row.get(settings.image_key)
-    found = [] if found is None else found if isinstance(found, list | tuple) else [found]
+    if not isinstance(found, list | tuple):
+        found = [] if found is None else [found]
     images = open_images(found, settings.max_image_pixels)
     more = row["metadata"] if isinstance(row.get("metadata"), Mapping) else {}
     question = _question(row[settings.question_key], row.get(settings.answer_key), images, settings, more)
-    choices = (metadata.get("tools"), row.get(settings.tool_key), question.metadata.get("tools"))
-    return replace(question, tools=next((tools for tools in choices if tools is not None), None)), task, seed
+    choices = (metadata.get("tools"), row.get(settings.tool_key), more.get("tools"))
+    tools = next((choice for choice in choices if choice is not None), None)
+    return replace(question, tools=tools), task, seed
 
 
 @functools.lru_cache(maxsize=8)
@@ -127,7 +129,8 @@ def _question(
     content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
 ) -> Question:
     """Return a question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
-    system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    system, texts, inside = read_messages(messages)
     images = images or open_images(inside, settings.max_image_pixels)
     text, pieces = lay_out(texts, len(images))
     return Question(text, answer, images, system, metadata, pieces=pieces)
@@ -161,14 +164,14 @@ def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
     texts: list[str | None] = []
     images = []
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "image":
-            texts.append(None)
-            images.append(part.get("image", part))
-        else:
-            raise ConfigError(f"a question has the content part {short(part)}; {_SUPPORTED}")
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image"}:
+                texts.append(None)
+                images.append(part.get("image", part))
+            case _:
+                raise ConfigError(f"a question has the content part {short(part)}; {_SUPPORTED}")
     return texts, images
 
 
@@ -193,8 +196,10 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
         )
     pieces = [""]
     for text in texts:
-        pieces += [""] if text is None else []
-        pieces[-1] += text or ""
+        if text is None:
+            pieces.append("")
+        else:
+            pieces[-1] += text
     if places and any(piece.strip() for piece in pieces[:-1]):
         pieces = [pieces[0].lstrip(), *pieces[1:-1], pieces[-1].rstrip()]
         return PLACEHOLDER.join(pieces), tuple(pieces)
@@ -207,7 +212,7 @@ def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
         row = value if isinstance(value, Mapping) else {"path": value}
         if row.get("type", "image") != "image":
             raise ConfigError(f"a question's pictures hold {short(row)}; {_SUPPORTED}")
-        for address in (row.get(key) for key in ("path", "image", "url") if not row.get("bytes")):
+        for address in () if row.get("bytes") else map(row.get, ("path", "image", "url")):
             if isinstance(address, str) and _URL.match(address):
                 raise ConfigError(
                     f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
@@ -244,7 +249,9 @@ def read_rows(path: Path, key: str) -> Any:
         return ParquetRows(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return json.loads(text) if path.suffix == ".json" else [json.loads(s) for s in text.split("\n") if s.strip()]
+        if path.suffix == ".json":
+            return json.loads(text)
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise ConfigError(f"{key}: {path} is damaged, not valid {path.suffix[1:].upper()}: {error}") from error
 
