@@ -179,7 +179,7 @@ def finite(value: Any, what: str) -> float:
     """Return a number as float, also one of NumPy's; raises ToolError for other values."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ToolError(f"a tool's {what} must be a finite number, got {short(value)}")
+        raise ToolError(f"a {what} must be a finite number, got {short(value)}")
     return float(value)
 
 
