@@ -192,8 +192,8 @@ class TextGame(BaseInteractionEnv):
         """Return what the method returned; raises EnvironmentFault, with its place, unless it is a Frame."""
         if isinstance(frame, Frame):
             return frame
-        said, place = "None" if frame is None else f"a {type(frame).__name__}", f" ({place_of_method(self, method)})"
-        raise EnvironmentFault(f"`{method}` returned {said}; return a Frame{place}")
+        said = "None" if frame is None else f"a {type(frame).__name__}"
+        raise EnvironmentFault(f"`{method}` returned {said}; return a Frame ({place_of_method(self, method)})")
 
     def _pay(self, reward: float, valid: bool) -> float:
         if not valid and self.settings.format_penalty:
@@ -290,9 +290,14 @@ class CommandGame(TextGame):
 
 def text_parts(value: Any) -> tuple[str, str] | None:
     """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything else."""
-    found = value if isinstance(value, Mapping) else {"long_term_context": value}
-    long_term, short_term = found.get("long_term_context"), found.get("short_term_context", "")
-    return (long_term, short_term) if isinstance(long_term, str) and isinstance(short_term, str) else None
+    match value:
+        case str():
+            return value, ""
+        case {"long_term_context": str(long_term), "short_term_context": str(short_term)}:
+            return long_term, short_term
+        case {"long_term_context": str(long_term), **rest} if "short_term_context" not in rest:
+            return long_term, ""
+    return None
 
 
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
@@ -301,14 +306,18 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
     after the last word `Action`, else the whole response. Thoughts are no part of it, whether they end or not.
     """
-    begin, end = outside_thoughts(response_text)
-    marks = (list(marker.finditer(response_text, begin, end)) for marker in _MARKERS)
-    last = next((found[-1] for found in marks if found), None)
-    start = begin if last is None else last.end()
-    tail = response_text[start:end]
-    candidate = tail.strip() if start else tail
-    offset = start + (len(tail) - len(tail.lstrip()) if start else 0)
-    return candidate, (offset, offset + len(candidate))
+    start, end = outside_thoughts(response_text)
+    for marker in _MARKERS:
+        marks = list(marker.finditer(response_text, start, end))
+        if marks:
+            start = marks[-1].end()
+            break
+    candidate = response_text[start:end]
+    if start:
+        candidate = candidate.lstrip()
+        start = end - len(candidate)
+        candidate = candidate.rstrip()
+    return candidate, (start, start + len(candidate))
 
 
 def parse_template(text: str) -> Any:

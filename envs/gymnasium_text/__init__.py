@@ -67,13 +67,15 @@ class GymnasiumText(TextGame):
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self.deterministic = task, seed, settings.deterministic
-        kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
+        kwargs = dict(settings.kwargs)
+        if settings.task_kwarg:
+            kwargs[settings.task_kwarg] = task
         if settings.vlm:
             kwargs.setdefault("render_mode", "rgb_array")
         self.env = _make(settings.id or task, kwargs, settings.max_steps)
         prints_text = "ansi" in (self.env.metadata.get("render_modes") or ())
-        holds_text = _holds_text(self.env.observation_space)
-        if "render_mode" not in kwargs and not settings.describe and prints_text and not holds_text:
+        needs_text = not settings.describe and not _holds_text(self.env.observation_space)
+        if prints_text and needs_text and "render_mode" not in kwargs:
             self.env.close()
             self.env = _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
         self._read = observation_reader(self.env, settings.describe, settings.text_key)
@@ -86,9 +88,8 @@ class GymnasiumText(TextGame):
         if default is None:
             raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
         if default not in (self.actions or self.env.action_space):
-            wrong = f"does not fit the action space {self.env.action_space}"
-            wrong = f"is not one of the actions: {', '.join(self.actions)}" if self.actions else wrong
-            raise ConfigError(f"env.default_action {default!r} {wrong}")
+            legal = ", ".join(self.actions) or self.env.action_space
+            raise ConfigError(f"env.default_action {default!r} is not one of the actions: {legal}")
         self.default_action = default
         self.answer_format = ANSWER_FORMAT if self.actions else _FREE_ANSWER
         self.max_steps = settings.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
@@ -187,22 +188,23 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
         return settings.actions or ()
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
-    names: Mapping[str, str] | Sequence[str] = settings.actions or [str(space.start + i) for i in range(space.n)]
-    for attribute in () if settings.actions else _ACTION_ATTRIBUTES:
+    if settings.actions and len(set(settings.actions)) != space.n:
+        count = len(set(settings.actions))
+        raise ConfigError(f"env.actions names {count} actions, but {env} has {space.n}; name all, in order")
+    if settings.actions:
+        return settings.actions
+    for attribute in _ACTION_ATTRIBUTES:
         # Lists, mappings, enums, or Atari's method.
         found: Any = _attribute(env, attribute)
         if attribute == "get_action_meanings" and callable(found):
             found = found()
         if isinstance(found, type) and issubclass(found, enum.Enum):
             found = [_words(member.name) for member in sorted(found, key=lambda member: member.value)]
-        if not isinstance(found, Mapping | list | tuple) or len(found) != space.n:
+        if not isinstance(found, Mapping | list | tuple) or not all(isinstance(name, str) for name in found):
             continue
-        if all(isinstance(name, str) for name in found):
-            names = found
-            break
-    if len(set(names)) != space.n:
-        raise ConfigError(f"env.actions names {len(set(names))} actions, but {env} has {space.n}; name all, in order")
-    return names
+        if len(found) == len(set(found)) == space.n:
+            return found
+    return [str(space.start + number) for number in range(space.n)]
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
@@ -253,8 +255,7 @@ def name_colors(text: str) -> str:
     """Replace a terminal's colors, which often mark the player, by their names: `[red S]FFF`."""
 
     def named(found: re.Match[str]) -> str:
-        codes = [int(code) for code in found[1].split(";") if code]
-        names = [_COLORS[code % 10] for code in codes if code // 10 in (3, 4, 9) and code % 10 < len(_COLORS)]
+        names = [_COLORS[int(digit)] for digit in re.findall(r"\b[349]([0-7])\b", found[1])]
         return f"[{' '.join([*names, found[2]])}]"
 
     return re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", _COLORED.sub(named, text))
@@ -277,9 +278,10 @@ def _find_entry(env: gymnasium.Env, key: str | None) -> str:
         raise ConfigError(f"env.text_key is set, but {env} observes {space}, which has no entries; remove it")
     if key is None:
         texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
-        key = "text" if "text" in space.spaces else texts[0] if len(texts) == 1 else None
-    if key is None:
-        raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
+        texts = ["text"] if "text" in space.spaces else texts
+        if len(texts) != 1:
+            raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
+        key = texts[0]
     if key not in space.spaces:
         hint = did_you_mean(key, space.spaces, f"they have {', '.join(space.spaces)}")
         raise ConfigError(f"env.text_key: observations have no entry {key!r}; {hint}")
