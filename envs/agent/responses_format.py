@@ -13,6 +13,11 @@ from envs.agent.request import Request, Response, assistant_message, make_reques
 from envs.json_text import short
 
 REFUSED = ("background", "conversation", "previous_response_id", "prompt")
+_CALL_KINDS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""For each kind of call, the key of its arguments, and the name of the events with them."""
 TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The parameters of a custom tool, which takes one text."""
 
@@ -121,26 +126,23 @@ def _events(response: Response, request: Request, number: int) -> Iterator[tuple
     yield "created", {"response": begun}
     yield "in_progress", {"response": begun}
     for index, item in enumerate(_items(response, request, number)):
-        at = {"output_index": index, "item_id": item["id"]}
-        key = next(key for key in ("content", "arguments", "input") if key in item)
-        empty = {**item, key: [] if key == "content" else "", "status": "in_progress"}
-        yield "output_item.added", {"output_index": index, "item": empty}
-        match item["type"]:
-            case "message" | "reasoning":
-                part = item["content"][0]
-                at["content_index"] = 0
-                yield "content_part.added", {**at, "part": {**part, "text": ""}}
-                more = {"logprobs": []} if part["type"] == "output_text" else {}
-                yield f"{part['type']}.delta", {**at, "delta": part["text"], **more}
-                yield f"{part['type']}.done", {**at, "text": part["text"], **more}
-                yield "content_part.done", {**at, "part": part}
-            case "function_call":
-                yield "function_call_arguments.delta", {**at, "delta": item["arguments"]}
-                yield "function_call_arguments.done", {**at, "name": item["name"], "arguments": item["arguments"]}
-            case _:
-                yield "custom_tool_call_input.delta", {**at, "delta": item["input"]}
-                yield "custom_tool_call_input.done", {**at, "input": item["input"]}
-        yield "output_item.done", {"output_index": index, "item": item}
+        at: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+        if "content" in item:
+            (part,) = item["content"]
+            at["content_index"] = 0
+            if part["type"] == "output_text":
+                at["logprobs"] = []
+            yield "output_item.added", {**at, "item": {**item, "content": [], "status": "in_progress"}}
+            yield "content_part.added", {**at, "part": {**part, "text": ""}}
+            yield f"{part['type']}.delta", {**at, "delta": part["text"]}
+            yield f"{part['type']}.done", {**at, "text": part["text"]}
+            yield "content_part.done", {**at, "part": part}
+        else:
+            key, kind = _CALL_KINDS[item["type"]]
+            yield "output_item.added", {**at, "item": {**item, key: "", "status": "in_progress"}}
+            yield f"{kind}.delta", {**at, "delta": item[key]}
+            yield f"{kind}.done", {**at, "name": item["name"], key: item[key]}
+        yield "output_item.done", {**at, "item": item}
     yield "completed", {"response": reply(response, request, number)}
 
 
@@ -174,9 +176,9 @@ def _items(response: Response, request: Request, number: int) -> list[dict[str, 
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         item = {"id": f"fc_{number}_{index}", "call_id": call["id"], **done}
         item |= request.items.get(name, {"type": "function_call", "name": name})
-        key, said = "arguments", json.dumps(arguments, ensure_ascii=False)
-        if item["type"] == "custom_tool_call":
-            key, text = "input", arguments.get("input")
-            said = text if isinstance(text, str) else said
+        said: Any = json.dumps(arguments, ensure_ascii=False)
+        if item["type"] == "custom_tool_call" and isinstance(arguments.get("input"), str):
+            said = arguments["input"]
+        key, _ = _CALL_KINDS[item["type"]]
         items.append({**item, key: said})
     return items

@@ -109,13 +109,14 @@ class ALFWorld(PlannedGame, CommandGame):
         return self._frame()
 
     def _frame(self) -> Frame:
-        shown = self._now.commands if self.settings.admissible_commands and not self._now.won else ()
+        text, won, commands = self._now.text, self._now.won, self._now.commands
+        shown = commands if self.settings.admissible_commands and not won else ()
         return Frame(
-            long_term=self._now.text.strip(),
+            long_term=text.strip(),
             short_term=list_commands(shown) if shown else "",
-            reward=float(self._now.won),
-            terminated=self._now.won,
-            progression=float(self._now.won),
+            reward=float(won),
+            terminated=won,
+            progression=float(won),
         )
 
     def plan(self) -> list[str]:
@@ -151,7 +152,8 @@ class VerlAgentALFWorld(ALFWorld):
             game = super()._load_game()
         else:
             games = list_solvable(self._root, self.settings.split, self._families)
-            game = read_game(games[np.random.RandomState(self.seed % 2**32).permutation(len(games))[0]])
+            order = np.random.RandomState(self.seed % 2**32).permutation(len(games))
+            game = read_game(games[order[0]])
         self._family = game["family"]
         return game
 
@@ -214,7 +216,8 @@ def find_families(task: str) -> tuple[str, ...]:
 @functools.cache
 def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
     """Return all games in one fixed shuffled order, without movable receptacles and slicing, as ALFWorld does."""
-    found = [game for family in families for game in (root / "json_2.1.1" / split).glob(f"{family}-*/*/game.tw-pddl")]
+    folder = root / "json_2.1.1" / split
+    found = [game for family in families for game in folder.glob(f"{family}-*/*/game.tw-pddl")]
     games = sorted(game for game in found if "movable" not in str(game) and "Sliced" not in str(game))
     random.Random(0).shuffle(games)
     return tuple(games)
@@ -224,9 +227,12 @@ def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path,
 def list_solvable(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the solvable games in the order in which ALFWorld's loader meets them, which this disk decides."""
     known = set(list_games(root, split, families))
-    walked = (Path(folder, "game.tw-pddl") for folder, _, _ in os.walk(root / "json_2.1.1" / split, topdown=False))
-    games = tuple(path for path in walked if path in known and read_game(path).get("solvable"))
-    return games or _refuse(root, split, families)
+    games = []
+    for folder, _, _ in os.walk(root / "json_2.1.1" / split, topdown=False):
+        path = Path(folder, "game.tw-pddl")
+        if path in known and read_game(path).get("solvable"):
+            games.append(path)
+    return tuple(games) or _refuse(root, split, families)
 
 
 def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:
