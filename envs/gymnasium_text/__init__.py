@@ -20,7 +20,6 @@ from envs.errors import (
     ConfigError,
     EnvironmentFault,
     MissingDependencyError,
-    did_you_mean,
     place_of_method,
     warn_once,
 )
@@ -41,12 +40,10 @@ class GymnasiumSettings(GameSettings):
     """Keyword arguments for the environment."""
     task_kwarg: str | None = None
     """Keyword argument that receives the task's name."""
-    text_key: str | None = None
-    """Entry of a dict observation that holds the text; null if there is only one text entry."""
     describe: str | None = None
     """Import path of a function from an observation to text, or to BALROG's two text parts. Without it, text is the
-    observation if that is text, else what `render` prints if the environment has `render_mode: ansi`, else the
-    observation's numbers."""
+    observation or its only text (or its entry `text`), else what `render` prints if the environment has
+    `render_mode: ansi`, else the observation's texts and numbers."""
     actions: Mapping[str, str] | tuple[str, ...] | None = None
     """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
     default_action: str | None = None
@@ -74,11 +71,11 @@ class GymnasiumText(TextGame):
             kwargs.setdefault("render_mode", "rgb_array")
         self.env = _make(settings.id or task, kwargs, settings.max_steps)
         prints_text = "ansi" in (self.env.metadata.get("render_modes") or ())
-        needs_text = not settings.describe and not _holds_text(self.env.observation_space)
+        needs_text = not settings.describe and _text_of(self.env.observation_space) is None
         if prints_text and needs_text and "render_mode" not in kwargs:
             self.env.close()
             self.env = _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
-        self._read = observation_reader(self.env, settings.describe, settings.text_key)
+        self._read = observation_reader(self.env, settings.describe)
         self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
         aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
@@ -220,24 +217,33 @@ _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 _COLORED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
 
 
-def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:
-    """Return the function from observation to text; raises ConfigError without text, or for a wrong `text_key`."""
+def observation_reader(env: gymnasium.Env, describe: str | None) -> Callable[[Any], Any]:
+    """Return the function from observation to text; raises ConfigError if it has none."""
     space = env.observation_space
     if describe:
         return load_attribute(describe, "env.describe")
-    if isinstance(space, spaces.Text):
-        return lambda observation: observation
-    if text_key is not None or _holds_text(space):
-        key = _find_entry(env, text_key)
-        return lambda observation: observation[key]
+    if text := _text_of(space):
+        return text
     if env.render_mode == "ansi":
         return lambda _: name_colors(_printed(env))
-    if not _holds_only_numbers(space):
+    if not _can_be_written(space):
         raise ConfigError(
             f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
             "returns the text of an observation"
         )
-    return lambda observation: describe_numbers(space, observation)
+    return lambda observation: write(space, observation)
+
+
+def _text_of(space: gymnasium.Space) -> Callable[[Any], Any] | None:
+    """Return the function from an observation to its text; None unless it has one text, or one that is so called."""
+    if isinstance(space, spaces.Text):
+        return lambda observation: observation
+    if not isinstance(space, spaces.Dict):
+        return None
+    texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text) or name == "text"]
+    if "text" in texts:
+        return lambda observation: observation["text"]
+    return (lambda observation: observation[texts[0]]) if len(texts) == 1 else None
 
 
 def _printed(env: gymnasium.Env) -> str:
@@ -261,41 +267,19 @@ def name_colors(text: str) -> str:
     return re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", _COLORED.sub(named, text))
 
 
-def describe_numbers(space: gymnasium.Space, value: Any) -> str:
-    """Write the numbers of an observation: one line per entry of a Dict, and one line for the parts of a Tuple."""
+def write(space: gymnasium.Space, value: Any) -> str:
+    """Write the texts and numbers of an observation: a line per entry of a Dict, a line for the parts of a Tuple."""
     if isinstance(space, spaces.Dict):
-        return "\n".join(f"{key}: {describe_numbers(part, value[key])}" for key, part in space.spaces.items())
+        return "\n".join(f"{key}: {write(part, value[key])}" for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):
-        return ", ".join(describe_numbers(part, item) for part, item in zip(space.spaces, value, strict=True))
-    if isinstance(space, spaces.Discrete):
-        return str(int(value))
-    return str(value.tolist())
+        return ", ".join(write(part, item) for part, item in zip(space.spaces, value, strict=True))
+    if isinstance(space, spaces.Text):
+        return value
+    return str(value.tolist() if hasattr(value, "tolist") else value)
 
 
-def _find_entry(env: gymnasium.Env, key: str | None) -> str:
-    space = env.observation_space
-    if not isinstance(space, spaces.Dict):
-        raise ConfigError(f"env.text_key is set, but {env} observes {space}, which has no entries; remove it")
-    if key is None:
-        texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
-        texts = ["text"] if "text" in space.spaces else texts
-        if len(texts) != 1:
-            raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
-        key = texts[0]
-    if key not in space.spaces:
-        hint = did_you_mean(key, space.spaces, f"they have {', '.join(space.spaces)}")
-        raise ConfigError(f"env.text_key: observations have no entry {key!r}; {hint}")
-    return key
-
-
-def _holds_text(space: gymnasium.Space) -> bool:
-    if isinstance(space, spaces.Dict):
-        return "text" in space.spaces or any(isinstance(part, spaces.Text) for part in space.spaces.values())
-    return isinstance(space, spaces.Text)
-
-
-def _holds_only_numbers(space: gymnasium.Space) -> bool:
+def _can_be_written(space: gymnasium.Space) -> bool:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, Mapping) else space.spaces
-        return all(map(_holds_only_numbers, parts))
-    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+        return all(map(_can_be_written, parts))
+    return isinstance(space, spaces.Text | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.images import MAX_PIXELS, open_image
+from envs.images import open_image
 from envs.json_text import short
-from slime_verlog import Field, Settings
+from slime_verlog import Settings
 
 PLACEHOLDER = "<image>"
 """Marks an image's place in the texts of data sets."""
@@ -58,8 +58,6 @@ class QuestionSettings(Settings):
     """Column with the question's images."""
     tool_key: str = "tools"
     """Column with the row's own tools, by name or schema; metadata, such as from slime's `--tool-key`, goes first."""
-    max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
-    """Largest image of a question, in pixels. Larger ones are refused."""
 
 
 def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
@@ -75,7 +73,7 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"sample.metadata['seed'] must be an integer, not negative, got {seed!r}")
     if settings.data is None:
-        return replace(_from_sample(sample, settings), tools=metadata.get("tools")), task, seed
+        return replace(_from_sample(sample), tools=metadata.get("tools")), task, seed
     rows = _rows(settings.data, task)
     if not rows:
         raise ConfigError(f"env.data holds no rows for task {task!r}")
@@ -89,9 +87,9 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
     found = row.get(settings.image_key)
     if not isinstance(found, list | tuple):
         found = [] if found is None else [found]
-    images = open_images(found, settings.max_image_pixels)
+    images = open_images(found)
     more = row["metadata"] if isinstance(row.get("metadata"), Mapping) else {}
-    question = _question(row[settings.question_key], row.get(settings.answer_key), images, settings, more)
+    question = _question(row[settings.question_key], row.get(settings.answer_key), images, more)
     choices = (metadata.get("tools"), row.get(settings.tool_key), more.get("tools"))
     tools = next((choice for choice in choices if choice is not None), None)
     return replace(question, tools=tools), task, seed
@@ -104,7 +102,7 @@ def _order(count: int, epoch: int) -> Sequence[int]:
     return order
 
 
-def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
+def _from_sample(sample: Any) -> Question:
     prompt, label = getattr(sample, "prompt", None), getattr(sample, "label", None)
     if not prompt:
         raise ConfigError(
@@ -115,23 +113,21 @@ def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
     unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
     if unknown:
         raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
-    images = open_images(inputs.get("images") or (), settings.max_image_pixels)
+    images = open_images(inputs.get("images") or ())
     metadata = dict(getattr(sample, "metadata", None) or {})
     if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATE_MARKS):
         raise ConfigError(
             "the sample's prompt has already been through a chat template; leave out --apply-chat-template, because "
             "the rollout applies the template"
         )
-    return _question(prompt, label, images, settings, metadata)
+    return _question(prompt, label, images, metadata)
 
 
-def _question(
-    content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
-) -> Question:
+def _question(content: Any, answer: Any, images: tuple[Any, ...], metadata: Mapping[str, Any]) -> Question:
     """Return a question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     system, texts, inside = read_messages(messages)
-    images = images or open_images(inside, settings.max_image_pixels)
+    images = images or open_images(inside)
     text, pieces = lay_out(texts, len(images))
     return Question(text, answer, images, system, metadata, pieces=pieces)
 
@@ -206,7 +202,7 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
     return "".join(pieces).strip(), ()
 
 
-def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
+def open_images(values: Sequence[Any]) -> tuple[Any, ...]:
     """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for URLs."""
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
@@ -218,7 +214,7 @@ def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
                     f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
                     "give its path, its bytes or a data URI"
                 )
-    return tuple(open_image(value, max_pixels) for value in values)
+    return tuple(map(open_image, values))
 
 
 def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:

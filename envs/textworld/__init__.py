@@ -71,10 +71,9 @@ class TextWorldSettings(GameSettings):
     """Number of different games, for training and held-out seeds separately; null: a new game for every seed."""
     games_path: str | None = None
     """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed chooses."""
-    cache_dir: str | None = None
-    """Folder for generated games; null for `$SLIME_VERLOG_CACHE/textworld`, else `~/.cache/slime-verlog/textworld`."""
     cache_gb: float = Field(2.0, gt=0)
-    """Size limit of that folder in GB; the games unused for longest are deleted first."""
+    """Size limit in GB of the folder for generated games, `$SLIME_VERLOG_CACHE/textworld`, else
+    `~/.cache/slime-verlog/textworld`; the games unused for longest are deleted first."""
 
     @model_validator(mode="after")
     def _check(self) -> TextWorldSettings:
@@ -175,8 +174,7 @@ class TextWorld(CommandGame):
     def _game_file(self) -> Path:
         if self.settings.games_path is not None:
             return games.find_game(Path(self.settings.games_path), self.task, self.seed)
-        root = Path(self.settings.cache_dir).expanduser() if self.settings.cache_dir else games.default_root()
-        cache = games.GameCache(root, self.settings.cache_gb)
+        cache = games.GameCache(games.default_root(), self.settings.cache_gb)
         key = self._recipe.key(self._engine.textworld.__version__)
         return cache.fetch(key, lambda folder: games.build_game(self._recipe, folder))
 

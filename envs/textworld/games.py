@@ -135,7 +135,7 @@ class GameCache:
         try:
             (root / ".locks").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            why = f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a writable folder"
+            why = f"games cannot be cached in {root} ({error.strerror}); set SLIME_VERLOG_CACHE to a writable folder"
             raise ConfigError(why) from error
 
     def fetch(self, key: str, build: Callable[[Path], None]) -> Path:

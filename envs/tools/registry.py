@@ -77,9 +77,8 @@ def make_tool(
         name = name or target.name or re.sub(r"(?<!^)(?=[A-Z])", "_", target.__name__).lower()
     name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"
-    described = schema or infer_schema(function, name)
-    if isinstance(described, Mapping):
-        described = {**described.get("function", described), "name": name}
+    described = check_schema(schema or infer_schema(function, name), where)
+    described = {**described["function"], "name": name}
     return ToolSpec(check_schema(described, where), target)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pydantic_core
 import torch
 import yaml
 from safetensors.torch import save
@@ -183,8 +184,8 @@ MARKUP = "<tool_call><function=f><parameter=a>1</parameter></function></tool_cal
 
 def agent_request(data: bytes) -> None:
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
+        body = pydantic_core.from_json(data)
+    except ValueError:
         return
     for api in (openai_format, anthropic_format):
         with suppress(RequestError):

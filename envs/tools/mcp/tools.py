@@ -35,7 +35,7 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
         timeout_s: seconds that one call may take.
 
     Raises:
-        ConfigError: the command, `include` or `exclude` names something that does not exist.
+        ConfigError: the command or `include` names something that does not exist.
         EnvironmentFault: the server cannot be started or reached, or its tools have changed.
         ToolError: the server gives all its tools names or schemas that models cannot use.
     """
@@ -248,12 +248,11 @@ class McpServer:
         if self._known is None:
             settings = self.settings
             chosen = listing if settings.include is None else settings.include
-            for name in (*chosen, *settings.exclude):
+            for name in chosen:
                 if name not in listing:
-                    key = "exclude" if name in settings.exclude else "include"
                     has = ", ".join(listing) or "none"
-                    raise ConfigError(f"mcp.{key}: {settings.label} has no tool {name!r}; it has {has}")
-            self._known = {name: listing[name] for name in chosen if name not in settings.exclude}
+                    raise ConfigError(f"mcp.include: {settings.label} has no tool {name!r}; it has {has}")
+            self._known = {name: listing[name] for name in chosen}
         for name, tool in self._known.items():
             if name not in listing or listing[name]["inputSchema"] != tool["inputSchema"]:
                 change = "has changed the arguments of" if name in listing else "no longer has"
