@@ -128,8 +128,7 @@ class AgentEnv(BaseInteractionEnv):
         with base.closed_on_error(self):
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
-            has_failed = end is not None and end.exit_code and not end.stopped
-            if has_failed and waiting.alone and not waiting.delivered:
+            if end is not None and end.exit_code and not (end.stopped or waiting.delivered) and waiting.alone:
                 # It ended before it received the response, and had received no other one since it asked, so its
                 # client's time limit is to blame.
                 what = f"while it waited for the model, the agent {end.words}"
@@ -147,7 +146,7 @@ class AgentEnv(BaseInteractionEnv):
             episode.stop()
             if end is not None:
                 self.run = replace(self.run, exit_code=end.exit_code)
-                info["metrics"]["exit_code"] = float(end.exit_code)
+                info.setdefault("metrics", {})["exit_code"] = float(end.exit_code)
             if end is not None or self.settings.grade_at_limit:
                 ended = episode.session.end  # by now it has, also if a limit ended the episode
                 self.run = replace(self.run, output=ended.output if ended else "")

@@ -41,6 +41,7 @@ def read(body: Mapping[str, Any]) -> Request:
 
 def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
     """Add an item. What the model generated in one response becomes one message, as chat templates expect."""
+    message: Message
     match item.get("type", "message"):
         case "message":
             role = parts.role(item, "system", "developer", "user", "assistant")
