@@ -58,7 +58,7 @@ def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
             message = {"role": "tool", "content": parts.content(item.get("output"), "output"), "tool_call_id": identity}
         case kind:
             raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
-    last = messages[-1] if messages else {"role": ""}
+    last: Message = messages[-1] if messages else {"role": ""}
     is_same = last["role"] == message["role"] == "assistant"
     if not is_same or (message["content"] and (last["content"] or "tool_calls" in last)):
         messages.append(message)
