@@ -347,7 +347,8 @@ def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
 
 def first_line(candidate: str) -> str:
     """Return the first line of a text, or of the lines after blank ones."""
-    return candidate.strip().partition("\n")[0].strip()
+    lines = candidate.strip().splitlines()
+    return lines[0].strip() if lines else ""
 
 
 def clean_command(candidate: str) -> str | None:
