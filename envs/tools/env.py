@@ -84,7 +84,7 @@ class ToolSession:
         """Run a checked call until `deadline`, in `time.monotonic` seconds; passes on EnvironmentFault."""
         seconds = min(self._timeout(call.name), deadline - time.monotonic())
         live = self._live.get(call.name)
-        function = live.execute if live else self._specs[call.name].target
+        function = live.execute if live is not None else self._specs[call.name].target
         try:
             if seconds <= 0:
                 raise ToolTimeout("not run: the calls of this turn took longer than they may together")
