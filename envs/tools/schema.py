@@ -98,10 +98,10 @@ class ArgumentCheck:
         finally:
             _deadline.reset(token)
         if error is not None:
-            place = "".join(f"{key}." for key in error.absolute_path)
+            place = ".".join(map(str, error.absolute_path))
             message = error.message.encode("utf-8", "backslashreplace").decode()
             message = message if len(message) <= 300 else message[:297] + "..."
-            return f"{self.name}: {place[:-1] + ': ' if place else ''}{message}"
+            return f"{self.name}: {place}: {message}" if place else f"{self.name}: {message}"
         for name in arguments:
             if self._names is not None and name not in self._names:
                 known = ", ".join(self._names) or "none"
