@@ -130,15 +130,18 @@ def interleave(pieces: Sequence[str], images: Sequence[Any]) -> list[dict[str, A
     """Alternate texts and images as content parts of one message, without empty texts."""
     parts = []
     for piece, image in itertools.zip_longest(pieces, images):
-        parts += [{"type": "text", "text": piece}] if piece else []
-        parts += [{"type": "image", "image": image}] if image is not None else []
+        if piece:
+            parts.append({"type": "text", "text": piece})
+        if image is not None:
+            parts.append({"type": "image", "image": image})
     return parts
 
 
 def content_of(observation: Observation, text: str, *, current: bool = True) -> str | list[dict[str, Any]]:
     """Return an observation's images with `text` as a message's content; if `current`, short-term ones and text too."""
     multi_modal = observation.get("multi_modal_data") or {}
-    own, only_now = multi_modal.get("image") or [], (multi_modal.get("current_image") or []) if current else []
+    own = multi_modal.get("image") or []
+    only_now = (multi_modal.get("current_image") or []) if current else []
     if only_now and observation["text"]["short_term_context"].count(PICTURE_PLACE) == len(only_now):
         # The short-term text comes first, so the first marks in the text belong to it.
         return interleave([""] * len(own), own) + interleave(text.split(PICTURE_PLACE, len(only_now)), only_now)
@@ -220,8 +223,7 @@ def timed(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        parts = _parts.get()
-        if parts is not None:
+        if (parts := _parts.get()) is not None:
             parts.append((name, began, time.perf_counter()))
 
 
@@ -247,7 +249,8 @@ class SlimeEnv(BaseInteractionEnv):
         shown = self._read(found[0] if isinstance(found, tuple) else found, "reset")
         more = (shown.get("multi_modal_data") or {}).get("image", [])
         parts = [*self._question, *({"type": "image", "image": image} for image in more)]
-        parts += [{"type": "text", "text": shown["obs_str"]}] if shown["obs_str"] else []
+        if shown["obs_str"]:
+            parts.append({"type": "text", "text": shown["obs_str"]})
         if not parts:
             advice = "let reset return {'obs_str': ...}, or train on slime's own data set (--prompt-data)"
             raise EnvironmentFault(f"the sample has no prompt and reset shows nothing; {advice}")

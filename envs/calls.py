@@ -17,7 +17,7 @@ from envs.json_text import decode, decode_whole, find_flaw, short
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _REASONING_START, _REASONING_END = "<think>", "</think>"
 _MARKERS = ("<|python_tag|>", "[TOOL_CALLS]")
-_FENCES = ("```json", "```tool_call", "```")
+_FENCED = re.compile(r"```(?:json|tool_call)?(.*)```", re.DOTALL)
 _SEPARATOR = re.compile(r"[\s;,]*")
 _CLOSED = re.compile(rf"\s*(?:{CLOSE}|{OPEN}|\Z)")
 """What must follow a call: a tag, or the end of the text."""
@@ -51,8 +51,8 @@ class _Forms:
     @cached_property
     def marks(self) -> re.Pattern[str]:
         """Text that only calls contain: of foreign forms, and the tags of these."""
-        fixed = "".join(f"{form.opener}{form.closer}{''.join(form.section)}" for form in self.forms)
-        tags = sorted(set(re.findall(r"<[^<>\s]+>", fixed)))
+        fixed = [text for form in self.forms for text in (form.opener, form.closer, *form.section)]
+        tags = re.findall(r"<[^<>\s]+>", " ".join(fixed))
         return re.compile("|".join([_FOREIGN.pattern, *map(re.escape, tags)]))
 
     @cached_property
@@ -120,25 +120,22 @@ def find_calls(text: str, limit: int = 8, form: CallForm | None = None) -> Calls
     if start is None:
         return Calls()
     opener = forms.openers.search(text, start)
+    bare = _bare(text, start, limit)
+    if bare.valid or (opener is None and bare.span):
+        return bare
     if opener is None:
-        bare = _bare(text, start, limit)
-        return _unreadable(text, start, forms) if bare.span is None else bare
-    if _unwrapped(text[start:].strip()).startswith(("{", "[")):
-        bare = _bare(text, start, limit)
-        if bare.valid:
-            return bare
+        return _unreadable(text, start, forms)
     first = end = opener.start()
     found: list[Call | str] = []
     while opener is not None and len(found) < limit:
         block, read, closer = _block(text, opener.start(), forms)
         found.append(block)
-        close, following = text.find(closer, read), forms.openers.search(text, max(read, opener.end()))
+        opener = forms.openers.search(text, max(read, opener.end()))
+        end = opener.start() if opener is not None else len(text)
         # The end tag may be missing before the next call or the end of the text.
-        if close >= 0 and not (following is not None and following.start() < close):
+        close = text.find(closer, read, end)
+        if close >= 0:
             end = close + len(closer)
-        else:
-            end = following.start() if following is not None else len(text)
-        opener = following
     closed = forms.section_ends.match(text, end)
     return _collected(found, (first, closed.end() if closed else end), cut=opener is not None)
 
@@ -156,10 +153,9 @@ def _unreadable(text: str, start: int, forms: _Forms) -> Calls:
 
 def outside_thoughts(response_text: str) -> tuple[int, int]:
     """Return the [start, end) characters after the last `</think>` and before a `<think>` that never ends."""
-    closed = response_text.rfind("</think>")
-    begin = closed + len("</think>") if closed >= 0 else 0
-    opened = response_text.find("<think>", begin)
-    return begin, opened if opened >= 0 else len(response_text)
+    before, end_tag, after = response_text.rpartition(_REASONING_END)
+    begin = len(before) + len(end_tag)
+    return begin, begin + len(after.partition(_REASONING_START)[0])
 
 
 def reasoning_end(text: str, form: CallForm | None = None) -> int | None:
@@ -219,21 +215,25 @@ def _json_arguments(text: str, head: re.Match[str], form: CallForm, forms: _Form
         return error, head.start()
     if not isinstance(arguments, dict):
         return f"the arguments of {name} must be a JSON object, got {short(arguments)}", end
-    if not (form.ends.match(text, end) or forms.openers.match(text, end) or not text[end:].strip()):
+    is_closed = form.ends.match(text, end) or forms.openers.match(text, end)
+    if not is_closed and text[end:].strip():
         return f"after the call of {name} comes something other than {form.closer.strip()}", end
     return _checked(Call(head["name"], arguments, identity=_identity(head, form))), end
 
 
 def _identity(head: re.Match[str], form: CallForm) -> str:
     """The text between the markers around a call's name, if it is more than the name."""
-    before, after = re.split(r"[>\]｜]", form.opener)[-1], head.group()[head.end("name") - head.start() :]
-    found = f"{before}{head['name']}{re.split(r'[<[]', after)[0]}".strip()
-    return found if found != head["name"] else ""
+    name = head["name"]
+    before = re.split(r"[>\]｜]", form.opener)[-1]
+    after = head.string[head.end("name") : head.end()]
+    found = f"{before}{name}{re.split(r'[<[]', after)[0]}".strip()
+    return found if found != name else ""
 
 
 def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str, int]:
     """Return the call whose arguments stand one by one between fixed texts, and where its text ends."""
-    name, arguments, at = short(head["name"]), dict[str, str](), head.end()
+    name = short(head["name"])
+    arguments, at = dict[str, str](), head.end()
     while pair := form.pair.match(text, at):
         end = form.pair_end.search(text, pair.end())
         if end is None:
@@ -259,11 +259,12 @@ def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str,
 
 def _bare(text: str, start: int, limit: int) -> Calls:
     """Calls in a response that is only JSON: an object, a list of objects, or several objects in sequence."""
-    body = text[start:]
-    content = _unwrapped(body.strip())
-    if not content.lstrip().startswith(("{", "[")):
+    body = text[start:].strip()
+    content = _unwrapped(body)
+    if not content.startswith(("{", "[")):
         return Calls()
-    span = (start + len(body) - len(body.lstrip()), start + len(body.rstrip()))
+    first = text.index(body, start)
+    span = (first, first + len(body))
     values, error, position = list[Any](), "", 0
     while position < len(content) and len(values) <= limit and not error:
         value, end, error = decode(content, position)
@@ -276,17 +277,17 @@ def _bare(text: str, start: int, limit: int) -> Calls:
         # JSON without a tool's name is a final answer; broken JSON that starts like a call is a broken call.
         return Calls(errors=(error,), span=span) if error and re.match(r'[\[\s]*\{\s*"name"', content) else Calls()
     found: list[Call | str] = [read_call(value) for value in values[:limit]]
-    return _collected(found + [error] * bool(error and len(values) <= limit), span, cut=len(values) > limit)
+    if error and len(values) <= limit:
+        found.append(error)
+    return _collected(found, span, cut=len(values) > limit)
 
 
 def _unwrapped(body: str) -> str:
     """Return the response without a leading marker or a code fence around all of it."""
     for marker in _MARKERS:
         body = body.removeprefix(marker)
-    fence = next((f for f in _FENCES if body.startswith(f)), None)
-    if fence is not None and body.endswith("```") and len(body) >= len(fence) + 3:
-        body = body[len(fence) : -3]
-    return body.strip()
+    fenced = _FENCED.fullmatch(body)
+    return (fenced[1] if fenced else body).strip()
 
 
 def _unpacked(value: Any) -> Any:

@@ -58,19 +58,28 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
+def check_known(name: str, known: Iterable[str], wrong: str, otherwise: str, **near: Any) -> None:
+    """Raise ConfigError, `wrong` with a hint as by `did_you_mean`, unless the name is a known one."""
+    if name not in known:
+        raise ConfigError(f"{wrong}; {did_you_mean(name, known, otherwise, **near)}")
+
+
 def describe(error: BaseException, own: str = "") -> str:
     """Return type, text and place of an error on one line; the file or module `own` counts as the user's code."""
-    name, place = type(error).__name__, place_of(error, own)
     text = one_line(error.msg if isinstance(error, SyntaxError) else text_of(error))
-    return f"{name}{': ' * bool(text)}{text}{f' at {place}' if place else ''}"
+    place = place_of(error, own)
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{said} at {place}" if place else said
 
 
 def place_of(error: BaseException, own: str = "") -> str:
     """`FILE:LINE` and line of the innermost frame in the user's code, else in installed code; empty if unknown."""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return _place(error.filename, error.lineno)
-    frame = _frame_of(error, own)
-    return _place(frame.filename, frame.lineno or 0) if frame else ""
+    place: Any = error if isinstance(error, SyntaxError) and error.lineno else _frame_of(error, own)
+    if place is None or not place.filename:
+        return ""
+    linecache.checkcache(place.filename)
+    code = one_line(linecache.getline(place.filename, place.lineno))
+    return f"{place.filename}:{place.lineno}" + (f" (`{code}`)" if code else "")
 
 
 def advice_about(error: BaseException, own: str = "") -> str:
@@ -97,16 +106,14 @@ def _frame_of(error: BaseException, own: str) -> traceback.FrameSummary | None:
     # Compiled modules name files that are not there, such as numpy/random/_generator.pyx.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
     file = _file_of(own)
-    for belongs in (
-        lambda name: name == file or _is_users(name),
-        lambda name: not _is_ours(name) and _is_package(name),
-        lambda name: not _is_installed(name),
-        lambda name: True,
-    ):
-        for frame in reversed(frames):
-            if belongs(frame.filename):
-                return frame
-    return None
+
+    def rank(frame: traceback.FrameSummary) -> int:
+        name = frame.filename
+        if name == file or _is_users(name):
+            return 0
+        return 2 if _is_ours(name) else 1 if _is_package(name) else 3
+
+    return min(reversed(frames), key=rank, default=None)
 
 
 def _file_of(own: str) -> str | None:
@@ -119,8 +126,9 @@ def place_of_method(instance: Any, name: str) -> str:
     """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits the method."""
     kind = type(instance)
     method, owner = _source(getattr(kind, name, None)), _source(kind)
-    file, line = owner if owner and method and method[0] != owner[0] and not _is_users(method[0]) else method or ("", 0)
-    return f"{file}:{line}" if file else ""
+    if method and owner and method[0] != owner[0] and not _is_users(method[0]):
+        method = owner
+    return f"{method[0]}:{method[1]}" if method else ""
 
 
 def place_of_function(function: Any) -> str:
@@ -131,9 +139,10 @@ def place_of_function(function: Any) -> str:
 
 def _source(thing: Any) -> tuple[str, int] | None:
     try:
-        return inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
+        file, line = inspect.getsourcefile(thing), inspect.getsourcelines(thing)[1]
     except (OSError, TypeError):
         return None
+    return (file, line) if file else None
 
 
 def text_of(error: BaseException) -> str:
@@ -148,12 +157,6 @@ def one_line(text: str) -> str:
     """Return the text without line breaks, cut at `MAX_TEXT_CHARS` characters."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + " ..."
-
-
-def _place(file: str, line: int) -> str:
-    linecache.checkcache(file)
-    code = one_line(linecache.getline(file, line))
-    return f"{file}:{line}" + (f" (`{code}`)" if code else "")
 
 
 def _is_installed(file: str) -> bool:

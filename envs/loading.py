@@ -5,7 +5,6 @@ The path of an environment is a module name (`envs.crafter`) or a `.py` file wit
 
 import asyncio
 import difflib
-import functools
 import hashlib
 import importlib
 import importlib.util
@@ -46,7 +45,8 @@ def load_env_module(path: str) -> ModuleType:
         raise ConfigError(f"{_KEY} must be a module name or a .py file, got {path!r}")
     module = load_module(path, _KEY)
     if not callable(getattr(module, "build_env", None)):
-        near = difflib.get_close_matches("build_env", [n for n, v in vars(module).items() if callable(v)], n=1)
+        functions = [name for name, value in vars(module).items() if callable(value)]
+        near = difflib.get_close_matches("build_env", functions, n=1)
         hint = f"rename {near[0]}" if near else "add one that returns the environment of sample.metadata['task']"
         raise ConfigError(f"{_KEY}: {path} has no function build_env(sample, args); {hint}")
     return module
@@ -76,12 +76,8 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     for name in ("reset", "step", "close"):
         method = getattr(env, name, None)
         if inspect.iscoroutinefunction(method):
-            setattr(env, name, functools.partial(_finished, method))
+            setattr(env, name, lambda *arguments, method=method: finish(method(*arguments)))
     return SlimeEnv(env, sample) if is_slimes else env
-
-
-def _finished(method: Any, *arguments: Any) -> Any:
-    return finish(method(*arguments))
 
 
 def finish(answer: Any) -> Any:
@@ -124,9 +120,7 @@ def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
 
 def load_attribute(path: str, key: str) -> Any:
     """Return `package.module.name`, `package.module:name` or `file.py:name`; raises ConfigError, with `key`."""
-    module_path, colon, name = path.rpartition(":")
-    if not colon:
-        module_path, _, name = path.rpartition(".")
+    module_path, _, name = path.rpartition(":" if ":" in path else ".")
     if not module_path or not name:
         raise ConfigError(f"{key} must be an import path such as my_package.my_module.my_function, got {path!r}")
     module = load_module(module_path, key)
@@ -146,9 +140,10 @@ def load_module(path: str, key: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if path.endswith(".py") or not (path == missing or path.startswith(missing + ".")):
+        if path.endswith(".py") or not f"{path}.".startswith(f"{missing}."):
             hint = f"{missing}, or correct the import at {place_of(error, path)}"
-            hint = "it with: pip install 'slime-verlog[envs]'" if path.startswith("envs.") else hint
+            if path.startswith("envs."):
+                hint = "it with: pip install 'slime-verlog[envs]'"
             lacking = f"{key}: {path} imports {missing}, which is not installed; install {hint}"
             raise MissingDependencyError(lacking) from error
         import envs

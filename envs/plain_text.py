@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -65,7 +65,7 @@ class PlainText:
         added = tokenizer.added_tokens_decoder
         self.control: dict[str, int] = {t.content: i for i, t in added.items() if _is_control(t, template)}
         self.control_ids = frozenset(self.control.values())
-        self.pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or r"(?!)")
+        self.pattern = _any_of(self.control)
         self._escaped = re.compile(f"{self.pattern.pattern}|[\U000f0000-\U0010ffff]")
         self._flags = {i: (t.lstrip, t.rstrip) for i, t in added.items()}
         self.bos_id: int | None = getattr(tokenizer, "bos_token_id", None)
@@ -86,25 +86,29 @@ class PlainText:
             return ()
         if self._backend is None:
             return self._encode_in_python(text)
-        found = self._words.encode(text) if self._words is not None and len(text) <= MAX_CACHED_CHARS else None
-        if found is not None:
-            return tuple(found)
+        if self._words is not None and len(text) <= MAX_CACHED_CHARS:
+            found = self._words.encode(text)
+            if found is not None:
+                return tuple(found)
         if len(text) > LONG_CHARS:
             # Unlike `encode`, this releases the GIL.
             ids = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
         else:
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        return tuple(self._renamed.get(i, i) for i in ids) if self._renamed else tuple(ids)
+        if self._renamed:
+            ids = [self._renamed.get(i, i) for i in ids]
+        return tuple(ids)
 
     def _encode_in_python(self, text: str) -> tuple[int, ...]:
         """Encode with a tokenizer written in Python, which may read control strings as control tokens all the same."""
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if self.control_ids.isdisjoint(ids):
             return tuple(ids)
-        cuts = [match.start() + 1 for match in self.pattern.finditer(text)]
-        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        encode = lambda piece: self._tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
-        return tuple(token for piece in pieces for token in encode(piece))
+        out, begin = [], 0
+        for end in (*(match.start() + 1 for match in self.pattern.finditer(text)), len(text)):
+            out += self._tokenizer.encode(text[begin:end], add_special_tokens=False, split_special_tokens=True)
+            begin = end
+        return tuple(out)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, including control tokens."""
@@ -133,12 +137,16 @@ class PlainText:
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
         """Return the text with private-use characters for control strings; `marks` collects both."""
-        return self._escaped.sub(lambda m: marks.setdefault(m.group(), chr(STAND_INS + len(marks))), text)
+
+        def mark(found: re.Match[str]) -> str:
+            return marks.setdefault(found[0], chr(STAND_INS + len(marks)))
+
+        return self._escaped.sub(mark, text)
 
     def defused(self, value: Any) -> Any:
         """Return message content with a space after the first character of every control string; images unchanged."""
         if isinstance(value, str):
-            return self.pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", value)
+            return self.pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", value)
         if isinstance(value, Mapping):
             return {k: v if k in ("type", "image") else self.defused(v) for k, v in value.items()}
         return [self.defused(v) for v in value] if isinstance(value, list) else value
@@ -156,9 +164,11 @@ class PlainText:
                 piece = piece.lstrip() if self._flags[ids[-1]][1] else piece
                 ids += self.encode(piece.rstrip() if self._flags[following][0] else piece)
             ids.append(following)
-        head, tail = text[: found[0].start()], text[found[-1].end() :]
-        before, after = self._flags[ids[0]][0], self._flags[ids[-1]][1]
-        return TemplateText(_restored(head, plain), tuple(ids), _restored(tail, plain), before, after)
+        head = _restored(text[: found[0].start()], plain)
+        tail = _restored(text[found[-1].end() :], plain)
+        strip_before, _ = self._flags[ids[0]]
+        _, strip_after = self._flags[ids[-1]]
+        return TemplateText(head, tuple(ids), tail, strip_before, strip_after)
 
     def join(self, parts: Sequence[TemplateText | str]) -> list[int]:
         """Return the ids of template and message text; text between two control tokens is encoded as one piece."""
@@ -177,6 +187,12 @@ class PlainText:
             piece, strip = part.tail, part.strip_after
         out += self.encode(piece.lstrip() if strip else piece)
         return out
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of one of the texts, the longest if several fit."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _restored(text: str, plain: Mapping[int, str] | None) -> str:
@@ -208,8 +224,8 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
         backend.pre_tokenizer = pre_tokenizer
     harmless = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.content not in control}
     backend.add_tokens(list(harmless.values()))
-    ids = {i: backend.token_to_id(t.content) for i, t in harmless.items()}
-    return backend, {copied: i for i, copied in ids.items() if copied is not None and copied != i}
+    renamed = {backend.token_to_id(t.content): i for i, t in harmless.items()}
+    return backend, {copied: i for copied, i in renamed.items() if copied not in (None, i)}
 
 
 class WordCache:
@@ -224,8 +240,7 @@ class WordCache:
         self._words = words
         self._model = backend.model
         self._bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        added = sorted(token.content for token in backend.get_added_tokens_decoder().values())
-        self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
+        self._added = _any_of(token.content for token in backend.get_added_tokens_decoder().values())
         self._ids: dict[str, tuple[int, ...]] = {}
 
     @classmethod
@@ -236,6 +251,7 @@ class WordCache:
             return None
         if normalizer is not None and not _keeps_ascii(_settings(normalizer)):
             return None
+        words = None
         match _settings(splitter):
             case {
                 "type": "Sequence",
@@ -245,8 +261,7 @@ class WordCache:
                 ],
             }:
                 words = ascii_pattern(pattern)
-                return None if words is None else cls(backend, words)
-        return None
+        return None if words is None else cls(backend, words)
 
     def encode(self, text: str) -> list[int] | None:
         """Ids of the text; None if it has other characters than ASCII, an added token, or a character in no word."""

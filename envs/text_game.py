@@ -192,8 +192,8 @@ class TextGame(BaseInteractionEnv):
         """Return what the method returned; raises EnvironmentFault, with its place, unless it is a Frame."""
         if isinstance(frame, Frame):
             return frame
-        said, place = "None" if frame is None else f"a {type(frame).__name__}", f" ({place_of_method(self, method)})"
-        raise EnvironmentFault(f"`{method}` returned {said}; return a Frame{place}")
+        said = "None" if frame is None else f"a {type(frame).__name__}"
+        raise EnvironmentFault(f"`{method}` returned {said}; return a Frame ({place_of_method(self, method)})")
 
     def _pay(self, reward: float, valid: bool) -> float:
         if not valid and self.settings.format_penalty:
@@ -290,9 +290,14 @@ class CommandGame(TextGame):
 
 def text_parts(value: Any) -> tuple[str, str] | None:
     """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything else."""
-    found = value if isinstance(value, Mapping) else {"long_term_context": value}
-    long_term, short_term = found.get("long_term_context"), found.get("short_term_context", "")
-    return (long_term, short_term) if isinstance(long_term, str) and isinstance(short_term, str) else None
+    match value:
+        case str():
+            return value, ""
+        case {"long_term_context": str(long_term), "short_term_context": str(short_term)}:
+            return long_term, short_term
+        case {"long_term_context": str(long_term), **rest} if "short_term_context" not in rest:
+            return long_term, ""
+    return None
 
 
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
@@ -301,14 +306,18 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
     after the last word `Action`, else the whole response. Thoughts are no part of it, whether they end or not.
     """
-    begin, end = outside_thoughts(response_text)
-    marks = (list(marker.finditer(response_text, begin, end)) for marker in _MARKERS)
-    last = next((found[-1] for found in marks if found), None)
-    start = begin if last is None else last.end()
-    tail = response_text[start:end]
-    candidate = tail.strip() if start else tail
-    offset = start + (len(tail) - len(tail.lstrip()) if start else 0)
-    return candidate, (offset, offset + len(candidate))
+    start, end = outside_thoughts(response_text)
+    for marker in _MARKERS:
+        marks = list(marker.finditer(response_text, start, end))
+        if marks:
+            start = marks[-1].end()
+            break
+    candidate = response_text[start:end]
+    if start:
+        candidate = candidate.lstrip()
+        start = end - len(candidate)
+        candidate = candidate.rstrip()
+    return candidate, (start, start + len(candidate))
 
 
 def parse_template(text: str) -> Any:
@@ -336,12 +345,18 @@ def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
         raise ConfigError(f"prompt template {path}: {error}") from error
 
 
+def first_line(candidate: str) -> str:
+    """Return the first line of a text, or of the lines after blank ones."""
+    lines = candidate.strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
 def clean_command(candidate: str) -> str | None:
     """Read the first line as one command of plain words, without quotes and markup; None if it is not one."""
-    lines = candidate.strip().splitlines()
-    if not lines or len(lines[0]) > 2 * MAX_CHARACTERS:
+    line = first_line(candidate)
+    if len(line) > 2 * MAX_CHARACTERS:
         return None
-    command = " ".join(lines[0].strip("\"'`*>. \t").split())
+    command = " ".join(line.strip("\"'`*>. \t").split())
     if len(command) > MAX_CHARACTERS or not _COMMAND.fullmatch(command):
         return None
     return None if _JOINING & set(command.lower().split()) else command
@@ -350,6 +365,16 @@ def clean_command(candidate: str) -> str | None:
 def towards(direction: str) -> str:
     """Return the end of a sentence about a move: `up`, `to the left`."""
     return direction if direction in ("up", "down") else f"to the {direction}"
+
+
+def offset_in_words(dx: int, dy: int, words: Sequence[str], joint: str = ", ") -> str:
+    """Return how far something is away, such as `2 to the left, 1 up`.
+
+    `words` stand for a negative dx, a positive dx, a negative dy and a positive dy.
+    """
+    across = f"{abs(dx)} {words[dx > 0]}" if dx else ""
+    along = f"{abs(dy)} {words[2 + (dy > 0)]}" if dy else ""
+    return joint.join(filter(None, (across, along)))
 
 
 def list_commands(commands: list[str] | tuple[str, ...]) -> str:

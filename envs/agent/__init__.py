@@ -6,7 +6,6 @@ alive only during its episode. The reward comes from the grader, once, after the
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -25,12 +24,13 @@ from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
 from envs.base import BaseInteractionEnv, Observation, StepInfo
-from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
+from envs.errors import EnvironmentFault, EpisodeOverError, ToolError
 from envs.json_text import short
 from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
 from envs.swe.sandbox.workspace import hand_over, remove_tree
 from envs.tools.execution import ToolTimeout, run_bounded
+from envs.tools.results import finite
 
 SETTINGS = AgentSettings
 
@@ -90,10 +90,10 @@ class AgentEnv(BaseInteractionEnv):
                 shutil.copytree(Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True)
             if self._prepare is not None:
                 prompt = self._bounded("prepare", self._prepare, self.run)
-                if prompt is not None and not isinstance(prompt, str):
+                if not isinstance(prompt, str | None):
                     what = f"env.prepare {self.settings.prepare} returned {short(prompt)}, not a prompt"
                     raise EnvironmentFault(what)
-                self.run = self.run if prompt is None else replace(self.run, prompt=prompt)
+                self.run = replace(self.run, prompt=self.run.prompt if prompt is None else prompt)
             if self.settings.sandbox:
                 hand_over(episode.folder)
             episode.start(self._words, self.run, self.settings)
@@ -133,12 +133,12 @@ class AgentEnv(BaseInteractionEnv):
                 # client's time limit is to blame.
                 what = f"while it waited for the model, the agent {end.words}"
                 raise EnvironmentFault(f"{what}; give its client a longer time limit")
-        truncated = end is None and (following is None or self._steps >= self.max_steps)
+        done = following is None or self._steps >= self.max_steps
         info = self._info(response_text, answer, waiting)
-        if end is not None or truncated:
-            info["terminated"], info["truncated"] = end is not None, truncated
+        if done:
+            info["terminated"], info["truncated"] = end is not None, end is None
             self._finish(episode, info, end)
-        return self._show(following), end is not None or truncated, info
+        return self._show(following), done, info
 
     def _finish(self, episode: _Running, info: StepInfo, end: End | None) -> None:
         """End the program, and let the grader judge what it did."""
@@ -146,17 +146,14 @@ class AgentEnv(BaseInteractionEnv):
             episode.stop()
             if end is not None:
                 self.run = replace(self.run, exit_code=end.exit_code)
-                info["metrics"] = {**info.get("metrics", {}), "exit_code": float(end.exit_code)}
+                info.setdefault("metrics", {})["exit_code"] = float(end.exit_code)
             if end is not None or self.settings.grade_at_limit:
                 ended = episode.session.end  # by now it has, also if a limit ended the episode
                 self.run = replace(self.run, output=ended.output if ended else "")
                 with base.timed("judge"):
-                    score = self._bounded("grader", self._grade, self.run)
-                if not isinstance(score, int | float) or not math.isfinite(score):
-                    name = self.settings.grader
-                    raise EnvironmentFault(f"env.grader {name} returned {short(score)}, not a finite number")
-                info["reward"] += float(score)
-                info["progression"] = min(max(float(score), 0.0), 1.0)
+                    score = self._bounded("grader", lambda run: finite(self._grade(run), "score"), self.run)
+                info["reward"] += score
+                info["progression"] = min(max(score, 0.0), 1.0)
         finally:
             self.close()
 
@@ -173,8 +170,8 @@ class AgentEnv(BaseInteractionEnv):
     def _info(self, text: str, answer: Response, waiting: Waiting) -> StepInfo:
         assert self._episode is not None
         session = self._episode.session
-        counts = {name: float(session.counts[name]) for name in ("retries", "refused", "lost_answers")}
-        numbers = {"thread": float(waiting.thread), "threads": float(len(session.threads)), "agent_s": self._work_s}
+        counts = {name: session.counts[name] for name in ("retries", "refused", "lost_answers")}
+        counts |= {"thread": waiting.thread, "threads": len(session.threads), "unread_calls": self._unread}
         return {
             "reward": -self.settings.format_penalty if answer.errors else 0.0,
             "terminated": False,
@@ -185,15 +182,16 @@ class AgentEnv(BaseInteractionEnv):
             "action": text[slice(*answer.span)] if answer.span else None,
             "action_span": answer.span,
             "moves": not waiting.request.compacts,
-            "metrics": {**counts, **numbers, "unread_calls": float(self._unread)},
+            "metrics": {"agent_s": self._work_s, **{name: float(count) for name, count in counts.items()}},
         }
 
     def _show(self, waiting: Waiting | None) -> Observation:
         self._messages, self.continues = [], None
-        if waiting is not None:
-            self._messages, self.continues = self._continued.show(waiting.request.messages, with_images)
-        self.tools = waiting.request.tools if waiting is not None else self.tools
-        return base.make_observation(base.text_of(self._messages[-1]) if self._messages else "")
+        if waiting is None:
+            return base.make_observation("")
+        self._messages, self.continues = self._continued.show(waiting.request.messages, with_images)
+        self.tools = waiting.request.tools
+        return base.make_observation(base.text_of(self._messages[-1]))
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
         """Return the messages of the request that waits; none after the episode's end."""
@@ -220,15 +218,13 @@ class _Running:
     def start(self, words: list[str], run: AgentRun, settings: AgentSettings) -> None:
         values = {"prompt": run.prompt, "task": run.task, "seed": str(run.seed), "model": settings.models[0]}
         found = addresses(None if settings.sandbox else self.server.port, self.key)
-        places = {"folder": "/testbed" if settings.sandbox else str(run.folder), "base_url": found["OPENAI_BASE_URL"]}
-        argv = [_filled(word, values | places) for word in words]
-        for name in settings.pass_env:
-            if name not in os.environ:
-                raise ConfigError(f"env.pass_env: the environment has no variable {name}")
         variables = {name: os.environ[name] for name in settings.pass_env}
         variables |= {f"AGENT_{name.upper()}": value for name, value in values.items()}
         variables |= found
-        variables |= {name: _filled(value, values | places) for name, value in settings.variables.items()}
+        values["folder"] = "/testbed" if settings.sandbox else str(run.folder)
+        values["base_url"] = found["OPENAI_BASE_URL"]
+        argv = [_filled(word, values) for word in words]
+        variables |= {name: _filled(value, values) for name, value in settings.variables.items()}
         on_end = lambda end: self.server.soon(self.session.ended, end)
         if settings.sandbox:
             sandbox = Sandbox(run.folder, settings.interpreter, settings.limits)

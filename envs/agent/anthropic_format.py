@@ -18,7 +18,6 @@ def read(body: Mapping[str, Any]) -> Request:
     system = body.get("system") or ""
     if not isinstance(system, str):  # a list of blocks
         system = "\n\n".join(parts.text(block.get("text"), "system") for block in parts.objects(system, "system"))
-    system = parts.text(system, "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in parts.objects(body.get("messages"), "messages"):
         messages += _messages(message)
@@ -29,20 +28,19 @@ def _messages(message: Mapping[str, Any]) -> list[Message]:
     """Return one message as several: each tool result becomes a separate message, before the rest."""
     role, content = parts.role(message, "user", "assistant", "system"), message.get("content")
     if isinstance(content, str):
-        return [{"role": role, "content": parts.text(content, "content")}]
+        return [{"role": role, "content": content}]
     blocks = parts.objects(content, "content")
     if role == "assistant":
         return [_assistant(blocks)]
-    results: list[Message] = [
-        {
-            "role": "tool",
-            "content": parts.content(block.get("content"), "the content of a tool_result"),
-            "tool_call_id": parts.text(block.get("tool_use_id") or "", "tool_use_id"),
-        }
-        for block in blocks
-        if block.get("type") == "tool_result"
-    ]
-    others = [block for block in blocks if block.get("type") != "tool_result"]
+    results: list[Message] = []
+    others = []
+    for block in blocks:
+        if block.get("type") != "tool_result":
+            others.append(block)
+            continue
+        result = parts.content(block.get("content"), "the content of a tool_result")
+        identity = parts.text(block.get("tool_use_id") or "", "tool_use_id")
+        results.append({"role": "tool", "content": result, "tool_call_id": identity})
     if others or not results:
         results.append({"role": role, "content": parts.content(others, "content")})
     return results
@@ -62,7 +60,6 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
                 arguments = block.get("input") or {}
                 if not isinstance(arguments, Mapping):
                     raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
-                parts.text(json.dumps(arguments, ensure_ascii=False), "the input of a tool_use")
                 name = parts.text(block.get("name"), "the name of a tool_use")
                 identity = parts.text(block.get("id") or "", "id")
                 function = {"name": name, "arguments": dict(arguments)}
@@ -95,14 +92,13 @@ def events(response: Response, request: Request, number: int) -> Iterator[bytes]
     head = {**_head(request, number), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield _event("message_start", message=head)
     for index, block in enumerate(_blocks(response, number)):
-        match block["type"]:
-            case "tool_use":
-                text = json.dumps(block["input"])
-                start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": text}
-            case "thinking":
-                start, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
-            case _:
-                start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        if block["type"] == "tool_use":
+            start = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        else:
+            key = block["type"]  # "thinking" or "text", which is also the key of its text
+            start = {**block, key: ""}
+            delta = {"type": f"{key}_delta", key: block[key]}
         yield _event("content_block_start", index=index, content_block=start)
         yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
@@ -116,13 +112,15 @@ def refusal(error: RequestError) -> dict[str, Any]:
 
 
 def _blocks(response: Response, number: int) -> list[dict[str, Any]]:
-    thought = {"type": "thinking", "thinking": response.reasoning, "signature": ""}
-    calls = [
-        {"type": "tool_use", "id": f"toolu_{number:05d}{index:03d}", "name": call.name, "input": dict(call.arguments)}
-        for index, call in enumerate(response.calls)
-    ]
-    texts = [{"type": "text", "text": response.text}] * bool(response.text or not calls)
-    return [*([thought] * bool(response.reasoning)), *texts, *calls]
+    blocks: list[dict[str, Any]] = []
+    if response.reasoning:
+        blocks.append({"type": "thinking", "thinking": response.reasoning, "signature": ""})
+    if response.text or not response.calls:
+        blocks.append({"type": "text", "text": response.text})
+    for index, call in enumerate(response.calls):
+        identity = f"toolu_{number:05d}{index:03d}"
+        blocks.append({"type": "tool_use", "id": identity, "name": call.name, "input": dict(call.arguments)})
+    return blocks
 
 
 def _head(request: Request, number: int) -> dict[str, Any]:

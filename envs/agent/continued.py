@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.agent.parts import Message
 
-_CHANGES_FOLDER = re.compile(r"cd \S+ && ")
+_CHANGES_FOLDER = re.compile(r"\Acd \S+ && ")
 """Claude Code sends a command back without it if the command would run in that folder anyway."""
 
 
@@ -76,7 +76,7 @@ def _is_same(sent: Message, response: Message) -> bool:
         return False
     if sent.get("reasoning_content", "") != response.get("reasoning_content", ""):
         return False
-    theirs, ours = sent.get("tool_calls") or [], response.get("tool_calls") or []
+    theirs, ours = sent.get("tool_calls", ()), response.get("tool_calls", ())
     return len(theirs) == len(ours) and all(map(_is_same_call, theirs, ours))
 
 
@@ -85,14 +85,10 @@ def _is_same_call(sent: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
     arguments = given["arguments"]
     if given["name"] != written["name"] or not isinstance(arguments, Mapping):
         return False
-    asked = written["arguments"].items()
-    return all(name in arguments and _is_same_value(arguments[name], value) for name, value in asked)
-
-
-def _is_same_value(sent: Any, written: Any) -> bool:
-    if sent == written:
-        return True
-    if not isinstance(sent, str) or not isinstance(written, str):
-        return False
-    change = _CHANGES_FOLDER.match(written)
-    return change is not None and sent == written[change.end() :]
+    for name, value in written["arguments"].items():
+        if name not in arguments:
+            return False
+        short = _CHANGES_FOLDER.sub("", value) if isinstance(value, str) else value
+        if arguments[name] not in (value, short):
+            return False
+    return True

@@ -54,48 +54,36 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
     """Return the body of a whole response; `number` counts the episode's responses."""
-    calls = _calls(response, number)
     message: dict[str, Any] = assistant_message(response, number)
-    if calls:
-        message |= {"content": response.text or None, "tool_calls": calls}
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop", "logprobs": None}
-    return {**_head("chat.completion", request, number), "choices": [choice], "usage": _usage(response, request)}
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        message["content"] = response.text or None
+    reason = "tool_calls" if response.calls else "stop"
+    sent, said = request.tokens, response.tokens
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": request.model,
+        "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
+        "usage": {"prompt_tokens": sent, "completion_tokens": said, "total_tokens": sent + said},
+    }
 
 
 def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
-    """Yield the events of a streamed response."""
-    head = _head("chat.completion.chunk", request, number)
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"reasoning_content": response.reasoning}] * bool(response.reasoning)
-    deltas += [{"content": response.text}] * bool(response.text)
-    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(response, number))]
-    for delta in deltas:
-        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    last = {"index": 0, "delta": {}, "finish_reason": "tool_calls" if response.calls else "stop"}
-    yield _event({**head, "choices": [last], "usage": _usage(response, request)})
+    """Yield the events of a streamed response: all of it in one, and the end."""
+    body = reply(response, request, number)
+    (choice,) = body["choices"]
+    delta = choice.pop("message")
+    for index, call in enumerate(delta.get("tool_calls", ())):
+        call["index"] = index
+    choice["delta"] = delta
+    body["object"] += ".chunk"
+    yield f"data: {json.dumps(body)}\n\n".encode()
     yield b"data: [DONE]\n\n"
 
 
 def refusal(error: RequestError) -> dict[str, Any]:
     """Return the body of a refusal."""
     return {"error": {"message": str(error), "type": error.kind("server_error"), "param": None, "code": None}}
-
-
-def _calls(response: Response, number: int) -> list[Message]:
-    """Write the calls, with their arguments as a text of JSON."""
-    calls = assistant_message(response, number).get("tool_calls", ())
-    written = lambda function: {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-    return [{**call, "function": written(call["function"])} for call in calls]
-
-
-def _head(kind: str, request: Request, number: int) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{number}", "object": kind, "created": 0, "model": request.model}
-
-
-def _usage(response: Response, request: Request) -> dict[str, int]:
-    sent, said = request.tokens, response.tokens
-    return {"prompt_tokens": sent, "completion_tokens": said, "total_tokens": sent + said}
-
-
-def _event(data: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(data)}\n\n".encode()

@@ -24,13 +24,9 @@ class RequestError(Exception):
 
 
 def text(value: Any, what: str) -> str:
-    """Refuse what is not a text that tokenizers can encode."""
+    """Refuse what is not text."""
     if not isinstance(value, str):
         raise RequestError(f"{what} must be text, got {short(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{what} holds half of a surrogate pair, which cannot be encoded") from error
     return value
 
 
@@ -61,7 +57,7 @@ def role(message: Mapping[str, Any], *known: str) -> str:
 def content(value: Any, what: str) -> str | list[Message]:
     """Read a text, or a list of content parts, which become one text unless one of them is an image."""
     if isinstance(value, str):
-        return text(value, what)
+        return value
     parts = [_part(part) for part in objects(value, what)]
     return parts if any(part["type"] == "image" for part in parts) else "".join(part["text"] for part in parts)
 

@@ -21,7 +21,7 @@ from envs.errors import MissingDependencyError, ToolError
 from envs.images import ImageError, open_image
 from envs.json_text import short
 from envs.tools.results import encodable
-from envs.tools.schema import convert_texts
+from envs.tools.schema import Parameters
 
 CHARS_PER_TOKEN = 4
 """For the token counts that clients expect. The environment does not see tokens."""
@@ -103,7 +103,7 @@ def read_response(text: str, request: Request, max_calls: int, form: CallForm | 
         arguments = call.arguments
         if call.as_text:
             with contextlib.suppress(AttributeError, TypeError, ToolError):  # no schema; the arguments stay text
-                arguments = convert_texts(arguments, schemas.get(call.name, {}))
+                arguments = Parameters(schemas.get(call.name, {})).convert(arguments)
         calls.append(Call(call.name, arguments))
     text = kept[start : found.span[0]].strip()
     return Response(text, reasoning, tuple(calls), (), stop, found.span, tuple(call.arguments for call in found.calls))
@@ -114,20 +114,17 @@ def assistant_message(response: Response, number: int, spelled: bool = False) ->
 
     With `spelled`, the arguments are texts where the model wrote texts, so that a template spells them as it did.
     """
-    given = response.spelled if spelled else [call.arguments for call in response.calls]
     message: Message = {"role": "assistant", "content": response.text}
     if response.reasoning:
         message["reasoning_content"] = response.reasoning
-    if response.calls:
-        message["tool_calls"] = [
-            {
-                # Nine letters and digits, as Mistral's chat template demands.
-                "id": f"c{number:05d}{index:03d}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": dict(arguments)},
-            }
-            for index, (call, arguments) in enumerate(zip(response.calls, given, strict=True))
-        ]
+    calls: list[Message] = []
+    for index, call in enumerate(response.calls):
+        arguments = response.spelled[index] if spelled else call.arguments
+        function = {"name": call.name, "arguments": dict(arguments)}
+        # Nine letters and digits, as Mistral's chat template demands.
+        calls.append({"id": f"c{number:05d}{index:03d}", "type": "function", "function": function})
+    if calls:
+        message["tool_calls"] = calls
     return message
 
 
@@ -147,8 +144,9 @@ def make_request(
     if len(stops) > MAX_STOPS:
         raise RequestError(f"{stops_key} may hold at most {MAX_STOPS} texts, got {len(stops)}")
     thread = hashlib.blake2b(digest_size=16)
-    for text in (text_of(message) for message in messages if message["role"] == "system"):
-        thread.update(text.encode() + b"\0")
+    for message in messages:
+        if message["role"] == "system":
+            thread.update(text_of(message).encode() + b"\0")
     for tool in tools:
         thread.update(b"\1" + tool["function"]["name"].encode())
     return Request(
@@ -208,7 +206,7 @@ def with_images(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         content = message["content"]
         if not isinstance(content, str):
-            content = [{**part, "image": open_image(part["image"])} if "image" in part else part for part in content]
+            content = [part | {"image": open_image(part["image"])} if "image" in part else part for part in content]
         decoded.append({**message, "content": content})
     return decoded
 

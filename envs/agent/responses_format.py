@@ -13,6 +13,11 @@ from envs.agent.request import Request, Response, assistant_message, make_reques
 from envs.json_text import short
 
 REFUSED = ("background", "conversation", "previous_response_id", "prompt")
+_CALL_KINDS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""For each kind of call, the key of its arguments, and the name of the events with them."""
 TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The parameters of a custom tool, which takes one text."""
 
@@ -36,14 +41,16 @@ def read(body: Mapping[str, Any]) -> Request:
 
 def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
     """Add an item. What the model generated in one response becomes one message, as chat templates expect."""
+    message: Message
     match item.get("type", "message"):
         case "message":
             role = parts.role(item, "system", "developer", "user", "assistant")
             message = {"role": role, "content": parts.content(item.get("content"), "content")}
         case "reasoning":
             texts = [*parts.objects(item.get("summary"), "summary"), *parts.objects(item.get("content"), "content")]
-            thought = "\n".join(parts.text(part.get("text"), "text") for part in texts)
-            message = {"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})}
+            message = {"role": "assistant", "content": ""}
+            if thought := "\n".join(parts.text(part.get("text"), "text") for part in texts):
+                message["reasoning_content"] = thought
         case "function_call" | "custom_tool_call" as kind:
             message = {"role": "assistant", "content": "", "tool_calls": [_call(item, kind)]}
         case "function_call_output" | "custom_tool_call_output":
@@ -51,14 +58,16 @@ def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
             message = {"role": "tool", "content": parts.content(item.get("output"), "output"), "tool_call_id": identity}
         case kind:
             raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
-    last = messages[-1] if messages else {"role": ""}
+    last: Message = messages[-1] if messages else {"role": ""}
     is_same = last["role"] == message["role"] == "assistant"
     if not is_same or (message["content"] and (last["content"] or "tool_calls" in last)):
         messages.append(message)
         return
-    calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
-    messages[-1] = {**last, **message, "content": last["content"] or message["content"]}
-    messages[-1].update({"tool_calls": calls} if calls else {})
+    last["content"] = last["content"] or message["content"]
+    if "reasoning_content" in message:
+        last["reasoning_content"] = message["reasoning_content"]
+    if "tool_calls" in message:
+        last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
 
 
 def _call(item: Mapping[str, Any], kind: str) -> Message:
@@ -118,26 +127,23 @@ def _events(response: Response, request: Request, number: int) -> Iterator[tuple
     yield "created", {"response": begun}
     yield "in_progress", {"response": begun}
     for index, item in enumerate(_items(response, request, number)):
-        at = {"output_index": index, "item_id": item["id"]}
-        key = next(key for key in ("content", "arguments", "input") if key in item)
-        empty = {**item, key: [] if key == "content" else "", "status": "in_progress"}
-        yield "output_item.added", {"output_index": index, "item": empty}
-        match item["type"]:
-            case "message" | "reasoning":
-                part = item["content"][0]
-                at["content_index"] = 0
-                yield "content_part.added", {**at, "part": {**part, "text": ""}}
-                more = {"logprobs": []} if part["type"] == "output_text" else {}
-                yield f"{part['type']}.delta", {**at, "delta": part["text"], **more}
-                yield f"{part['type']}.done", {**at, "text": part["text"], **more}
-                yield "content_part.done", {**at, "part": part}
-            case "function_call":
-                yield "function_call_arguments.delta", {**at, "delta": item["arguments"]}
-                yield "function_call_arguments.done", {**at, "name": item["name"], "arguments": item["arguments"]}
-            case _:
-                yield "custom_tool_call_input.delta", {**at, "delta": item["input"]}
-                yield "custom_tool_call_input.done", {**at, "input": item["input"]}
-        yield "output_item.done", {"output_index": index, "item": item}
+        at: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+        if "content" in item:
+            (part,) = item["content"]
+            at["content_index"] = 0
+            if part["type"] == "output_text":
+                at["logprobs"] = []
+            yield "output_item.added", {**at, "item": {**item, "content": [], "status": "in_progress"}}
+            yield "content_part.added", {**at, "part": {**part, "text": ""}}
+            yield f"{part['type']}.delta", {**at, "delta": part["text"]}
+            yield f"{part['type']}.done", {**at, "text": part["text"]}
+            yield "content_part.done", {**at, "part": part}
+        else:
+            key, kind = _CALL_KINDS[item["type"]]
+            yield "output_item.added", {**at, "item": {**item, key: "", "status": "in_progress"}}
+            yield f"{kind}.delta", {**at, "delta": item[key]}
+            yield f"{kind}.done", {**at, "name": item["name"], key: item[key]}
+        yield "output_item.done", {**at, "item": item}
     yield "completed", {"response": reply(response, request, number)}
 
 
@@ -169,11 +175,11 @@ def _items(response: Response, request: Request, number: int) -> list[dict[str, 
         items.append({"id": f"msg_{number}", "type": "message", "role": "assistant", "content": [text], **done})
     for index, call in enumerate(message.get("tool_calls", ())):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        told = request.items.get(name, {"type": "function_call", "name": name})
-        whole = json.dumps(arguments, ensure_ascii=False)
-        said = {"arguments": whole}
-        if told["type"] == "custom_tool_call":
-            text = arguments.get("input")
-            said = {"input": text if isinstance(text, str) else whole}
-        items.append({"id": f"fc_{number}_{index}", "call_id": call["id"], **told, **said, **done})
+        item = {"id": f"fc_{number}_{index}", "call_id": call["id"], **done}
+        item |= request.items.get(name, {"type": "function_call", "name": name})
+        said: Any = json.dumps(arguments, ensure_ascii=False)
+        if item["type"] == "custom_tool_call" and isinstance(arguments.get("input"), str):
+            said = arguments["input"]
+        key, _ = _CALL_KINDS[item["type"]]
+        items.append({**item, key: said})
     return items

@@ -40,10 +40,9 @@ class End:
     @property
     def words(self) -> str:
         """Return how the program ended, as part of a sentence."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        said = f"; its last line: {lines[-1][:300]}" if lines else ""
         how = f"was stopped ({self.stopped} limit)" if self.stopped else f"ended with exit code {self.exit_code}"
-        return how + said
+        last_line = self.output.strip().rpartition("\n")[2].strip()
+        return f"{how}; its last line: {last_line[:300]}" if last_line else how
 
 
 @dataclass(eq=False)
@@ -141,8 +140,12 @@ class Session:
             raise RequestError(f"{MAX_WAITING} requests of this program are waiting already", 429)
         if len(self.threads) < MAX_THREADS:
             self.threads.setdefault(request.thread, len(self.threads))
-        thread = self.threads.get(request.thread, MAX_THREADS - 1)
-        waiting = Waiting(request, self.counts["requests"], thread, not any(known.connections for known in others))
+        waiting = Waiting(
+            request,
+            number=self.counts["requests"],
+            thread=self.threads.get(request.thread, MAX_THREADS - 1),
+            alone=not any(known.connections for known in others),
+        )
         self.counts["requests"] += 1
         self._queue.append(waiting)
         self._news.set()

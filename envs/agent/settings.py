@@ -1,5 +1,6 @@
 """The settings of an agent's environment."""
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,6 +79,9 @@ class AgentSettings(Settings):
             raise ConfigError("env.models is empty; the agent needs a name to ask for")
         if self.python is not None and not self.interpreter.is_file():
             raise ConfigError(f"env.python: no file {self.python} (current directory: {Path.cwd()})")
+        for name in self.pass_env:
+            if name not in os.environ:
+                raise ConfigError(f"env.pass_env: the environment has no variable {name}")
         if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
             raise ConfigError(f"env.workdir: no folder {self.workdir} (current directory: {Path.cwd()})")
         return self

@@ -31,7 +31,6 @@ FAMILIES = (
     "pick_two_obj_and_place",
 )
 _DEFAULT_ROOT = Path("~/.cache/alfworld")
-_MAX_STEPS = 50
 _TASK = re.compile(r"Your task is to:\s*(.*?)\s*\.?\s*$", re.DOTALL)
 # The wording of ALFWorld before its version 0.4.
 _PUT = re.compile(r"put (.+?) (?:in/on|in|on|into|onto) (.+)")
@@ -56,12 +55,13 @@ class ALFWorldSettings(GameSettings):
 
     @model_validator(mode="after")
     def _check_verl_agent(self) -> Self:
-        if self.preset == "verl_agent" and self.verl_agent is None:
+        if self.preset != "verl_agent":
+            return self
+        if self.verl_agent is None:
             raise ConfigError("env.verl_agent is null; for preset verl_agent, set it to a checkout of verl-agent")
-        if self.preset == "verl_agent" and self.prompt_template is not None:
-            raise ConfigError(f"env.prompt_template is {self.prompt_template}; remove it for preset verl_agent")
-        if self.preset == "verl_agent" and self.show_time_left:
-            raise ConfigError("env.show_time_left would change verl-agent's prompts; remove it for preset verl_agent")
+        for key in ("prompt_template", "show_time_left"):
+            if getattr(self, key):
+                raise ConfigError(f"env.{key} would change verl-agent's prompts; remove it for preset verl_agent")
         return self
 
 
@@ -71,11 +71,11 @@ class ALFWorld(PlannedGame, CommandGame):
     template_path = Path(__file__).with_name("prompt.j2")
     settings: ALFWorldSettings
     settings_model = ALFWorldSettings
+    max_steps = 50
 
     def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self._families = task, seed, find_families(task)
-        self.max_steps = settings.max_steps or _MAX_STEPS
         data_path = settings.data_path or os.environ.get("ALFWORLD_DATA")  # which the import of alfworld sets
         note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
         self._engine = import_extra("envs.alfworld.player", "ALFWorld", "alfworld", note)
@@ -109,14 +109,14 @@ class ALFWorld(PlannedGame, CommandGame):
         return self._frame()
 
     def _frame(self) -> Frame:
-        shown = self._now.commands if self.settings.admissible_commands and not self._now.won else ()
+        text, won, commands = self._now.text, self._now.won, self._now.commands
+        shown = commands if self.settings.admissible_commands and not won else ()
         return Frame(
-            long_term=self._now.text.strip(),
+            long_term=text.strip(),
             short_term=list_commands(shown) if shown else "",
-            reward=float(self._now.won),
-            terminated=self._now.won,
-            truncated=self._turns >= self.max_steps and not self._now.won,
-            progression=float(self._now.won),
+            reward=float(won),
+            terminated=won,
+            progression=float(won),
         )
 
     def plan(self) -> list[str]:
@@ -152,7 +152,8 @@ class VerlAgentALFWorld(ALFWorld):
             game = super()._load_game()
         else:
             games = list_solvable(self._root, self.settings.split, self._families)
-            game = read_game(games[np.random.RandomState(self.seed % 2**32).permutation(len(games))[0]])
+            order = np.random.RandomState(self.seed % 2**32).permutation(len(games))
+            game = read_game(games[order[0]])
         self._family = game["family"]
         return game
 
@@ -215,7 +216,8 @@ def find_families(task: str) -> tuple[str, ...]:
 @functools.cache
 def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
     """Return all games in one fixed shuffled order, without movable receptacles and slicing, as ALFWorld does."""
-    found = [game for family in families for game in (root / "json_2.1.1" / split).glob(f"{family}-*/*/game.tw-pddl")]
+    folder = root / "json_2.1.1" / split
+    found = [game for family in families for game in folder.glob(f"{family}-*/*/game.tw-pddl")]
     games = sorted(game for game in found if "movable" not in str(game) and "Sliced" not in str(game))
     random.Random(0).shuffle(games)
     return tuple(games)
@@ -225,9 +227,12 @@ def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path,
 def list_solvable(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the solvable games in the order in which ALFWorld's loader meets them, which this disk decides."""
     known = set(list_games(root, split, families))
-    walked = (Path(folder, "game.tw-pddl") for folder, _, _ in os.walk(root / "json_2.1.1" / split, topdown=False))
-    games = tuple(path for path in walked if path in known and read_game(path).get("solvable"))
-    return games or _refuse(root, split, families)
+    games = []
+    for folder, _, _ in os.walk(root / "json_2.1.1" / split, topdown=False):
+        path = Path(folder, "game.tw-pddl")
+        if path in known and read_game(path).get("solvable"):
+            games.append(path)
+    return tuple(games) or _refuse(root, split, families)
 
 
 def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:

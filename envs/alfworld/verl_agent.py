@@ -36,19 +36,20 @@ def load_templates(checkout: Path) -> dict[str, str]:
     except (OSError, ValueError, SyntaxError) as error:
         advice = "set it to the folder of a checkout of verl-agent"
         raise ConfigError(f"env.verl_agent: {path} cannot be read ({error}); {advice}") from error
-    found = {
-        node.targets[0].id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    }
+    found = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(template))):
+                found[name] = template
     for name, wanted in PLACEHOLDERS.items():
         if name not in found:
             raise ConfigError(f"env.verl_agent: {path} assigns no text to {name}; use a checkout that does")
-        if (has := _placeholders(found[name])) != wanted:
+        has = _placeholders(found[name])
+        if has != wanted:
+            needed, present = ", ".join(sorted(wanted)), ", ".join(sorted(has)) or "none"
             raise ConfigError(
-                f"env.verl_agent: {name} in {path} must have the placeholders {', '.join(sorted(wanted))}, but has "
-                f"{', '.join(sorted(has)) or 'none'}; use a checkout whose template has them"
+                f"env.verl_agent: {name} in {path} must have the placeholders {needed}, but has {present}; use a "
+                "checkout whose template has them"
             )
     return {name: found[name] for name in PLACEHOLDERS}
 
@@ -71,13 +72,16 @@ def write_prompt(
     }
     if not past:
         return templates[FIRST].format(**now)
-    recent = list(enumerate(past, 1))[-HISTORY:]
-    lines = (f"[Observation {n}: '{seen}', Action {n}: '{action}']" for n, (seen, action) in recent)
+    lines = []
+    for number, (seen, action) in list(enumerate(past, 1))[-HISTORY:]:
+        lines.append(f"[Observation {number}: '{seen}', Action {number}: '{action}']")
+    first_seen, _ = past[0]
+    _, _, task = first_seen.partition(_TASK)
     return templates[LATER].format(
         **now,
-        task_description=past[0][0].partition(_TASK)[2].strip(),
+        task_description=task.strip(),
         step_count=len(past),
-        history_length=len(recent),
+        history_length=len(lines),
         action_history="\n".join(lines),
         current_step=len(past) + 1,
     )

@@ -10,6 +10,7 @@ several YOU things or with `noun is noun` rules are not searched.
 """
 
 import heapq
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import count
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from envs.babaisai.levels import find_task, make_level
-from envs.babaisai.world import DIRECTIONS, Cell, World, draw_world
+from envs.babaisai.world import BORDER, DIRECTIONS, Cell, World, draw_world
 from envs.errors import EnvironmentFault
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, towards
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, offset_in_words, towards
 
 ACTIONS = {
     "idle": "stay where you are for this turn",
@@ -30,7 +31,6 @@ ACTIONS = {
     "down": "go one step down",
     "left": "go one step to the left",
 }
-_MAX_STEPS = 100
 YOU_BROKEN = "The [...] IS YOU rule was broken, so nothing could move and the level was reset."
 Plan = list[str]
 """Moves that win."""
@@ -61,13 +61,12 @@ class BabaIsAI(PlannedGame):
     answer_format = ANSWER_FORMAT.replace("one allowed action", f"one of {', '.join(ACTIONS)}")
     actions = ACTIONS
     default_action = "idle"
+    max_steps = 100
 
     def __init__(self, task: str, seed: int, settings: BabaIsAISettings) -> None:
         super().__init__(settings)
         self.task, self.seed = task, seed
-        self.max_steps = settings.max_steps or _MAX_STEPS
         self._task = find_task(task)
-        self._rng = np.random.RandomState(0)
         self._text = ""
         self._plans: dict[tuple[Cell, ...], Plan] = {}
         self.world: World
@@ -83,16 +82,18 @@ class BabaIsAI(PlannedGame):
         if action in DIRECTIONS:
             won, lost = self.world.step(action)
             broken = not self._look()
-        reward = 1 - 0.9 * (self._turns / self.max_steps) if won else -1.0 if lost else 0.0
-        late = self._turns >= self.max_steps and not (won or lost)
+        reward = -1.0 if lost else 0.0
+        if won:
+            reward = 1 - 0.9 * (self._turns / self.max_steps)
+        late = self._turns >= self.max_steps
+        ended = won or lost or (late and self.settings.preset == "balrog")
         if broken:
             self._next_level()
-        terminates = late and self.settings.preset == "balrog"
         return self._frame(
             f"{YOU_BROKEN}\n\n{self._text}" if broken else self._text,
             reward=reward,
-            terminated=won or lost or terminates,
-            truncated=late and not terminates,
+            terminated=ended,
+            truncated=late and not ended,
             progression=float(won),
             metrics={"you_rule_broken": float(broken)},
         )
@@ -104,13 +105,10 @@ class BabaIsAI(PlannedGame):
     def explain(self) -> str:
         """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
         winners = [noun for noun, prop in self.world.rules.listed if prop == "win"]
-        seen = (
-            f"{noun} is win, and I see {line}."
-            for noun in winners
-            for line in self._text.splitlines()
-            if line.startswith(f"{noun} ") and not line.startswith(f"{noun} is ")
-        )
-        goal = next(seen, f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet.")
+        goal = f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet."
+        for noun in reversed(winners):
+            if line := re.search(rf"^{noun} (?!is ).*", self._text, re.MULTILINE):
+                goal = f"{noun} is win, and I see {line[0]}."
         plan = self.plan()
         if not plan:
             return f"{goal} I find no way to win from here, so I wait."
@@ -172,16 +170,17 @@ def describe(world: World, speaker: tuple[int, int]) -> str:
         cell = world.cells[index]
         if cell and cell[-1].label is not None:
             lines.append(_describe_piece(cell[-1].label, x - x0, y - y0))
-    rules = "\n".join([f"{noun} is {prop}" for noun, prop in world.rules.listed])
+    rules = "\n".join(map(" is ".join, world.rules.listed))
     return f"Active rules:\n{rules}\n\nObjects on the map:\n" + "\n".join(lines)
 
 
 @cache
 def _describe_piece(label: str, dx: int, dy: int) -> str:
     """Return one line, blank for the speaker. BALROG compares signed offsets, so left and up say "step"."""
-    across = [f"{abs(dx)} {'steps' if dx > 1 else 'step'} to the {'right' if dx > 0 else 'left'}"] if dx else []
-    along = [f"{abs(dy)} {'steps' if dy > 1 else 'step'} {'down' if dy > 0 else 'up'}"] if dy else []
-    return f"{label} {' and '.join(across + along)}" if across or along else ""
+    right = "steps to the right" if dx > 1 else "step to the right"
+    down = "steps down" if dy > 1 else "step down"
+    place = offset_in_words(dx, dy, ("step to the left", right, "step up", down), " and ")
+    return f"{label} {place}" if place else ""
 
 
 def _next_push(world: World, plan: Plan) -> tuple[int, str, str] | None:
@@ -201,14 +200,14 @@ def _next_push(world: World, plan: Plan) -> tuple[int, str, str] | None:
 
 def _rule_change(world: World, plan: Plan) -> str:
     """Say which change of the rules comes first in the plan, as the end of a sentence."""
-    now, world = set(world.rules.listed), world.copy()
+    before, world = set(world.rules.listed), world.copy()
     for move in plan:
         world.step(move)
-        made, broken = set(world.rules.listed) - now, now - set(world.rules.listed)
-        if made:
-            return f" to make {' is '.join(sorted(made)[0])}"
-        if broken:
-            return f" to break {' is '.join(sorted(broken)[0])}"
+        after = set(world.rules.listed)
+        if made := after - before:
+            return f" to make {' is '.join(min(made))}"
+        if broken := before - after:
+            return f" to break {' is '.join(min(broken))}"
     return " out of the way"
 
 
@@ -245,8 +244,7 @@ def _locate_you(world: World) -> int | None:
     """Return the index of the only visible YOU thing; None unless there is one, and no thing turns into another."""
     if world.rules.swaps:
         return None
-    tops = ((index, world.cells[index][-1]) for index, _, _ in world.interior if world.cells[index])
-    places = [index for index, top in tops if top.kind == "thing" and top.name in world.rules.you]
+    places = [index for index, top in world.tops() if top.kind == "thing" and top.name in world.rules.you]
     return places[0] if len(places) == 1 else None
 
 
@@ -297,16 +295,17 @@ def _pushes(world: World, start: int, paths: dict[int, Plan]) -> Iterator[tuple[
 def _distance(world: World) -> int:
     """Estimate the pushes needed until something reachable is WIN; may overestimate."""
     locked = _LOCKED if world.rules.stop else 0
-    tops = [(world.cells[index][-1], x, y) for index, x, y in world.interior if world.cells[index]]
-    present = {piece.name for piece, _, _ in tops if piece.kind == "thing" and piece.name not in world.rules.you}
+    tops = dict(world.tops())
+    present = {top.name for top in tops.values() if top.kind == "thing"} - world.rules.you
     if present & world.rules.win:
         return locked
-    nouns = [(x, y) for piece, x, y in tops if piece.kind == "noun" and piece.name in present]
-    slots = []  # where a noun would complete `noun is win`
-    for piece, x, y in tops:
-        for dx, dy in ((1, 0), (0, 1)) if piece.kind == "property" and piece.name == "win" else ():
-            link = world.top(x - dx, y - dy)
-            if link is not None and link.kind == "is" and x - 2 * dx > 0 and y - 2 * dy > 0:
-                slots.append((x - 2 * dx, y - 2 * dy))
-    gaps = [abs(x - slot_x) + abs(y - slot_y) for slot_x, slot_y in slots for x, y in nouns]
+    nouns = [index for index, top in tops.items() if top.kind == "noun" and top.name in present]
+    gaps = []
+    for index, top in tops.items():
+        if top.kind != "property" or top.name != "win":
+            continue
+        for stride in (1, world.width):  # where a noun would complete `noun is win`
+            link, slot = tops.get(index - stride), index - 2 * stride
+            if link is not None and link.kind == "is" and world.cells[slot] != (BORDER,):
+                gaps += [world.gap(slot, noun) for noun in nouns]
     return min(gaps, default=_FAR) + locked

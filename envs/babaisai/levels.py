@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from envs.babaisai.world import Piece, World, text_block, thing
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import check_known
 
 Layout = Literal["one_room", "two_rooms", "make_you", "make_wall_win"]
 Side = Literal["left_anywhere", "right_anywhere", "anywhere"]
@@ -72,15 +72,13 @@ TASKS: dict[str, Task] = {
 def find_task(name: str) -> Task:
     """Return the task with this short name or BALROG name; raises ConfigError for an unknown one."""
     short = name.removeprefix("env/")
-    if short not in TASKS:
-        hint = did_you_mean(short, TASKS, f"there is {', '.join(list(TASKS)[:3])}, ...", cutoff=0.4)
-        raise ConfigError(f"unknown BabaIsAI task {name!r}; {hint} ({len(TASKS)} tasks in all)")
+    examples = f"there are {len(TASKS)}, such as {', '.join(_BASES)}"
+    check_known(short, TASKS, f"unknown BabaIsAI task {name!r}", examples, cutoff=0.4)
     return TASKS[short]
 
 
 _NAMES = ("ball", "key", "door")
 _COLORS = ("red", "blue", "green")
-_MAX_TRIES = 100_000
 
 Position = tuple[int, int]
 
@@ -109,9 +107,9 @@ class _Builder:
         self.rng = rng
 
     def sample_things(self) -> list[Piece]:
-        names = self.rng.choice(len(_NAMES), size=3, replace=False)
-        colors = self.rng.choice(len(_COLORS), size=3, replace=True)
-        return [thing(_NAMES[n], _COLORS[c]) for n, c in zip(names, colors, strict=True)]
+        names = self.rng.choice(_NAMES, size=3, replace=False)
+        colors = self.rng.choice(_COLORS, size=3, replace=True)
+        return list(map(thing, names.tolist(), colors.tolist()))
 
     def put_rule(self, noun: str, prop: str, x: int, y: int) -> None:
         """Lay `noun is prop` rightwards from (x, y)."""
@@ -119,13 +117,12 @@ class _Builder:
             self.world.put(text_block(word), x + offset, y)
 
     def draw_empty(self, area: Area) -> Position:
-        world = self.world
-        for _ in range(_MAX_TRIES):
-            x = int(self.rng.randint(area.left, min(area.left + area.width, world.width)))
-            y = int(self.rng.randint(area.top, min(area.top + area.height, world.height)))
-            if world.top(x, y) is None:
+        right = min(area.left + area.width, self.world.width)
+        bottom = min(area.top + area.height, self.world.height)
+        while True:  # every area has an empty cell
+            x, y = self.rng.randint(area.left, right), self.rng.randint(area.top, bottom)
+            if self.world.top(x, y) is None:
                 return x, y
-        raise RuntimeError(f"found no empty cell in {area} after {_MAX_TRIES} draws")
 
     def place(self, piece: Piece, area: Area) -> None:
         self.world.put(piece, *self.draw_empty(area))

@@ -7,7 +7,7 @@ step wins or loses; `noun is noun` covers a thing with the new one instead of re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -46,12 +46,9 @@ def thing(name: str, color: str | None = None) -> Piece:
 
 
 def text_block(word: str) -> Piece:
-    """Make the block that shows a thing's name, `is` or one of `PROPERTIES`; raises ValueError for another word."""
-    kinds: dict[str, Kind] = {**dict.fromkeys(THING_COLORS, "noun"), "is": "is"}
-    kinds |= dict.fromkeys(PROPERTIES, "property")
-    if word not in kinds:
-        raise ValueError(f"no text block says {word!r}; words: {', '.join(kinds)}")
-    return Piece(kinds[word], word, None, f"rule `{word}`")
+    """Make the block that shows a thing's name, `is` or one of `PROPERTIES`."""
+    kind: Kind = "noun" if word in THING_COLORS else "is" if word == "is" else "property"
+    return Piece(kind, word, None, f"rule `{word}`")
 
 
 Cell = tuple[Piece, ...]
@@ -143,6 +140,17 @@ class World:
         cell = self.cells[y * self.width + x]
         return cell[-1] if cell else None
 
+    def tops(self) -> Iterator[tuple[int, Piece]]:
+        """Yield the index and the visible piece of each cell that is not empty, without the border."""
+        for index, _, _ in self.interior:
+            if self.cells[index]:
+                yield index, self.cells[index][-1]
+
+    def gap(self, one: int, other: int) -> int:
+        """Return the steps between two cells."""
+        (y, x), (other_y, other_x) = divmod(one, self.width), divmod(other, self.width)
+        return abs(x - other_x) + abs(y - other_y)
+
     def put(self, piece: Piece, x: int, y: int) -> None:
         """Put a piece on top of the cell; call `reread` when the level is complete."""
         self.cells[y * self.width + x] += (piece,)
@@ -186,10 +194,9 @@ class World:
         if self._text_moved:
             self.reread()
         for old, new in self.rules.swaps:
-            for index, _, _ in self.interior:
-                cell = self.cells[index]
-                if cell and cell[-1].name == old and cell[-1].kind == "thing":
-                    self.cells[index] = (*cell, thing(new))
+            for index, top in self.tops():
+                if top.name == old and top.kind == "thing":
+                    self.cells[index] += (thing(new),)
         return outcome
 
     def _move(self, index: int, stride: int) -> Outcome:
@@ -227,7 +234,8 @@ def draw_world(world: World) -> Any:
     for index, cell in enumerate(world.cells):
         if cell:
             y, x = divmod(index, world.width)
-            tile = _draw_tile(cell[-1].kind, cell[-1].name, _COLORS[cell[-1].color or "white"])
+            top = cell[-1]
+            tile = _draw_tile(top.kind, top.name, _COLORS[top.color or "white"])
             image.paste(tile, (x * TILE_PIXELS, y * TILE_PIXELS))
     return image
 

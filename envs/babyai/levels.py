@@ -19,7 +19,7 @@ from minigrid.envs.babyai.core import roomgrid_level, verifier
 from minigrid.envs.babyai.core.levelgen import LevelGen
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import ConfigError, check_known
 
 
 def describe_view(game: Any) -> str:
@@ -94,8 +94,8 @@ def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
         )
     if task not in names:
         known = [*MIXED_GOALS, *(MIXED_PREFIX + goal for goal in MIXED_GOALS), *names]
-        hint = did_you_mean(task, known, f"for example {', '.join(MIXED_GOALS)}, GoToObj", cutoff=0.5)
-        raise ConfigError(f"unknown BabyAI task {task!r}; {hint}")
+        examples = f"for example {', '.join(MIXED_GOALS)}, GoToObj"
+        check_known(task, known, f"unknown BabyAI task {task!r}", examples, cutoff=0.5)
     spec = gymnasium.spec(names[task])
     level_class: Any = load_env_creator(str(spec.entry_point))
     if num_dists is None:

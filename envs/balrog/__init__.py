@@ -16,7 +16,7 @@ import yaml
 
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.randomness import OwnRandomness
-from envs.text_game import MAX_CHARACTERS, Frame, GameSettings, TextGame, clean_command
+from envs.text_game import MAX_CHARACTERS, Frame, GameSettings, TextGame, clean_command, first_line
 from slime_verlog import Field, merge
 
 INSTALL = "BALROG is not installed; get it with: pip install 'balrog @ git+https://github.com/balrog-ai/BALROG.git'"
@@ -63,7 +63,6 @@ class Balrog(TextGame):
         self._config["envs"]["env_kwargs"]["seed"] = seed
         self._config["envs"].setdefault("crafter_kwargs", _Config())["seed"] = seed
         self._config["agent"]["max_image_history"] = int(bool(settings.vlm))
-        self._random = OwnRandomness(seed)
         self._env: Any = None
 
     def start(self) -> Frame:
@@ -94,13 +93,10 @@ class Balrog(TextGame):
                 if "not recognized or not supported" in str(error):
                     raise _UnsupportedActionError(action) from error
                 raise
-        late = self._turns >= self.max_steps and not terminated
         # BALROG's TextWorld reports the score so far as the reward of every step; `verlog` pays the difference.
         if self.family == "textworld" and self.settings.preset == "verlog":
             reward, self._paid = reward - self._paid, reward
-        return self._frame(
-            observation, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated) or late
-        )
+        return self._frame(observation, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated))
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         action = self.translate(candidate)
@@ -169,7 +165,7 @@ def _free_command(candidate: str) -> str | None:
     command = clean_command(candidate)
     if command is not None:
         return None if command.split()[0].lower() in _REFUSED else command
-    line = " ".join(candidate.strip().splitlines()[:1])
+    line = first_line(candidate)
     if not line or len(line) > MAX_CHARACTERS or not (line.isascii() and line.isprintable()):
         return None
     words = re.findall(r"[a-z0-9]+", line.lower())

@@ -5,6 +5,7 @@ steps is `truncated` here, but `terminated` in BALROG. The world draws the rando
 images even if none is shown, so `vlm` does not change the game.
 """
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -44,13 +45,13 @@ class Crafter(TextGame):
     template_path = Path(__file__).with_name("prompt.j2")
     actions = ACTIONS
     default_action = "Noop"
+    max_steps = LENGTH
 
     def __init__(self, task: str, seed: int, settings: CrafterSettings) -> None:
         if task != DEFAULT_TASK:
             raise ConfigError(f"Crafter has one task, {DEFAULT_TASK!r}; got {task!r}")
         super().__init__(settings)
         self.task, self.seed = task, seed
-        self.max_steps = settings.max_steps or LENGTH
         self.world: World
 
     def start(self) -> Frame:
@@ -67,8 +68,9 @@ class Crafter(TextGame):
 
     def _pay(self, reward: float, valid: bool) -> float:
         """Pay what `final` owes also if the last answer is invalid; its penalty is charged as well."""
-        final = self.settings.reward == "final"
-        return super()._pay(reward, valid or final) - self.settings.format_penalty * (final and not valid)
+        if valid or self.settings.reward != "final":
+            return super()._pay(reward, valid)
+        return super()._pay(reward, True) - self.settings.format_penalty
 
     def translate(self, candidate: str) -> str | None:
         return translate(candidate, self._turns - 1)
@@ -91,11 +93,12 @@ class Crafter(TextGame):
         """Return the reasoning behind `advice`: the need, where the needed thing is, and what the action does."""
         goal, action = decide(self.world)
         need, sought = _need(self.world, goal)
-        view, wanted = describe(self.world)[0], list(sought)
-        lines = (line for kind in wanted for line in view.splitlines() if line.startswith(f"- {kind} "))
+        view, _ = describe(self.world)
+        wanted = list(sought)
         seen = f"No {' or '.join(wanted)} is in sight." if wanted else ""
-        if line := next(lines, None):
-            seen = f"I see {line.removeprefix('- ').replace('your', 'my')}."
+        for kind in reversed(wanted):
+            if line := re.search(rf"^- ({kind} .*)", view, re.MULTILINE):
+                seen = f"I see {line[1].replace('your', 'my')}."
         verb, _, rest = action.lower().partition(" ")
         deed = "I sleep." if verb == "sleep" else "I let this step pass."
         if verb == "move":
@@ -117,18 +120,20 @@ class Crafter(TextGame):
         dead = world.player.health <= 0
         # The initial Noop counts towards Crafter's own limit, but not as one of the responses.
         late = self._turns >= self.max_steps or world.steps >= LENGTH
-        reached = float(len(world.unlocked)) if dead or late else 0.0
-        metrics = {f"achievement/{name}": float(name in world.unlocked) for name in ACHIEVEMENTS}
-        paid = {"native": reward, "achievements": float(new), "final": reached}
+        reached = float(len(world.unlocked))
+        paid = {"native": reward, "achievements": float(new), "final": reached if dead or late else 0.0}
+        metrics = {"achievements": reached}
+        for name in ACHIEVEMENTS:
+            metrics[f"achievement/{name}"] = float(name in world.unlocked)
         return Frame(
             long_term=long_term,
             short_term=short_term,
             reward=paid[self.settings.reward],
             terminated=dead,
             truncated=late and not dead,
-            progression=len(world.unlocked) / len(ACHIEVEMENTS),
+            progression=reached / len(ACHIEVEMENTS),
             image=world.image,
-            metrics={"achievements": float(len(world.unlocked)), **metrics},
+            metrics=metrics,
         )
 
 

@@ -13,7 +13,7 @@ from crafter.objects import Plant, Skeleton, Zombie
 from envs.crafter.rules import COW, MAKE, MATERIAL_ID, MOVES, PLACE, SKELETON, WALKABLE, ZOMBIE, Recipe, constants
 from envs.crafter.world import STRIDE, World, cell_of
 
-STEPS = {action: dx * STRIDE + dy for action, (dx, dy) in MOVES.items()}
+STEPS = dict(zip(MOVES, (-STRIDE, STRIDE, -1, 1), strict=True))
 """Offset of each move in the flat arrays."""
 FOES = (ZOMBIE, SKELETON)
 _WATER = MATERIAL_ID["water"]
@@ -35,7 +35,8 @@ def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) 
     items = world.player.inventory
     entry_of = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}  # steps to enter a cell of each kind; others are closed
     for material, rule in constants.collect.items():
-        if rule["leaves"] in constants.walkable and all(items[name] >= n for name, n in rule["require"].items()):
+        has_tools = all(items[name] >= count for name, count in rule["require"].items())
+        if has_tools and rule["leaves"] in constants.walkable:
             entry_of[MATERIAL_ID[material]] = _DIG
     if items["wood_pickaxe"] and items["stone"]:
         entry_of[_WATER] = _BRIDGE
@@ -95,13 +96,18 @@ def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool],
         return world.is_free(ahead, WALKABLE) and is_wanted(stand, ahead)
 
     def last_move(start: int) -> str | None:
-        moves = (m for m, s in STEPS.items() if world.is_free(start + s, WALKABLE) and fits(start + s, start + 2 * s))
-        return next(moves, None)
+        for move, step in STEPS.items():
+            stand = start + step
+            if world.is_free(stand, WALKABLE) and fits(stand, stand + step):
+                return move
+        return None
+
+    def is_start(cell: int) -> bool:
+        return world.is_free(cell, WALKABLE) and last_move(cell) is not None
 
     if fits(cell_of(player), front(world)):
         return action
-    move = last_move(cell_of(player))
-    return move or reach(world, lambda cell: world.is_free(cell, WALKABLE) and last_move(cell) is not None, farthest)
+    return last_move(cell_of(player)) or reach(world, is_start, farthest)
 
 
 _Goal = Callable[[World], str | None]
@@ -150,7 +156,7 @@ def _rest(world: World) -> str | None:
     """Sleep when tired, hurt or at night, walled in; in the open only in daylight with no foe near."""
     player = world.player
     energy, health, dark = player.inventory["energy"], player.health, world.daylight < 0.5
-    foes = sum(isinstance(being, Zombie | Skeleton) and player.distance(being) <= 10 for being in world.beings)
+    foes = [being for being in world.beings if isinstance(being, Zombie | Skeleton) and player.distance(being) <= 10]
     walled_in = len(_room(world, cell_of(player))) <= 3
     first_nap = energy < 9 and not player.achievements["wake_up"] and not dark
     if not (first_nap or dark or energy <= 3 or health <= 4):
@@ -164,12 +170,16 @@ def _room(world: World, start: int, closed: int = -1, most: int = 4) -> set[int]
     """Return up to `most` cells reachable on foot from `start`, with `closed` blocked."""
     room, border = {start}, [start]
     while border and len(room) < most:
-        cell = border.pop()
-        fresh = [cell + step for step in STEPS.values() if world.materials[cell + step] in WALKABLE]
-        fresh = [target for target in fresh if target != closed and target not in room]
-        room.update(fresh)
-        border.extend(fresh)
+        fresh = _open_sides(world, border.pop()) - room - {closed}
+        room |= fresh
+        border += fresh
     return room
+
+
+def _open_sides(world: World, cell: int) -> set[int]:
+    """Return the cells beside this one that are walkable, if nothing stands there."""
+    beside = (cell + step for step in STEPS.values())
+    return {target for target in beside if world.materials[target] in WALKABLE}
 
 
 def _dig_in(world: World) -> str | None:
@@ -177,17 +187,20 @@ def _dig_in(world: World) -> str | None:
     player = world.player
     if not player.inventory["wood_pickaxe"] or not player.inventory["stone"]:
         return None
-    ahead = front(world)
-    if world.is_free(ahead, WALKABLE) and len(_room(world, cell_of(player), closed=ahead)) <= 3:
+    here, ahead = cell_of(player), front(world)
+    if world.is_free(ahead, WALKABLE) and len(_room(world, here, closed=ahead)) <= 3:
         return "Place Stone"
-    open_sides = [step for step in STEPS.values() if world.materials[cell_of(player) + step] in WALKABLE]
-    if len(open_sides) == 1:
-        (back,) = open_sides
-        way_out = cell_of(player) + 2 * back
-        if world.materials[way_out] in WALKABLE and len(_room(world, cell_of(player) + back, closed=way_out)) <= 3:
-            return next(move for move, step in STEPS.items() if step == back)
+    for move, step in STEPS.items():
+        back, way_out = here + step, here + 2 * step
+        leads_out = _open_sides(world, here) == {back} and world.materials[way_out] in WALKABLE
+        if leads_out and len(_room(world, back, closed=way_out)) <= 3:
+            return move
     deep = (*_AROUND, *(2 * step for step in STEPS.values()))
-    return reach(world, lambda cell: all(world.materials[cell + offset] in _SOLID for offset in deep), farthest=30)
+
+    def is_deep(cell: int) -> bool:
+        return _SOLID.issuperset(world.materials[cell + offset] for offset in deep)
+
+    return reach(world, is_deep, farthest=30)
 
 
 def _grow(world: World) -> str | None:
@@ -202,8 +215,7 @@ def _grow(world: World) -> str | None:
 def _guard(world: World) -> str | None:
     """Put stones around plants; `_eat` digs one of them out when the plant is ripe."""
     player = world.player
-    beside = {cell_of(plant) + step for plant in _plants(world) for step in STEPS.values()}
-    gaps = {cell for cell in beside if world.materials[cell] in WALKABLE}
+    gaps = set[int]().union(*(_open_sides(world, cell_of(plant)) for plant in _plants(world)))
     if not gaps or player.inventory["stone"] < 1:
         return None
     return act_before(world, "Place Stone", lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18)

@@ -28,17 +28,12 @@ class Recipe:
     nearby: frozenset[int]
 
 
-def _ids(names: list[str]) -> frozenset[int]:
-    return frozenset(MATERIAL_ID[name] for name in names)
-
-
 def _recipes(verb: str, rules: dict[str, Any]) -> dict[str, Recipe]:
-    return {
-        f"{verb} {name.replace('_', ' ').title()}": Recipe(
-            name, rule["uses"], _ids(rule.get("where", [])), _ids(rule.get("nearby", []))
-        )
-        for name, rule in rules.items()
-    }
+    recipes = {}
+    for name, rule in rules.items():
+        where, nearby = (frozenset(MATERIAL_ID[m] for m in rule.get(key, ())) for key in ("where", "nearby"))
+        recipes[f"{verb} {name.replace('_', ' ').title()}"] = Recipe(name, rule["uses"], where, nearby)
+    return recipes
 
 
 PLACE, MAKE = _recipes("Place", constants.place), _recipes("Make", constants.make)

@@ -7,8 +7,6 @@ from operator import itemgetter
 from envs.crafter import rules
 from envs.crafter.world import STRIDE, World
 
-_COMPASS = ("West", "East", "North", "South")
-
 
 def _list(words: Iterable[str], last: str) -> str:
     *first, end = words
@@ -19,8 +17,9 @@ def _name(item: str) -> str:
     return item.replace("_", " ")
 
 
-def _cost(uses: dict[str, int]) -> str:
-    return _list([f"{count} {_name(item)}" for item, count in uses.items()], "and")
+def _cost(recipe: rules.Recipe) -> str:
+    counts = [f"{count} {_name(item)}" for item, count in recipe.uses.items()]
+    return _list(counts, "and")
 
 
 def _describe_actions() -> dict[str, str]:
@@ -33,28 +32,23 @@ def _describe_actions() -> dict[str, str]:
         effects[move] = f"turn {move.split()[1].lower()}, and go one step if the way is free"
     for action, placing in rules.PLACE.items():
         ground = _list([rules.KIND_NAMES[material] for material in sorted(placing.where)], "or")
-        effects[action] = f"put a {_name(placing.name)} on the cell you face, which must be {ground} with nothing on it"
-        effects[action] += f"; takes {_cost(placing.uses)}"
+        where = f"on the cell you face, which must be {ground} with nothing on it"
+        effects[action] = f"put a {_name(placing.name)} {where}; takes {_cost(placing)}"
     for action, making in rules.MAKE.items():
         stations = _list([f"a {rules.KIND_NAMES[station]}" for station in sorted(making.nearby)], "and")
-        effects[action] = f"craft one right beside {stations}; takes {_cost(making.uses)}"
+        effects[action] = f"craft one right beside {stations}; takes {_cost(making)}"
     return {action: effects[action] for action in rules.ACTION_NAMES}
 
 
 ACTIONS = _describe_actions()
 """Actions with their descriptions."""
 TOOLS = {
-    material: _list([_name(item) for item in rule["require"]], "and") if rule["require"] else "no tool"
+    material: _list(map(_name, rule["require"] or ["no_tool"]), "and")
     for material, rule in rules.constants.collect.items()
 }
 """Tool needed to collect each material."""
 
-_DIAGONALS = {
-    f"Move {vertical}{joined}": (f"Move {vertical}", f"Move {horizontal}")
-    for vertical in _COMPASS[2:]
-    for horizontal in _COMPASS[:2]
-    for joined in (f" {horizontal}", f"-{horizontal}", horizontal.lower())
-}
+_DIAGONAL = re.compile(r"(Move (?:North|South))(?:[ -](West|East)|(west|east))")
 _DO = (
     *("Collect Stone", "Collect Wood", "Collect Coal", "Collect Iron", "Collect Sapling"),
     *("Mine", "Mine Stone", "Mine Coal", "Cut", "Cut Tree"),
@@ -62,11 +56,10 @@ _DO = (
     *("Drink", "Drink From Water", "Drink From Lakes"),
     *("Attack", "Defeat Zombie", "Defeat Skeleton", "Eat Cow"),
 )
-_SYNONYMS = {
-    **{f"{move} {count}": move for move in rules.MOVES for count in ("1 Step", "2 Steps", "3 Steps")},
-    **dict.fromkeys(_DO, "Do"),
-    **{"Make Table": "Place Table", "Make Crafting Table": "Place Table", "Make Furnace": "Place Furnace"},
-}
+_SYNONYMS = dict.fromkeys(_DO, "Do")
+_SYNONYMS |= {"Make Table": "Place Table", "Make Crafting Table": "Place Table", "Make Furnace": "Place Furnace"}
+for _move in rules.MOVES:
+    _SYNONYMS |= dict.fromkeys((f"{_move} 1 Step", f"{_move} 2 Steps", f"{_move} 3 Steps"), _move)
 _BRACKETS = re.compile(r"\([^)]*\)")
 
 
@@ -76,8 +69,9 @@ def translate(answer: str, turn: int) -> str | None:
     words = line.lower().title()
     words = words.strip() if newline else words
     words = words[:-1] if words.endswith((".", ",")) else words
-    if words in _DIAGONALS:
-        return _DIAGONALS[words][turn % 2]
+    if diagonal := _DIAGONAL.fullmatch(words):
+        vertical, apart, joined = diagonal.groups()
+        return f"Move {(apart or joined).title()}" if turn % 2 else vertical
     words = _SYNONYMS.get(words, words)
     if "Do" in words and "(" in words:
         # Search only up to the last ")": unclosed brackets after it would take quadratic time.
@@ -88,9 +82,11 @@ def translate(answer: str, turn: int) -> str | None:
 
 _COLUMNS, _ROWS = 9, 7
 _MIDDLE_X, _MIDDLE_Y = _COLUMNS // 2, _ROWS // 2
-_CELLS = [(x - _MIDDLE_X, y - _MIDDLE_Y) for x in range(_COLUMNS) for y in range(_ROWS)]
+_OFFSETS = [divmod(index, _ROWS) for index in range(_COLUMNS * _ROWS)]
+_CELLS = [(column - _MIDDLE_X, row - _MIDDLE_Y) for column, row in _OFFSETS]
+_DISTANCES = [abs(dx) + abs(dy) for dx, dy in _CELLS]
 # The sort is stable: equally near cells stay in scan order.
-_NEAREST_FIRST = sorted(range(len(_CELLS)), key=lambda index: abs(_CELLS[index][0]) + abs(_CELLS[index][1]))
+_NEAREST_FIRST = sorted(range(len(_CELLS)), key=_DISTANCES.__getitem__)
 _pick_nearest_first = itemgetter(*_NEAREST_FIRST)
 
 _SLEEPING = "You are sleeping, and will not be able take actions until energy is full."
@@ -99,9 +95,10 @@ _NOTHING_SEEN = "You see nothing away from you."
 
 
 def _describe_place(dx: int, dy: int) -> str:
-    sides = ["north"] * (dy < 0) + ["south"] * (dy > 0) + ["west"] * (dx < 0) + ["east"] * (dx > 0)
+    sides = {"north": dy < 0, "south": dy > 0, "west": dx < 0, "east": dx > 0}
     steps = abs(dx) + abs(dy)
-    return f"{steps} step{'s' if steps > 1 else ''} to your {'-'.join(sides)}"
+    place = "-".join(side for side, there in sides.items() if there)
+    return f"{steps} step{'s' if steps > 1 else ''} to your {place}"
 
 
 _PLACES = [_describe_place(*_CELLS[index]) for index in _NEAREST_FIRST]
@@ -110,23 +107,27 @@ _PLACES = [_describe_place(*_CELLS[index]) for index in _NEAREST_FIRST]
 def describe(world: World) -> tuple[str, str]:
     """Return BALROG's two texts: (the surroundings, the player's status and inventory)."""
     player = world.player
-    parts = [_SLEEPING + "\n\n"] if player.sleeping else [_DEAD + "\n\n"] if player.health <= 0 else []
+    parts = []
+    if player.sleeping or player.health <= 0:
+        parts.append(f"{_SLEEPING if player.sleeping else _DEAD}\n\n")
     view = _crop(world)
     nearest_first = bytes(_pick_nearest_first(view))
-    # The dict keeps the first occurrence of each kind, in order; 0 is outside of the world.
-    lines = [
-        f"- {rules.KIND_NAMES[kind]} {_PLACES[nearest_first.index(kind)]}"
-        for kind in dict.fromkeys(view)
-        if kind and kind != rules.PLAYER
-    ]
+    lines = []
+    for kind in dict.fromkeys(view):  # in the order of the first occurrences; 0 is outside of the world
+        if kind and kind != rules.PLAYER:
+            lines.append(f"- {rules.KIND_NAMES[kind]} {_PLACES[nearest_first.index(kind)]}")
     parts.append("You see:\n" + "\n".join(lines) if lines else _NOTHING_SEEN)
-    front = view[(_MIDDLE_X + player.facing[0]) * _ROWS + _MIDDLE_Y + player.facing[1]]
+    dx, dy = player.facing
+    front = view[(_MIDDLE_X + dx) * _ROWS + _MIDDLE_Y + dy]
     parts.append(f"You face {rules.KIND_NAMES[front]} at your front.")
-    inventory = player.inventory
-    status = "\n".join([f"- {vital}: {inventory[vital]}/9" for vital in rules.VITALS])
-    things = [f"- {name}: {count}" for name, count in inventory.items() if count and name not in rules.VITALS]
-    carried = "Your inventory:\n" + "\n".join(things) if things else "You have nothing in your inventory."
-    return "\n\n".join(parts), f"Your status:\n{status}\n\n{carried}"
+    status, things = ["Your status:"], ["Your inventory:"]
+    for name, count in player.inventory.items():
+        if name in rules.VITALS:
+            status.append(f"- {name}: {count}/9")
+        elif count:
+            things.append(f"- {name}: {count}")
+    carried = "\n".join(things) if things[1:] else "You have nothing in your inventory."
+    return "\n\n".join(parts), "\n".join(status) + f"\n\n{carried}"
 
 
 def _crop(world: World) -> bytes:

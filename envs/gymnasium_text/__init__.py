@@ -20,7 +20,6 @@ from envs.errors import (
     ConfigError,
     EnvironmentFault,
     MissingDependencyError,
-    did_you_mean,
     place_of_method,
     warn_once,
 )
@@ -41,12 +40,10 @@ class GymnasiumSettings(GameSettings):
     """Keyword arguments for the environment."""
     task_kwarg: str | None = None
     """Keyword argument that receives the task's name."""
-    text_key: str | None = None
-    """Entry of a dict observation that holds the text; null if there is only one text entry."""
     describe: str | None = None
     """Import path of a function from an observation to text, or to BALROG's two text parts. Without it, text is the
-    observation if that is text, else what `render` prints if the environment has `render_mode: ansi`, else the
-    observation's numbers."""
+    observation or its only text (or its entry `text`), else what `render` prints if the environment has
+    `render_mode: ansi`, else the observation's texts and numbers."""
     actions: Mapping[str, str] | tuple[str, ...] | None = None
     """Names of the Discrete actions in order, or the allowed Text actions; a mapping adds descriptions."""
     default_action: str | None = None
@@ -67,16 +64,18 @@ class GymnasiumText(TextGame):
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self.deterministic = task, seed, settings.deterministic
-        kwargs = {**settings.kwargs, **({settings.task_kwarg: task} if settings.task_kwarg else {})}
+        kwargs = dict(settings.kwargs)
+        if settings.task_kwarg:
+            kwargs[settings.task_kwarg] = task
         if settings.vlm:
             kwargs.setdefault("render_mode", "rgb_array")
         self.env = _make(settings.id or task, kwargs, settings.max_steps)
         prints_text = "ansi" in (self.env.metadata.get("render_modes") or ())
-        holds_text = _holds_text(self.env.observation_space)
-        if "render_mode" not in kwargs and not settings.describe and prints_text and not holds_text:
+        needs_text = not settings.describe and _text_of(self.env.observation_space) is None
+        if prints_text and needs_text and "render_mode" not in kwargs:
             self.env.close()
             self.env = _make(settings.id or task, {**kwargs, "render_mode": "ansi"}, settings.max_steps)
-        self._read = observation_reader(self.env, settings.describe, settings.text_key)
+        self._read = observation_reader(self.env, settings.describe)
         self.actions = _name_actions(self.env, settings)
         self._by_words = {_words(name): name for name in self.actions}
         aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
@@ -86,9 +85,8 @@ class GymnasiumText(TextGame):
         if default is None:
             raise ConfigError("env.default_action is needed with free text actions: it replaces an invalid answer")
         if default not in (self.actions or self.env.action_space):
-            wrong = f"does not fit the action space {self.env.action_space}"
-            wrong = f"is not one of the actions: {', '.join(self.actions)}" if self.actions else wrong
-            raise ConfigError(f"env.default_action {default!r} {wrong}")
+            legal = ", ".join(self.actions) or self.env.action_space
+            raise ConfigError(f"env.default_action {default!r} is not one of the actions: {legal}")
         self.default_action = default
         self.answer_format = ANSWER_FORMAT if self.actions else _FREE_ANSWER
         self.max_steps = settings.max_steps or getattr(self.env.spec, "max_episode_steps", None) or 0
@@ -187,22 +185,23 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
         return settings.actions or ()
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
-    names: Mapping[str, str] | Sequence[str] = settings.actions or [str(space.start + i) for i in range(space.n)]
-    for attribute in () if settings.actions else _ACTION_ATTRIBUTES:
+    if settings.actions and len(set(settings.actions)) != space.n:
+        count = len(set(settings.actions))
+        raise ConfigError(f"env.actions names {count} actions, but {env} has {space.n}; name all, in order")
+    if settings.actions:
+        return settings.actions
+    for attribute in _ACTION_ATTRIBUTES:
         # Lists, mappings, enums, or Atari's method.
         found: Any = _attribute(env, attribute)
         if attribute == "get_action_meanings" and callable(found):
             found = found()
         if isinstance(found, type) and issubclass(found, enum.Enum):
             found = [_words(member.name) for member in sorted(found, key=lambda member: member.value)]
-        if not isinstance(found, Mapping | list | tuple) or len(found) != space.n:
+        if not isinstance(found, Mapping | list | tuple) or not all(isinstance(name, str) for name in found):
             continue
-        if all(isinstance(name, str) for name in found):
-            names = found
-            break
-    if len(set(names)) != space.n:
-        raise ConfigError(f"env.actions names {len(set(names))} actions, but {env} has {space.n}; name all, in order")
-    return names
+        if len(found) == len(set(found)) == space.n:
+            return found
+    return [str(space.start + number) for number in range(space.n)]
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
@@ -218,24 +217,33 @@ _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 _COLORED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
 
 
-def observation_reader(env: gymnasium.Env, describe: str | None, text_key: str | None) -> Callable[[Any], Any]:
-    """Return the function from observation to text; raises ConfigError without text, or for a wrong `text_key`."""
+def observation_reader(env: gymnasium.Env, describe: str | None) -> Callable[[Any], Any]:
+    """Return the function from observation to text; raises ConfigError if it has none."""
     space = env.observation_space
     if describe:
         return load_attribute(describe, "env.describe")
-    if isinstance(space, spaces.Text):
-        return lambda observation: observation
-    if text_key is not None or _holds_text(space):
-        key = _find_entry(env, text_key)
-        return lambda observation: observation[key]
+    if text := _text_of(space):
+        return text
     if env.render_mode == "ansi":
         return lambda _: name_colors(_printed(env))
-    if not _holds_only_numbers(space):
+    if not _can_be_written(space):
         raise ConfigError(
             f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
             "returns the text of an observation"
         )
-    return lambda observation: describe_numbers(space, observation)
+    return lambda observation: write(space, observation)
+
+
+def _text_of(space: gymnasium.Space) -> Callable[[Any], Any] | None:
+    """Return the function from an observation to its text; None unless it has one text, or one that is so called."""
+    if isinstance(space, spaces.Text):
+        return lambda observation: observation
+    if not isinstance(space, spaces.Dict):
+        return None
+    texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text) or name == "text"]
+    if "text" in texts:
+        return lambda observation: observation["text"]
+    return (lambda observation: observation[texts[0]]) if len(texts) == 1 else None
 
 
 def _printed(env: gymnasium.Env) -> str:
@@ -253,47 +261,25 @@ def name_colors(text: str) -> str:
     """Replace a terminal's colors, which often mark the player, by their names: `[red S]FFF`."""
 
     def named(found: re.Match[str]) -> str:
-        codes = [int(code) for code in found[1].split(";") if code]
-        names = [_COLORS[code % 10] for code in codes if code // 10 in (3, 4, 9) and code % 10 < len(_COLORS)]
+        names = [_COLORS[int(digit)] for digit in re.findall(r"\b[349]([0-7])\b", found[1])]
         return f"[{' '.join([*names, found[2]])}]"
 
     return re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", _COLORED.sub(named, text))
 
 
-def describe_numbers(space: gymnasium.Space, value: Any) -> str:
-    """Write the numbers of an observation: one line per entry of a Dict, and one line for the parts of a Tuple."""
+def write(space: gymnasium.Space, value: Any) -> str:
+    """Write the texts and numbers of an observation: a line per entry of a Dict, a line for the parts of a Tuple."""
     if isinstance(space, spaces.Dict):
-        return "\n".join(f"{key}: {describe_numbers(part, value[key])}" for key, part in space.spaces.items())
+        return "\n".join(f"{key}: {write(part, value[key])}" for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):
-        return ", ".join(describe_numbers(part, item) for part, item in zip(space.spaces, value, strict=True))
-    if isinstance(space, spaces.Discrete):
-        return str(int(value))
-    return str(value.tolist())
+        return ", ".join(write(part, item) for part, item in zip(space.spaces, value, strict=True))
+    if isinstance(space, spaces.Text):
+        return value
+    return str(value.tolist() if hasattr(value, "tolist") else value)
 
 
-def _find_entry(env: gymnasium.Env, key: str | None) -> str:
-    space = env.observation_space
-    if not isinstance(space, spaces.Dict):
-        raise ConfigError(f"env.text_key is set, but {env} observes {space}, which has no entries; remove it")
-    if key is None:
-        texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
-        key = "text" if "text" in space.spaces else texts[0] if len(texts) == 1 else None
-    if key is None:
-        raise ConfigError(f"set env.text_key or env.describe: which of {', '.join(space.spaces)} is the text?")
-    if key not in space.spaces:
-        hint = did_you_mean(key, space.spaces, f"they have {', '.join(space.spaces)}")
-        raise ConfigError(f"env.text_key: observations have no entry {key!r}; {hint}")
-    return key
-
-
-def _holds_text(space: gymnasium.Space) -> bool:
-    if isinstance(space, spaces.Dict):
-        return "text" in space.spaces or any(isinstance(part, spaces.Text) for part in space.spaces.values())
-    return isinstance(space, spaces.Text)
-
-
-def _holds_only_numbers(space: gymnasium.Space) -> bool:
+def _can_be_written(space: gymnasium.Space) -> bool:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, Mapping) else space.spaces
-        return all(map(_holds_only_numbers, parts))
-    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+        return all(map(_can_be_written, parts))
+    return isinstance(space, spaces.Text | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)

@@ -5,6 +5,7 @@ inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The acti
 """
 
 import random
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.loading import import_extra
 from envs.randomness import OwnRandomness
+from envs.text_game import offset_in_words
 
 _KEYS = ("blstats", "message", "screen_descriptions", "tty_chars", "inv_strs", "inv_letters")
 _DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
@@ -79,12 +81,11 @@ class NetHackText(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, task: str, seeded: bool) -> None:
         super().__init__(env)
         self._task, self._seeded, self._depth = task, seeded, 1
-        self._random = OwnRandomness(0)
         inner: Any = env.unwrapped
         names = [_name(action) for action in inner.actions]
         self.action_names = {name: _WORDS["effects"].get(name, "") for name in names}
-        keys = {chr(int(action)): name for action, name in zip(inner.actions, names, strict=True) if 32 < action < 127}
-        self.action_aliases = keys
+        keys = zip(map(int, inner.actions), names, strict=True)
+        self.action_aliases = {chr(key): name for key, name in keys if 32 < key < 127}
         self.default_action = next((name for name in ("esc", "wait", "search") if name in names), names[0])
         self._completes = hasattr(inner.StepStatus, "TASK_SUCCESSFUL")
 
@@ -129,31 +130,45 @@ def _name(action: Any) -> str:
 
 def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Put one observation into BALROG's two parts: the message stays in the history, the rest is shown once."""
-    message = _text(observation["message"])
-    rows = "\n".join(_text(row).rstrip() for row in observation["tty_chars"][1:-2]).strip("\n").split("\n")
-    margin = min((len(row) - len(row.lstrip()) for row in rows if row), default=0)
-    stats = [int(value) for value in observation["blstats"]]
-    hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
+    screen = "\n".join(_text(row).rstrip() for row in observation["tty_chars"][1:-2])
     things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
-    descriptions, found = observation["screen_descriptions"], []
-    for y, x in np.argwhere(descriptions[:, :, 0] != 0).tolist():
-        name, dx, dy = _text(descriptions[y, x]), x - stats[0], y - stats[1]
-        if name not in _WORDS["background"] and (dx or dy):
-            along = f"{abs(dy)} {'south' if dy > 0 else 'north'}" if dy else ""
-            across = f"{abs(dx)} {'east' if dx > 0 else 'west'}" if dx else ""
-            where = f"{name}: {', '.join(filter(None, (along, across)))}"
-            found.append((max(abs(dx), abs(dy)), name, dx, dy, where))
     parts = {
-        "screen": "\n".join(row[margin:] for row in rows),
-        "status": (
-            f"hit points {stats[10]} of {stats[11]}, power {stats[14]} of {stats[15]}, armour class {stats[16]}, "
-            f"experience level {stats[18]}, dungeon level {stats[12]}, gold {stats[13]}, move {stats[20]}, {hunger}"
-        ),
-        "in sight": "\n".join(where for *_, where in sorted(found)[:_MAX_THINGS]),
+        "screen": textwrap.dedent(screen).strip("\n"),
+        "status": _status(*observation["blstats"].tolist()),
+        "in sight": "\n".join(_in_sight(observation)),
         "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
     }
-    shown = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
-    return {"long_term_context": f"message: {message or '(none)'}", "short_term_context": shown}
+    shown = [f"{name}:\n{text}" for name, text in parts.items() if text]
+    message = _text(observation["message"]) or "(none)"
+    return {"long_term_context": f"message: {message}", "short_term_context": "\n\n".join(shown)}
+
+
+def _status(*stats: int) -> str:
+    """Describe the player; the places of the numbers are those of NLE's `blstats`."""
+    hunger = _WORDS["hunger"][stats[21]] if 0 <= stats[21] < len(_WORDS["hunger"]) else ""
+    numbers = {
+        "hit points": f"{stats[10]} of {stats[11]}",
+        "power": f"{stats[14]} of {stats[15]}",
+        "armour class": stats[16],
+        "experience level": stats[18],
+        "dungeon level": stats[12],
+        "gold": stats[13],
+        "move": stats[20],
+    }
+    return ", ".join([*(f"{name} {number}" for name, number in numbers.items()), hunger])
+
+
+def _in_sight(observation: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the nearest things on the screen, with their distance from the player."""
+    descriptions = observation["screen_descriptions"]
+    x0, y0 = observation["blstats"][:2].tolist()
+    found = []
+    for y, x in np.argwhere(descriptions[:, :, 0] != 0).tolist():
+        name, dx, dy = _text(descriptions[y, x]), x - x0, y - y0
+        if name not in _WORDS["background"] and (dx or dy):
+            where = offset_in_words(dy, dx, ("north", "south", "west", "east"))
+            found.append((max(abs(dx), abs(dy)), name, dx, dy, where))
+    return [f"{name}: {where}" for _, name, _, _, where in sorted(found)[:_MAX_THINGS]]
 
 
 def _text(row: np.ndarray) -> str:

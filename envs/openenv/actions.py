@@ -18,7 +18,7 @@ from envs.openenv.protocol import RejectedError
 from envs.openenv.settings import OpenEnvSettings
 from envs.text_game import parse_template, text_parts
 from envs.tools.results import encodable
-from envs.tools.schema import properties_of
+from envs.tools.schema import Parameters
 
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 
@@ -57,18 +57,19 @@ class Actions:
 def fields_of(schema: Mapping[str, Any]) -> dict[str, ActionField]:
     """Return the fields of the server's action by name, without `metadata`."""
     fields = {}
-    for name, options in properties_of(schema).items():
+    for name, options in Parameters(schema).properties().items():
         leaves = [option for option in options if not {"type", "enum", "const"}.isdisjoint(option)]
-        kinds = dict.fromkeys(leaf.get("type", "string") for leaf in leaves)
         values = [leaf for leaf in leaves if leaf.get("type") != "null"]
         choices: list[Any] = []
         if all("enum" in leaf for leaf in values):
             choices = [choice for leaf in values for choice in leaf["enum"]]
-        constant = leaves[0].get("const") if len(leaves) == 1 else None
-        required = name in schema.get("required", ())
-        descriptions = [option["description"] for option in options if "description" in option]
-        about = descriptions[0] if descriptions else ""
-        fields[name] = ActionField(tuple(kinds), tuple(choices), constant, required, about)
+        fields[name] = ActionField(
+            kinds=tuple(dict.fromkeys(leaf.get("type", "string") for leaf in leaves)),
+            choices=tuple(choices),
+            constant=leaves[0].get("const") if len(leaves) == 1 else None,
+            required=name in schema.get("required", ()),
+            about=next((option["description"] for option in options if "description" in option), ""),
+        )
     fields.pop("metadata", None)
     return fields
 
@@ -79,9 +80,8 @@ def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Action
     constants = {name: field.constant for name, field in fields.items() if field.constant is not None}
     if given == "auto":
         free = {name: field for name, field in fields.items() if name not in constants}
-        needed = [name for name, field in free.items() if field.required]
-        only = list(free) if len(free) == 1 else needed
-        target = only[0] if len(only) == 1 else None
+        candidates = [name for name, field in free.items() if field.required or len(free) == 1]
+        target = candidates[0] if len(candidates) == 1 else None
         read = lambda text: {**constants, **_read_any(text, fields, target)}
         if len(free) == 1 and target is not None:
             return Actions(read, settings.actions or free[target].names)
@@ -121,11 +121,10 @@ def _call(function: Callable[[str], Any], path: str, text: str) -> Mapping[str, 
 def _convert(name: str, text: str, field: ActionField) -> Any:
     """Read the text as one of the field's choices or as JSON; whether its type fits is for the server to say."""
     if field.choices:
-        wanted = text.strip().lower()
-        chosen = [choice for choice in field.choices if str(choice).lower() == wanted]
-        if not chosen:
-            raise RejectedError(f"{name} must be one of {', '.join(field.names)}")
-        return chosen[0]
+        for choice in field.choices:
+            if str(choice).lower() == text.strip().lower():
+                return choice
+        raise RejectedError(f"{name} must be one of {', '.join(field.names)}")
     if not field.kinds or "string" in field.kinds:
         return text
     value, error = decode_whole(_unfenced(text))

@@ -175,16 +175,15 @@ def _first_of(settings: OpenEnvSettings, seed: int, attempt: Callable[[str], T])
     Raises ServerFullError if a server was full and none took the request, else UnreachableError.
     """
     turn, urls = seed % len(settings.urls), settings.urls
-    lost: EnvironmentFault | None = None
+    lost: list[EnvironmentFault] = []
     for url in (*urls[turn:], *urls[:turn]):
         try:
             return attempt(url)
         except ServerFullError as error:
-            lost = error
+            lost.insert(0, error)
         except UnreachableError as error:
-            lost = lost or error
-    assert lost is not None  # there is at least one server
-    raise lost
+            lost.append(error)
+    raise lost[0]
 
 
 def is_local(url: str) -> bool:
@@ -246,7 +245,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-    handlers += [urllib.request.ProxyHandler({})] if is_local(url) else []
+    if is_local(url):
+        handlers.append(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(protocol.server_address(url)[0] + protocol.SCHEMA_PATH, headers=settings.headers)
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=settings.connect_timeout_s) as reply:

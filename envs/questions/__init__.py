@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependencyError
-from envs.images import MAX_PIXELS, open_image
+from envs.images import open_image
 from envs.json_text import short
-from slime_verlog import Field, Settings
+from slime_verlog import Settings
 
 PLACEHOLDER = "<image>"
 """Marks an image's place in the texts of data sets."""
@@ -58,8 +58,6 @@ class QuestionSettings(Settings):
     """Column with the question's images."""
     tool_key: str = "tools"
     """Column with the row's own tools, by name or schema; metadata, such as from slime's `--tool-key`, goes first."""
-    max_image_pixels: int = Field(default=MAX_PIXELS, ge=1)
-    """Largest image of a question, in pixels. Larger ones are refused."""
 
 
 def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
@@ -75,7 +73,7 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"sample.metadata['seed'] must be an integer, not negative, got {seed!r}")
     if settings.data is None:
-        return replace(_from_sample(sample, settings), tools=metadata.get("tools")), task, seed
+        return replace(_from_sample(sample), tools=metadata.get("tools")), task, seed
     rows = _rows(settings.data, task)
     if not rows:
         raise ConfigError(f"env.data holds no rows for task {task!r}")
@@ -87,12 +85,14 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
             "set env.question_key, env.answer_key and env.image_key"
         )
     found = row.get(settings.image_key)
-    found = [] if found is None else found if isinstance(found, list | tuple) else [found]
-    images = open_images(found, settings.max_image_pixels)
+    if not isinstance(found, list | tuple):
+        found = [] if found is None else [found]
+    images = open_images(found)
     more = row["metadata"] if isinstance(row.get("metadata"), Mapping) else {}
-    question = _question(row[settings.question_key], row.get(settings.answer_key), images, settings, more)
-    choices = (metadata.get("tools"), row.get(settings.tool_key), question.metadata.get("tools"))
-    return replace(question, tools=next((tools for tools in choices if tools is not None), None)), task, seed
+    question = _question(row[settings.question_key], row.get(settings.answer_key), images, more)
+    choices = (metadata.get("tools"), row.get(settings.tool_key), more.get("tools"))
+    tools = next((choice for choice in choices if choice is not None), None)
+    return replace(question, tools=tools), task, seed
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,7 +102,7 @@ def _order(count: int, epoch: int) -> Sequence[int]:
     return order
 
 
-def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
+def _from_sample(sample: Any) -> Question:
     prompt, label = getattr(sample, "prompt", None), getattr(sample, "label", None)
     if not prompt:
         raise ConfigError(
@@ -113,22 +113,21 @@ def _from_sample(sample: Any, settings: QuestionSettings) -> Question:
     unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
     if unknown:
         raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
-    images = open_images(inputs.get("images") or (), settings.max_image_pixels)
+    images = open_images(inputs.get("images") or ())
     metadata = dict(getattr(sample, "metadata", None) or {})
     if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATE_MARKS):
         raise ConfigError(
             "the sample's prompt has already been through a chat template; leave out --apply-chat-template, because "
             "the rollout applies the template"
         )
-    return _question(prompt, label, images, settings, metadata)
+    return _question(prompt, label, images, metadata)
 
 
-def _question(
-    content: Any, answer: Any, images: tuple[Any, ...], settings: QuestionSettings, metadata: Mapping[str, Any]
-) -> Question:
+def _question(content: Any, answer: Any, images: tuple[Any, ...], metadata: Mapping[str, Any]) -> Question:
     """Return a question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
-    system, texts, inside = ("", [content], []) if isinstance(content, str) else read_messages(content)
-    images = images or open_images(inside, settings.max_image_pixels)
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    system, texts, inside = read_messages(messages)
+    images = images or open_images(inside)
     text, pieces = lay_out(texts, len(images))
     return Question(text, answer, images, system, metadata, pieces=pieces)
 
@@ -161,14 +160,14 @@ def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
     texts: list[str | None] = []
     images = []
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "image":
-            texts.append(None)
-            images.append(part.get("image", part))
-        else:
-            raise ConfigError(f"a question has the content part {short(part)}; {_SUPPORTED}")
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image"}:
+                texts.append(None)
+                images.append(part.get("image", part))
+            case _:
+                raise ConfigError(f"a question has the content part {short(part)}; {_SUPPORTED}")
     return texts, images
 
 
@@ -193,27 +192,29 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
         )
     pieces = [""]
     for text in texts:
-        pieces += [""] if text is None else []
-        pieces[-1] += text or ""
+        if text is None:
+            pieces.append("")
+        else:
+            pieces[-1] += text
     if places and any(piece.strip() for piece in pieces[:-1]):
         pieces = [pieces[0].lstrip(), *pieces[1:-1], pieces[-1].rstrip()]
         return PLACEHOLDER.join(pieces), tuple(pieces)
     return "".join(pieces).strip(), ()
 
 
-def open_images(values: Sequence[Any], max_pixels: int) -> tuple[Any, ...]:
+def open_images(values: Sequence[Any]) -> tuple[Any, ...]:
     """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for URLs."""
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
         if row.get("type", "image") != "image":
             raise ConfigError(f"a question's pictures hold {short(row)}; {_SUPPORTED}")
-        for address in (row.get(key) for key in ("path", "image", "url") if not row.get("bytes")):
+        for address in () if row.get("bytes") else map(row.get, ("path", "image", "url")):
             if isinstance(address, str) and _URL.match(address):
                 raise ConfigError(
                     f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
                     "give its path, its bytes or a data URI"
                 )
-    return tuple(open_image(value, max_pixels) for value in values)
+    return tuple(map(open_image, values))
 
 
 def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:
@@ -244,7 +245,9 @@ def read_rows(path: Path, key: str) -> Any:
         return ParquetRows(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return json.loads(text) if path.suffix == ".json" else [json.loads(s) for s in text.split("\n") if s.strip()]
+        if path.suffix == ".json":
+            return json.loads(text)
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise ConfigError(f"{key}: {path} is damaged, not valid {path.suffix[1:].upper()}: {error}") from error
 

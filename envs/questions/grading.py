@@ -28,6 +28,7 @@ MAX_CHARS = 500
 _MARKER = re.compile(r"answer\s{0,3}(?:is\s{0,3})?[:=]", re.IGNORECASE)
 _IGNORED = re.compile(rf"(?![-./][.$]?\d)(?!(?<=\d)[^,_']\d)[{re.escape(string.punctuation)}]")
 """Punctuation, except in numbers: a sign, point or slash before a digit, and other marks than commas between digits."""
+_FIRST_LINE = re.compile(r"\s*.*")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -54,12 +55,13 @@ def find_answer(text: str, start: int = 0) -> tuple[str, tuple[int, int]]:
     span = _last_boxed(text, start)
     if span is None:
         marks = list(_MARKER.finditer(text, start))
-        begin = marks[-1].end() if marks else start
-        end = text.find("\n", begin + len(text[begin:]) - len(text[begin:].lstrip())) if marks else -1
-        span = (begin, end if end >= 0 else len(text))
-    answer = text[slice(*span)]
-    begin = span[0] + len(answer) - len(answer.lstrip())
-    return answer.strip(), (begin, begin + len(answer.strip()))
+        span = (marks[-1].end() if marks else start, len(text))
+        if marks and (line := _FIRST_LINE.match(text, span[0])):
+            span = line.span()
+    answer = text[slice(*span)].lstrip()
+    begin = span[1] - len(answer)
+    answer = answer.rstrip()
+    return answer, (begin, begin + len(answer))
 
 
 def _last_boxed(text: str, start: int) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import ConfigError, check_known
 from envs.loading import import_extra
 from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
@@ -78,9 +78,8 @@ build_env = ReasoningGym.from_sample
 
 def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSettings) -> Any:
     """Make the generator of one question; raises ConfigError for an unknown one and refused options."""
-    if task not in library.DATASETS:
-        hint = did_you_mean(task, library.DATASETS, f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}", n=1)
-        raise ConfigError(f"reasoning-gym has no generator {task!r}; {hint}")
+    examples = f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}"
+    check_known(task, library.DATASETS, f"reasoning-gym has no generator {task!r}", examples, n=1)
     kind, config_kind = library.DATASETS[task]
     known = [field.name for field in dataclasses.fields(config_kind)]
     for name in settings.options:

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, did_you_mean
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, check_known
 from envs.loading import import_extra
-from envs.text_game import CommandGame, Frame, GameSettings, list_commands
+from envs.text_game import CommandGame, Frame, GameSettings, first_line, list_commands
 from slime_verlog import Field
 
 _KEPT = 4
@@ -165,7 +165,6 @@ def load_library() -> ModuleType:
     return library
 
 
-_MAX_STEPS = 100
 _MAX_CHARACTERS = 200
 _UNKNOWN = "No known action matches"
 
@@ -192,6 +191,7 @@ class ScienceWorld(CommandGame):
     settings_model = ScienceWorldSettings
     template_path = Path(__file__).with_name("prompt.j2")
     default_action = "look around"
+    max_steps = 100
 
     def __init__(self, task: str, seed: int, settings: ScienceWorldSettings) -> None:
         super().__init__(settings)
@@ -201,14 +201,9 @@ class ScienceWorld(CommandGame):
         self.deterministic = version >= (1, 3)  # from then on, seed and commands decide an episode
         known = load_library().constants.ID2TASK
         self._name = known.get(task, task)  # a task is given by name or by number, such as 4-3
-        if self._name not in known.values():
-            hint = did_you_mean(task, known.values(), f"there is {', '.join(list(known.values())[:3])}, ...")
-            raise ConfigError(f"ScienceWorld has no task {task!r}; {hint}")
-        self.max_steps = settings.max_steps or _MAX_STEPS
+        names = list(known.values())
+        check_known(self._name, names, f"ScienceWorld has no task {task!r}", f"there is {', '.join(names[:3])}, ...")
         self._world: World | None = None
-        self._variation = 0
-        self._score = 0.0
-        self._history: list[str] = []
 
     def start(self) -> Frame:
         if self._world is None:
@@ -217,11 +212,12 @@ class ScienceWorld(CommandGame):
         variations = world.variations(self._name, self.settings.split)
         self._variation = variations[self.seed % len(variations)]
         self.mission = world.load(self._name, self._variation, self.settings.simplifications)
-        self._score, self._history = 0.0, []
+        self._score, self._history = 0.0, list[str]()
         return self._frame(world.look())
 
     def try_command(self, command: str) -> Frame | None:
-        moment = self._playing().send(command)
+        assert self._world is not None  # `step` is refused before `reset`
+        moment = self._world.send(command)
         if moment.text.startswith(_UNKNOWN):
             return None
         self._history.append(command)
@@ -229,14 +225,15 @@ class ScienceWorld(CommandGame):
         return self._frame(moment.text, moment.score - before, moment.over or moment.score < 0)
 
     def translate(self, candidate: str) -> str | None:
-        line = " ".join(candidate.strip().splitlines()[:1]).strip("\"'`*>. \t").removeprefix("[").removesuffix("]")
+        line = first_line(candidate).strip("\"'`*>. \t").removeprefix("[").removesuffix("]")
         return line if line and len(line) <= _MAX_CHARACTERS and line.isascii() and line.isprintable() else None
 
     def advice(self) -> str:
         """Return the next command of ScienceWorld's own solution, or `look around` once play has left it."""
         known = solution(self._name, self._variation, self.settings.simplifications, self.settings.most_jvms)
         played = len(self._history)
-        return known[played] if tuple(self._history) == known[:played] and played < len(known) else self.default_action
+        left = known[played:] if tuple(self._history) == known[:played] else ()
+        return left[0] if left else self.default_action
 
     def close(self) -> None:
         self._running = False
@@ -244,13 +241,11 @@ class ScienceWorld(CommandGame):
             world, self._world = self._world, None
             give_back(world)
 
-    def _playing(self) -> World:
-        assert self._world is not None  # `step` is refused before `reset`
-        return self._world
-
     def _frame(self, text: str, reward: float = 0.0, over: bool = False) -> Frame:
-        world = self._playing()
-        shown = ["" if text == (look := world.look()) else look, world.inventory()]
+        world = self._world
+        assert world is not None
+        look = world.look()
+        shown = ["" if text == look else look, world.inventory()]
         if self.settings.admissible_commands and not over:
             shown.append(list_commands(world.commands()))
         return Frame(
@@ -258,7 +253,6 @@ class ScienceWorld(CommandGame):
             short_term="\n\n".join(filter(None, shown)),
             reward=reward,
             terminated=over,
-            truncated=len(self._history) >= self.max_steps and not over,
             progression=min(max(self._score, 0.0), 1.0),
             metrics={"score": self._score, "failed": float(self._score < 0)},
         )

@@ -14,10 +14,10 @@ import numpy as np
 from pydantic import model_validator
 
 from envs.base import make_image
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import ConfigError, check_known
 from envs.sokoban.board import SYMBOLS, Push, Room, State, draw_room, find_pushes, is_stuck, moves_of
 from envs.sokoban.levels import TASKS, make_level, read_level
-from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, towards
+from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, offset_in_words, towards
 from slime_verlog import Field
 
 ACTIONS = {
@@ -27,7 +27,6 @@ ACTIONS = {
     "right": "go one step to the right, and push the box if one stands there",
     "stay": "stay where you are for this turn",
 }
-_SHAPE_KEYS = ("width", "height", "boxes", "least_pushes")
 _MEANINGS = ("a wall", "floor", "a target", "a box", "a box on a target", "you", "you on a target")
 
 
@@ -58,10 +57,15 @@ class SokobanSettings(GameSettings):
 
     @model_validator(mode="after")
     def _check(self) -> SokobanSettings:
-        for key in _SHAPE_KEYS:
-            if self.levels_path is not None and getattr(self, key) is not None:
+        if self.levels_path is not None:
+            for key in self.shape:
                 raise ConfigError(f"env.{key} shapes generated levels; remove it to play those of env.levels_path")
         return self
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Return the settings that shape generated levels and are set."""
+        return self.model_dump(include={"width", "height", "boxes", "least_pushes"}, exclude_none=True)
 
 
 class Sokoban(PlannedGame):
@@ -79,12 +83,10 @@ class Sokoban(PlannedGame):
         super().__init__(settings)
         self.task, self.seed = task, seed
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
+        if not self._written:
+            check_known(task, TASKS, f"unknown Sokoban task {task!r}", f"there are {', '.join(TASKS)}", n=1)
         # Levels of files get the limit of Boxoban's size.
-        chosen = {key: getattr(settings, key) for key in _SHAPE_KEYS if getattr(settings, key) is not None}
-        if not self._written and task not in TASKS:
-            hint = did_you_mean(task, TASKS, f"there are {', '.join(TASKS)}", n=1)
-            raise ConfigError(f"unknown Sokoban task {task!r}; {hint}")
-        self._shape = replace(TASKS["four_boxes" if self._written else task], **chosen)
+        self._shape = replace(TASKS["four_boxes" if self._written else task], **settings.shape)
         self.max_steps = settings.max_steps or self._shape.max_steps
         self._plans: dict[tuple[int, int], tuple[Push, ...] | None] = {}
         self.state = State(0, 0)
@@ -100,10 +102,14 @@ class Sokoban(PlannedGame):
         gained = self.room.placed(self.state.boxes) - self.room.placed(before.boxes)
         solved = self.state.boxes == self.room.targets
         reward = gained + 10.0 * solved - 0.1 if self.settings.reward == "native" else float(solved)
-        event = f"You {'went' if self.state.boxes == before.boxes else 'pushed a box'} {towards(action)}."
-        if self.state == before:
+        if action == "stay":
+            event = "You stayed."
+        elif self.state == before:
             event = f"You could not go {towards(action)}: something is in the way."
-        return self._frame("You stayed." if action == "stay" else event, reward, solved)
+        else:
+            deed = "went" if self.state.boxes == before.boxes else "pushed a box"
+            event = f"You {deed} {towards(action)}."
+        return self._frame(event, reward, solved)
 
     def translate(self, candidate: str) -> str | None:
         words = candidate.lower().strip(" .,!'\"`*[]").removeprefix("move ").removeprefix("push ").removeprefix("go ")
@@ -119,14 +125,12 @@ class Sokoban(PlannedGame):
         if not pushes:
             return "I find no way to bring all boxes onto targets, so I wait."
         first = pushes[0]
-        moves = moves_of(room, state, (first,))
-        how = "I stand behind it" if len(moves) == 1 else "First I walk behind it"
+        how = "First I walk behind it" if moves_of(room, state, (first,))[1:] else "I stand behind it"
         left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
-        (y, x), (y0, x0) = divmod(first.box, room.width), divmod(state.player, room.width)
-        across = f"{abs(x - x0)} to the {'right' if x > x0 else 'left'}" if x != x0 else ""
-        along = f"{abs(y - y0)} {'down' if y > y0 else 'up'}" if y != y0 else ""
-        box = f"the box ({', '.join(filter(None, (across, along)))} from me)"
-        return f"{left}. Next I push {box} {towards(first.direction)}. {how}."
+        y, x = divmod(first.box, room.width)
+        y0, x0 = divmod(state.player, room.width)
+        place = offset_in_words(x - x0, y - y0, ("to the left", "to the right", "up", "down"))
+        return f"{left}. Next I push the box ({place} from me) {towards(first.direction)}. {how}."
 
     def render(self) -> np.ndarray:
         """Draw the room as a uint8 array (32 * height, 32 * width, 3)."""
@@ -144,7 +148,8 @@ class Sokoban(PlannedGame):
         pushes = self._plans[here]
         if pushes:
             cell, direction = pushes[0]
-            after = self.room.move(State(cell - self.room.strides[direction], self.state.boxes), direction)
+            behind = State(cell - self.room.strides[direction], self.state.boxes)
+            after = self.room.move(behind, direction)
             self._plans.setdefault((after.boxes, self.room.reach(after)), pushes[1:])
         return pushes
 
@@ -153,16 +158,17 @@ class Sokoban(PlannedGame):
         placed, total = room.placed(boxes), room.targets.bit_count()
         stuck = is_stuck(room, boxes)
         lost = stuck and self.settings.end_when_stuck
-        late = self._turns >= self.max_steps and not (solved or lost)
-        status = f"Boxes on targets: {placed} of {total}."
+        told = f"{event} Boxes on targets: {placed} of {total}.".strip()
+        if lost:
+            told += " A box can no longer reach a target."
+        symbols, gap = SYMBOLS[self.settings.symbols], " " if self.settings.spaced else ""
         return Frame(
-            long_term=" ".join(filter(None, (event, status, "A box can no longer reach a target." if lost else ""))),
-            short_term=room.draw(self.state, SYMBOLS[self.settings.symbols], " " * self.settings.spaced),
+            long_term=told,
+            short_term=room.draw(self.state, symbols, gap),
             reward=reward,
             terminated=solved or lost,
-            truncated=late,
             progression=placed / total,
-            image=make_image(draw_room(room, self.state)) if self.settings.vlm else None,
+            image=make_image(self.render()) if self.settings.vlm else None,
             metrics={"boxes_on_targets": float(placed), "stuck": float(stuck)},
         )
 

@@ -23,6 +23,9 @@ SYMBOLS = {"ragen": "#_OX√PS", "xsb": "# .$*@+"}
 TILE_PIXELS = 32
 _FLOOR, _WALL = (226, 214, 190), (112, 84, 66)
 _TARGET, _BOX, _PLACED, _PLAYER = (200, 60, 60), (190, 130, 60), (70, 160, 80), (60, 90, 200)
+_ON_FLOOR = ((), (_TARGET,), (_BOX,), (_PLACED,), (_PLAYER,), (_TARGET, _PLAYER))
+_SQUARES = ((_WALL,), *((_FLOOR, *colors) for colors in _ON_FLOOR))
+"""Colors of each symbol's squares, from the outermost inwards."""
 MAX_NODES = 20_000
 """Nodes that a search expands before it gives up."""
 _GUIDANCE = 2
@@ -57,8 +60,15 @@ class Room:
     @cached_property
     def edge(self) -> int:
         """Return the outermost cells."""
-        row, column = (1 << self.width) - 1, sum(1 << y * self.width for y in range(self.height))
-        return row | row << (self.height - 1) * self.width | column | column << self.width - 1
+        first, *_, last = self.rows
+        cells = {*first, *last, *(row[0] for row in self.rows), *(row[-1] for row in self.rows)}
+        return sum(1 << cell for cell in cells)
+
+    @cached_property
+    def rows(self) -> list[range]:
+        """Return the cells of each row."""
+        starts = range(0, self.width * self.height, self.width)
+        return [range(start, start + self.width) for start in starts]
 
     def move(self, state: State, direction: str) -> State:
         """Go one step, pushing a box if there is one; the same state if a wall or a second box is in the way."""
@@ -101,8 +111,10 @@ class Room:
 
     def draw(self, state: State, symbols: str, gap: str = "") -> str:
         """Return the room as text, one line per row; `symbols` are in the order of `SYMBOLS`."""
-        cells = [symbols[self.look(state, cell)] for cell in range(self.width * self.height)]
-        return "\n".join(gap.join(cells[y * self.width : (y + 1) * self.width]) for y in range(self.height))
+        lines = []
+        for row in self.rows:
+            lines.append(gap.join(symbols[self.look(state, cell)] for cell in row))
+        return "\n".join(lines)
 
 
 def shift(cells: int, stride: int) -> int:
@@ -146,29 +158,16 @@ def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
 
 def draw_room(room: Room, state: State) -> np.ndarray:
     """Return a uint8 array (32 * height, 32 * width, 3)."""
-    rows = []
-    for y in range(room.height):
-        cells = range(y * room.width, (y + 1) * room.width)
-        rows.append(np.concatenate([_tile(room.look(state, cell)) for cell in cells], axis=1))
-    return np.concatenate(rows)
+    return np.block([[[_tile(room.look(state, cell))] for cell in row] for row in room.rows])
 
 
 @cache
 def _tile(symbol: int) -> np.ndarray:
     """Draw a cell as squares inside each other: floor, then a target, then what stands there."""
-    ground, target, box, placed, player = _FLOOR, _TARGET, _BOX, _PLACED, _PLAYER
-    squares = [
-        (_WALL,),
-        (ground,),
-        (ground, target),
-        (ground, box),
-        (ground, placed),
-        (ground, player),
-        (ground, target, player),
-    ]
     tile = np.empty((TILE_PIXELS, TILE_PIXELS, 3), np.uint8)
-    for margin, color in zip((0, 5, 9), squares[symbol], strict=False):
-        tile[margin : TILE_PIXELS - margin, margin : TILE_PIXELS - margin] = color
+    for margin, color in zip((0, 5, 9), _SQUARES[symbol], strict=False):
+        inner = slice(margin, TILE_PIXELS - margin)
+        tile[inner, inner] = color
     return tile
 
 
@@ -203,8 +202,11 @@ def is_stuck(room: Room, boxes: int) -> bool:
 def _is_blocked(room: Room, boxes: int) -> bool:
     """Return whether four walls and boxes form a square with a box that is not on a target: it can never be moved."""
     solid, width = room.walls | boxes, room.width
-    corners = solid & solid >> 1 & solid >> width & solid >> width + 1
-    return bool((corners | corners << 1 | corners << width | corners << width + 1) & boxes & ~room.targets)
+    pairs = solid & solid >> 1
+    corners = pairs & pairs >> width
+    squares = corners | corners << 1
+    squares |= squares << width
+    return bool(squares & boxes & ~room.targets)
 
 
 def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[Push, ...] | None:
@@ -232,7 +234,8 @@ def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[P
                 continue
             came[after] = node, push
             ahead = left - distances[push.box] + distances[push.box + room.strides[push.direction]]
-            heapq.heappush(frontier, (made + 1 + _GUIDANCE * ahead, next(ticket), made + 1, ahead, after))
+            rank = made + 1 + _GUIDANCE * ahead
+            heapq.heappush(frontier, (rank, next(ticket), made + 1, ahead, after))
     return None
 
 
@@ -251,9 +254,10 @@ def _pushes(room: Room, node: tuple[int, int], distances: dict[int, int]) -> Ite
 def moves_of(room: Room, state: State, pushes: Sequence[Push]) -> list[str]:
     """Return the player's moves that make the pushes, with the shortest walks between them."""
     moves: list[str] = []
-    for push in pushes:
-        moves += [*walk(room, state, push.box - room.strides[push.direction]), push.direction]
-        state = room.move(State(push.box - room.strides[push.direction], state.boxes), push.direction)
+    for box, direction in pushes:
+        behind = box - room.strides[direction]
+        moves += [*walk(room, state, behind), direction]
+        state = room.move(State(behind, state.boxes), direction)
     return moves
 
 

@@ -55,8 +55,8 @@ def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
         drawn = _draw(shape, rng)
         if drawn is None:
             continue
-        pushes = find_pushes(*drawn, _MAX_NODES)
-        if pushes and len(pushes) >= shape.least_pushes and len(moves_of(*drawn, pushes)) <= shape.max_steps:
+        pushes = find_pushes(*drawn, _MAX_NODES) or ()
+        if len(pushes) >= shape.least_pushes and len(moves_of(*drawn, pushes)) <= shape.max_steps:
             return drawn
     raise ConfigError(
         f"no Sokoban level of {shape.width} x {shape.height} cells with {shape.boxes} boxes and at least "
@@ -70,9 +70,10 @@ def _draw(shape: Shape, rng: np.random.RandomState) -> tuple[Room, State] | None
     cells = list(each(floor))
     if len(cells) < 2 * shape.boxes + 1:
         return None
-    player, *targets = (cells[place] for place in rng.permutation(len(cells))[: shape.boxes + 1])
+    chosen = [cells[place] for place in rng.permutation(len(cells))[: shape.boxes + 1]]
+    player, *targets = chosen
     room = Room(shape.width, shape.height, floor, sum(1 << cell for cell in targets))
-    return _pull_apart(room, 1 << int(player), rng)
+    return _pull_apart(room, 1 << player, rng)
 
 
 def _carve(shape: Shape, rng: np.random.RandomState) -> int:
@@ -85,7 +86,8 @@ def _carve(shape: Shape, rng: np.random.RandomState) -> int:
     for _ in range(int(1.7 * (width + height))):
         if rng.random_sample() < _TURNING:
             dx, dy = turns[rng.randint(4)]
-        x, y = min(max(x + dx, 1), width - 2), min(max(y + dy, 1), height - 2)
+        x = min(max(x + dx, 1), width - 2)
+        y = min(max(y + dy, 1), height - 2)
         for right, down in ((0, 0), *_SHAPES[rng.randint(len(_SHAPES))]):
             if 0 < x + right < width - 1 and 0 < y + down < height - 1:
                 floor |= 1 << int((y + down) * width + x + right)
@@ -100,15 +102,15 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
     last = ""
     for _ in range(30 * boxes.bit_count()):
         free = room.floor & ~boxes
-        pulls = [  # the direction in which the player drags, and the box's cell before
-            (name, cell)
-            for name, stride in room.strides.items()
-            for cell in each(boxes & shift(region, -stride) & shift(free, -2 * stride))
-        ]
+        pulls = []  # the direction in which the player drags, and the box's cell before
+        for name, stride in room.strides.items():
+            movable = boxes & shift(region, -stride) & shift(free, -2 * stride)
+            pulls += [(name, cell) for cell in each(movable)]
         if not pulls:
             break
         same = [pull for pull in pulls if pull[0] == last] if rng.randint(2) else []
-        last, cell = (same or pulls)[rng.randint(len(same or pulls))]
+        choices = same or pulls
+        last, cell = choices[rng.randint(len(choices))]
         stride = room.strides[last]
         boxes ^= 1 << cell | 1 << cell + stride
         region = room.flood(1 << cell + 2 * stride, room.floor & ~boxes)

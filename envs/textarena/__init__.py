@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError, did_you_mean
+from envs.errors import ConfigError, MissingDependencyError, SlimeVerlogError, check_known
 from envs.loading import import_extra
 from envs.randomness import OwnRandomness
 from envs.text_game import Frame, GameSettings, TextGame
@@ -24,7 +24,6 @@ _MOVE_FORMAT = (
     "ACTION: your move, in the form that the game asks for"
 )
 _CHOOSE = "choose a single-player game, such as GuessTheNumber-v0"
-_MAX_STEPS = 200
 
 
 class TextArenaSettings(GameSettings):
@@ -48,6 +47,7 @@ class TextArena(TextGame):
     template_path = Path(__file__).with_name("prompt.j2")
     answer_format = _MOVE_FORMAT
     default_action = "no move"
+    max_steps = 200
 
     def __init__(self, task: str, seed: int, settings: TextArenaSettings) -> None:
         super().__init__(settings)
@@ -55,17 +55,13 @@ class TextArena(TextGame):
         self._library = import_extra("textarena", "TextArena", "textarena")
         known = self._library.envs.registration.ENV_REGISTRY
         self._id = task.removesuffix("-raw").removesuffix("-train")  # wrappers, which are not used here
-        if f"{self._id}-raw" not in known:
-            ids = [other for other in known if f"{other}-raw" in known]
-            hint = did_you_mean(self._id, ids, "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ...")
-            raise ConfigError(f"TextArena has no game {task!r}; {hint}")
-        self.max_steps = settings.max_steps or _MAX_STEPS
+        ids = [other for other in known if f"{other}-raw" in known]
+        examples = "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ..."
+        check_known(self._id, ids, f"TextArena has no game {task!r}", examples)
         wrappers = known[self._id].default_wrappers or ()
         # TextArena's own wrapper puts moves without brackets into them.
         self._brackets = self._library.wrappers.ActionFormattingWrapper in wrappers
-        self._random = OwnRandomness(seed)
         self.game: Any = None
-        self._board = self._rules = ""
 
     def start(self) -> Frame:
         self._random = OwnRandomness(self.seed)
@@ -130,7 +126,6 @@ class TextArena(TextGame):
             short_term=self._board,
             reward=reward,
             terminated=bool(state.done),
-            truncated=self._turns >= self.max_steps and not state.done,
             progression=min(max(reward, 0.0), 1.0),
         )
 
@@ -153,9 +148,7 @@ def _explained(name: str) -> Iterator[None]:
         raise
     except AssertionError as error:
         raise ConfigError(f"TextArena's {name} is for several players ({error}); {_CHOOSE}") from error
-    except LookupError as error:
-        raise MissingDependencyError(f"TextArena's {name} needs data that is not installed: {error}") from error
-    except (ImportError, OSError, SyntaxError, TypeError, ValueError) as error:
+    except Exception as error:
         raise ConfigError(f"TextArena cannot make {name}: {type(error).__name__}: {error}") from error
     finally:
         nltk.download = download

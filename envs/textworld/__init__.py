@@ -71,10 +71,9 @@ class TextWorldSettings(GameSettings):
     """Number of different games, for training and held-out seeds separately; null: a new game for every seed."""
     games_path: str | None = None
     """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed chooses."""
-    cache_dir: str | None = None
-    """Folder for generated games; null for `$SLIME_VERLOG_CACHE/textworld`, else `~/.cache/slime-verlog/textworld`."""
     cache_gb: float = Field(2.0, gt=0)
-    """Size limit of that folder in GB; the games unused for longest are deleted first."""
+    """Size limit in GB of the folder for generated games, `$SLIME_VERLOG_CACHE/textworld`, else
+    `~/.cache/slime-verlog/textworld`; the games unused for longest are deleted first."""
 
     @model_validator(mode="after")
     def _check(self) -> TextWorldSettings:
@@ -93,24 +92,18 @@ class TextWorld(CommandGame):
     def __init__(self, task: str, seed: int, settings: TextWorldSettings) -> None:
         super().__init__(settings)
         self.task, self.seed = task, seed
-        try:
-            self.theme = games.find_theme(task)
-        except ConfigError:
-            if settings.games_path is None:
-                raise
-            self.theme = "custom"  # with games_path the task may have any name
+        # With games_path, the task may have any name.
+        self.theme = games.find_theme(task, otherwise="custom" if settings.games_path else None)
         self.max_steps = settings.max_steps or games.THEMES[self.theme].max_steps
         self._recipe = _read_recipe(self.theme, seed, settings)
         self._engine = import_extra("envs.textworld.player", "TextWorld", "text-games")
+        self._tracks = settings.admissible_commands or settings.reward == "dense"
         self._player: Any = None
-        self._guide: Any = None
         self._history: list[str] = []
 
     def start(self) -> Frame:
         if self._player is None:
-            track = self.settings.admissible_commands or self.settings.reward == "dense"
-            self._player = self._engine.Player(self._game_file(), track=track)
-        self._close_guide()
+            self._player = self._engine.Player(self._game_file(), track=self._tracks)
         self._now = self._player.reset()
         self._history.clear()
         self._distance = self._whole_way = len(self._now.plan)
@@ -143,7 +136,6 @@ class TextWorld(CommandGame):
             short_term=list_commands(shown) if shown else "",
             reward=reward,
             terminated=ended,
-            truncated=len(self._history) >= self.max_steps and not ended,
             progression=1.0 if moment.won else min(max(share, 0.0), 1.0),
             metrics={"score": share, "lost": float(moment.lost)},
         )
@@ -159,40 +151,30 @@ class TextWorld(CommandGame):
 
     def _plan(self) -> tuple[str, ...]:
         """Return commands that win from here; empty if the game knows none."""
-        if self._now.plan:
-            return self._now.plan
-        if self._guide is None:
-            # A second copy of the game tracks the state and is replayed up to here, only when it is needed.
-            self._guide, self._guided = self._engine.Player(self._game_file(), track=True), 0
-            self._advised = self._guide.reset()
-        for command in self._history[self._guided :]:
-            self._advised = self._guide.send(command)
-        self._guided = len(self._history)
-        if self._advised.plan:
-            return self._advised.plan
-        known = self._player.walkthrough
-        return known[len(self._history) :] if tuple(self._history) == known[: len(self._history)] else ()
+        if not self._tracks:
+            # From now on, a copy of the game that tracks the state is played, after a replay up to here.
+            self._tracks = True
+            self._player.close()
+            self._player = self._engine.Player(self._game_file(), track=True)
+            self._now = self._player.reset()
+            for command in self._history:
+                self._now = self._player.send(command)
+        played, known = len(self._history), self._player.walkthrough
+        return self._now.plan or (known[played:] if tuple(self._history) == known[:played] else ())
 
     def prompt_variables(self) -> dict[str, Any]:
         theme = games.THEMES[self.theme]
         return {**super().prompt_variables(), "commands": dict(theme.commands), "tips": list(theme.tips)}
 
     def close(self) -> None:
-        self._close_guide()
         if self._player is not None:
             self._player.close()
         self._player, self._running = None, False
 
-    def _close_guide(self) -> None:
-        if self._guide is not None:
-            self._guide.close()
-            self._guide = None
-
     def _game_file(self) -> Path:
         if self.settings.games_path is not None:
             return games.find_game(Path(self.settings.games_path), self.task, self.seed)
-        root = Path(self.settings.cache_dir).expanduser() if self.settings.cache_dir else games.default_root()
-        cache = games.GameCache(root, self.settings.cache_gb)
+        cache = games.GameCache(games.default_root(), self.settings.cache_gb)
         key = self._recipe.key(self._engine.textworld.__version__)
         return cache.fetch(key, lambda folder: games.build_game(self._recipe, folder))
 
@@ -223,13 +205,15 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
     # Walking serves the first command that is not a move.
     deed = next((step for step in plan if not step.startswith("go ")), goal)
     walking = command != deed
-    thing, seen = _BETWEEN.split(deed.partition(" ")[2])[0], ""
+    thing = _BETWEEN.split(deed.partition(" ")[2])[0]
+    parts = []
+    if command != goal:
+        parts.append(f"My last step will be: {goal}.")
     if thing and not deed.startswith("go "):
         if re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE):
-            seen = f"I see the {thing}."
+            parts.append(f"I see the {thing}.")
         elif walking:
-            seen = f"I do not see the {thing}."
-    parts = ["" if command == goal else f"My last step will be: {goal}.", seen]
+            parts.append(f"I do not see the {thing}.")
     if command == goal:
         parts.append(f"This is the last step: {command}.")
     elif walking:
@@ -237,4 +221,4 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
         parts.append(f"{before} cannot be done in this room: {command}.")
     else:
         parts.append(f"Before that comes: {command}.")
-    return " ".join(part for part in parts if part)
+    return " ".join(parts)

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from envs.errors import ConfigError, EnvironmentFault, did_you_mean
+from envs.errors import ConfigError, EnvironmentFault, check_known
 
 REVISION = 1
 """Increase it whenever the builder makes a different game from the same recipe."""
@@ -69,12 +69,16 @@ class GameRecipe:
         return f"{self.theme}-{digest}"
 
 
-def find_theme(task: str) -> str:
-    """Return the theme of a task's name, ours, BALROG's or `tw-make`'s; raises ConfigError for an unknown one."""
+def find_theme(task: str, otherwise: str | None = None) -> str:
+    """Return the theme of a task's name, ours, BALROG's or `tw-make`'s.
+
+    An unknown name stands for the theme `otherwise`; raises ConfigError without one.
+    """
     theme = _ALIASES.get(task, task)
-    if theme not in THEMES:
-        hint = did_you_mean(task, [*THEMES, *_ALIASES], f"there are {', '.join(THEMES)}", n=2)
-        raise ConfigError(f"TextWorld has no task {task!r}; {hint}")
+    if theme not in THEMES and otherwise:
+        return otherwise
+    known = [*THEMES, *_ALIASES]
+    check_known(theme, known, f"TextWorld has no task {task!r}", f"there are {', '.join(THEMES)}", n=2)
     return theme
 
 
@@ -92,9 +96,9 @@ def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> G
     if level is not None:
         if not 1 <= level <= _LEVELS[theme]:
             raise ConfigError(f"env.level of {theme} must be from 1 to {_LEVELS[theme]}, got {level}")
-        clash = [key for key in ("rooms", "quest_length", "mode") if key in chosen]
-        if clash:
-            raise ConfigError(f"env.level sets {clash[0]} as well; remove one of them")
+        for key in ("rooms", "quest_length", "mode"):
+            if key in chosen:
+                raise ConfigError(f"env.level sets {key} as well; remove one of them")
     if theme == "coin_collector" and level is None:
         rooms, length = parameters["rooms"], parameters["quest_length"]
         if not length <= rooms <= min(100, 4 * length if mode == "simple" else 100):
@@ -131,7 +135,7 @@ class GameCache:
         try:
             (root / ".locks").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            why = f"games cannot be cached in {root} ({error.strerror}); set env.cache_dir to a writable folder"
+            why = f"games cannot be cached in {root} ({error.strerror}); set SLIME_VERLOG_CACHE to a writable folder"
             raise ConfigError(why) from error
 
     def fetch(self, key: str, build: Callable[[Path], None]) -> Path:
@@ -160,7 +164,7 @@ class GameCache:
 
     def _evict(self, keep: str) -> None:
         """Delete the games unused for longest beyond the limit, and the folders of crashed builds."""
-        now, games = time.time(), []
+        now, games = time.time(), list[tuple[float, int, Path]]()
         for folder in self.root.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 age = now - folder.stat().st_mtime

@@ -8,7 +8,6 @@ raises `EnvironmentFault`.
 
 import inspect
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from envs.questions.grading import GRADERS, find_answer, load_grader
 from envs.text_game import render_template
 from envs.tools.execution import ToolPlace, ToolTimeout
 from envs.tools.registry import load_tools, select_tools
-from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, read_result
+from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, finite, read_result
 from envs.tools.settings import ToolSettings
 
 SETTINGS = ToolSettings
@@ -49,7 +48,7 @@ class ToolSession:
 
     def create(self, episode: ToolEpisode) -> list[ToolResult]:
         """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
-        shown = []
+        greetings = []
         for name, spec in self._specs.items():
             if not spec.stateful:
                 continue
@@ -57,11 +56,12 @@ class ToolSession:
             try:
                 self._live[name] = spec.target(dict(spec.config))
                 value = self._run(name, self._live[name].create, {"episode": episode}, seconds)
-                shown += [] if value is None else [read_result(value, self.settings)]
+                if value is not None:
+                    greetings.append(read_result(value, self.settings))
             except Exception as error:
                 self.release()
                 raise EnvironmentFault(f"the tool {name} could not begin the episode: {error}") from error
-        return shown
+        return greetings
 
     def check(self, found: Calls) -> tuple[list[Call], list[str]]:
         """Return the calls, with arguments converted to the schema's types, and all errors."""
@@ -75,8 +75,8 @@ class ToolSession:
                 errors.append(f"there is no tool {short(call.name)}; there are {', '.join(self._specs)}")
                 continue
             arguments = spec.check.convert(call.arguments) if call.as_text else dict(call.arguments)
-            wrong = spec.check(arguments)
-            errors += [] if wrong is None else [wrong]
+            if wrong := spec.check(arguments):
+                errors.append(wrong)
             calls.append(replace(call, arguments=arguments))
         return calls, errors
 
@@ -181,11 +181,12 @@ class ToolEnv(BaseInteractionEnv):
         self.close()
         self._steps = self._wrong = 0
         self._score = self._earned = 0.0
-        settings = self.settings
-        in_prompt = settings.tools_in == "prompt"
+        self._totals: Counter[str] = Counter()
+        question, settings = self.question, self.settings
+        in_prompt = self.offered if settings.tools_in == "prompt" else ()
         variables = {
-            "instruction": self.question.system or settings.instruction or "",
-            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in self.offered if in_prompt],
+            "instruction": question.system or settings.instruction or "",
+            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in in_prompt],
             "has_tools": bool(self.offered),
             "boxed": settings.grader == "math",
             "retries": settings.answer_retries,
@@ -193,27 +194,23 @@ class ToolEnv(BaseInteractionEnv):
             "max_steps": settings.max_steps,
         }
         self.instruction_prompt = render_template(settings.prompt_template or _TEMPLATE, variables)
-        question = self.question
         episode = ToolEpisode(self.task, self.seed, question.text, question.answer, question.images, question.metadata)
-        self._session = ToolSession(self.offered, self.settings)
-        self._totals: Counter[str] = Counter()
+        self._session = ToolSession(self.offered, settings)
         greetings = self._session.create(episode)
         self._running = True
-        greeted = [result.text for result in greetings if result.text]
-        text = "\n\n".join([question.text, *greeted])
-        self._images = [*question.images, *(image for result in greetings for image in result.images)]
+        greeted = "".join(f"\n\n{result.text}" for result in greetings if result.text)
+        shown = [image for result in greetings for image in result.images]
+        text = question.text + greeted
+        self._images = [*question.images, *shown]
         self._messages = [_message("user", text, self._images)]
         self._text = text.replace(PICTURE_PLACE, "")
-        if question.pieces:
-            self._messages[0]["content"], self._text = self._placed("\n\n".join(["", *greeted]))
+        if question.pieces:  # the images of tools follow those between the texts
+            pieces = [*question.pieces, *[""] * len(shown)]
+            pieces[-1] += greeted
+            pieces = [piece.replace(PICTURE_PLACE, "") for piece in pieces]
+            self._messages[0]["content"] = interleave(pieces, self._images)
+            self._text = PICTURE_PLACE.join(pieces)
         return self._observe("", [], obs_str=text)
-
-    def _placed(self, greeting: str) -> tuple[list[dict[str, Any]], str]:
-        """Return content parts and short-term text of a question with images between texts; images of tools follow."""
-        more = len(self._images) - len(self.question.images)
-        *pieces, last = [*self.question.pieces, *[""] * more]
-        pieces = [piece.replace(PICTURE_PLACE, "") for piece in [*pieces, last + greeting]]
-        return interleave(pieces, self._images), PICTURE_PLACE.join(pieces)
 
     def call_once(self, call: Call) -> ToolResult:
         """Run a checked call outside of a turn; raises EnvironmentFault if the machine is broken."""
@@ -235,18 +232,19 @@ class ToolEnv(BaseInteractionEnv):
             raise
         truncated = self._steps >= self.max_steps and not outcome.ended
         if self._steps == self.max_steps - 1 and not outcome.ended:
-            outcome = replace(outcome, feedback=" ".join(filter(None, [outcome.feedback, _LAST_TURN])))
-        earned = self._session.reward() if outcome.ended or truncated else 0.0
+            outcome = replace(outcome, feedback=f"{outcome.feedback} {_LAST_TURN}".strip())
+        earned = 0.0
         if outcome.ended or truncated:
+            earned = self._session.reward()
             self.close()
         info = self._info(outcome, earned, truncated)
         info["action"] = response_text[slice(*outcome.span)] if outcome.span is not None else None
         self._messages = self._as_messages(outcome)
-        shown = "\n\n".join(
-            [*(f"{call.name}: {result.text}" for call, result in outcome.results), *filter(None, [outcome.feedback])]
-        )
-        observation = self._observe(shown, [image for _, result in outcome.results for image in result.images])
-        return observation, not self._running, info
+        shown = [f"{call.name}: {result.text}" for call, result in outcome.results]
+        if outcome.feedback:
+            shown.append(outcome.feedback)
+        images = [image for _, result in outcome.results for image in result.images]
+        return self._observe("\n\n".join(shown), images), not self._running, info
 
     def close(self) -> None:
         self._running = False
@@ -259,11 +257,18 @@ class ToolEnv(BaseInteractionEnv):
         calls, errors = self._session.check(found)
         if errors:
             return self._invalid("No tool was run: " + "; ".join(errors) + ".")
-        results = tuple((call, self._session.run(call, deadline)) for call in calls)
-        reward = sum(result.reward for _, result in results)
-        bodies = (json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
-        executed = "\n".join(f"{OPEN}\n{body}\n{CLOSE}" for body in bodies)
-        return _Outcome(results, "", reward, ended=self.over(), executed=executed, span=found.span)
+        results, executed = [], []
+        for call in calls:
+            results.append((call, self._session.run(call, deadline)))
+            body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+            executed.append(f"{OPEN}\n{body}\n{CLOSE}")
+        return _Outcome(
+            results=tuple(results),
+            reward=sum(result.reward for _, result in results),
+            ended=self.over(),
+            executed="\n".join(executed),
+            span=found.span,
+        )
 
     def over(self) -> bool:
         """Return whether the episode ended with the calls of this turn; subclasses may have other endings."""
@@ -303,11 +308,12 @@ class ToolEnv(BaseInteractionEnv):
         except ToolError as error:
             raise EnvironmentFault(f"env.grader {self.settings.grader} raised {error}") from error
         score, words = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
-        score = getattr(score, "tolist", lambda: score)()  # of NumPy's scalars
-        if not isinstance(score, int | float) or not math.isfinite(score):
+        try:
+            return finite(score, "score"), str(words or "")
+        except ToolError as error:
             name = self.settings.grader
-            raise EnvironmentFault(f"env.grader {name} returned {short(value)}, not a number or (number, text)")
-        return float(score), str(words or "")
+            wrong = f"env.grader {name} returned {short(value)}, not a number or (number, text)"
+            raise EnvironmentFault(wrong) from error
 
     def _info(self, outcome: _Outcome, earned: float, truncated: bool) -> StepInfo:
         self._earned += earned + sum(result.reward for _, result in outcome.results)
@@ -339,13 +345,13 @@ class ToolEnv(BaseInteractionEnv):
     def _as_messages(self, outcome: _Outcome) -> list[dict[str, Any]]:
         """Return one message per result, as chat templates expect, then the environment's feedback."""
         messages = []
-        in_template = self.settings.tools_in == "template"
         for number, (call, result) in enumerate(outcome.results):
-            text = result.text if in_template else f"Result of {call.name}:\n{result.text}"
-            message = _message("tool" if in_template else "user", text, result.images)
-            if in_template:
-                # Mistral's template needs an id of nine characters; most other templates ignore it.
-                message["tool_call_id"] = call.identity or f"call{self._steps % 1000:03d}{number % 100:02d}"
+            if self.settings.tools_in == "prompt":
+                messages.append(_message("user", f"Result of {call.name}:\n{result.text}", result.images))
+                continue
+            message = _message("tool", result.text, result.images)
+            # Mistral's template needs an id of nine characters; most other templates ignore it.
+            message["tool_call_id"] = call.identity or f"call{self._steps % 1000:03d}{number % 100:02d}"
             messages.append(message)
         if outcome.feedback or not messages:
             messages.append(_message("user", outcome.feedback, ()))

@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
@@ -47,10 +46,9 @@ class ToolPlace:
     """
 
     def __init__(self) -> None:
-        self._in_main = in_main_thread() and not _has_loop()
+        self._in_main = in_main_thread() and asyncio._get_running_loop() is None
         self._thread: threading.Thread | None = None
         self._calls = queue.SimpleQueue[Any]()
-        self._ending: weakref.finalize[Any, Any] | None = None
 
     def run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
         """Call a sync or async function and return what it returned; raises as `run_bounded`."""
@@ -63,15 +61,13 @@ class ToolPlace:
     def end(self) -> None:
         """End the thread after its current call; another call would start a new one."""
         self._thread = None
-        if self._ending is not None:
-            self._ending()
+        self._calls.put(None)
 
     def _run_in_thread(self, name: str, call: Callable[[], Any], timeout_s: float) -> Any:
         if self._thread is None:
             self._calls = queue.SimpleQueue[Any]()
             self._thread = threading.Thread(target=_serve, args=[self._calls], name="tools", daemon=True)
             self._thread.start()
-            self._ending = weakref.finalize(self, self._calls.put, None)
         thread, future = self._thread, Future[Any]()
         self._calls.put((future, call))
         return _wait(name, future, lambda: (self.end(), _leave(name, thread.is_alive)), timeout_s)
@@ -85,16 +81,11 @@ def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str,
         ToolError: the call raised an exception; the text is the exception's.
         EnvironmentFault: raised by the function itself: the machine is broken.
     """
-    return ToolPlace().run(name, function, arguments, timeout_s)
-
-
-def _has_loop() -> bool:
-    """Return whether an event loop runs in this thread."""
+    place = ToolPlace()
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        return place.run(name, function, arguments, timeout_s)
+    finally:
+        place.end()
 
 
 def _serve(calls: "queue.SimpleQueue[Any]") -> None:

@@ -62,8 +62,6 @@ def make_tool(
     *,
     name: str | None = None,
     schema: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
 ) -> ToolSpec:
     """Make a tool from a function or a `Tool` class; raises ToolError for another object or a bad schema."""
     if not callable(target):
@@ -79,9 +77,9 @@ def make_tool(
         name = name or target.name or re.sub(r"(?<!^)(?=[A-Z])", "_", target.__name__).lower()
     name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"
-    checked = check_schema(schema or infer_schema(function, name), where)
-    checked = check_schema({**checked["function"], "name": name}, where)
-    return ToolSpec(checked, target, dict(config or {}), timeout_s)
+    described = check_schema(schema or infer_schema(function, name), where)
+    described = {**described["function"], "name": name}
+    return ToolSpec(check_schema(described, where), target)
 
 
 def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpec, ...]:
@@ -139,9 +137,10 @@ def select_tools(
             )
         if name in selected:
             raise ConfigError(f"the sample asks for the tool {name!r} twice")
-        own = {} if isinstance(entry, str) else {"schema": check_schema(entry, f"the tool {name} of the sample")}
-        # A copy would compile the tool's schema again.
-        selected[name] = replace(known[name], **own) if own else known[name]
+        selected[name] = known[name]
+        if not isinstance(entry, str):
+            schema = check_schema(entry, f"the tool {name} of the sample")
+            selected[name] = replace(known[name], schema=schema)
     return tuple(selected.values())
 
 
@@ -164,22 +163,22 @@ def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
             )
     if entry.name is not None and len(found) > 1:
         raise ConfigError(f"{key}: {path} offers {len(found)} tools, so a single name does not fit; name one")
-    own, specs = {"config": dict(entry.config), "timeout_s": entry.timeout_s}, []
+    specs = []
     for target in found:
-        marked = _mark_of(target)
-        if marked is not None and entry.name is None and entry.schema_ is None:
-            specs.append(replace(marked, **own))
-        else:
-            name = entry.name or (marked.name if marked is not None else None)
-            specs.append(make_tool(target, name=name, schema=entry.schema_, **own))
+        spec = _mark_of(target)
+        if spec is None or entry.name or entry.schema_:
+            name = entry.name or (spec.name if spec else None)
+            spec = make_tool(target, name=name, schema=entry.schema_)
+        specs.append(replace(spec, config=dict(entry.config), timeout_s=entry.timeout_s))
     return specs
 
 
 def _is_offered(value: Any, module: Any) -> bool:
-    own = getattr(value, "__module__", None) == module.__name__
+    if getattr(value, "__module__", None) != module.__name__:
+        return False
     if inspect.isclass(value):
-        return own and issubclass(value, Tool) and not inspect.isabstract(value)
-    return own and _mark_of(value) is not None
+        return issubclass(value, Tool) and not inspect.isabstract(value)
+    return _mark_of(value) is not None
 
 
 def _mark_of(target: Any) -> ToolSpec | None:

@@ -136,9 +136,10 @@ def read_result(value: Any, settings: ToolSettings) -> ToolResult:
         return _bounded(_response(value), settings)
     response, paid, metrics = value
     result = _response(response)
-    reward = 0.0 if paid is None else _number(paid, "reward")
-    numbers = {str(key): _number(number, f"metric {key}") for key, number in metrics.items()}
-    return _bounded(replace(result, reward=result.reward + reward, metrics={**result.metrics, **numbers}), settings)
+    reward = 0.0 if paid is None else finite(paid, "reward")
+    numbers = {str(key): finite(number, f"metric {key}") for key, number in metrics.items()}
+    result = replace(result, reward=result.reward + reward, metrics={**result.metrics, **numbers})
+    return _bounded(result, settings)
 
 
 def _response(value: Any) -> ToolResult:
@@ -148,12 +149,14 @@ def _response(value: Any) -> ToolResult:
         return ToolResult(value or "")
     if is_image(value):
         return ToolResult(images=(value,))
-    if isinstance(value, list) and value and all(is_image(item) for item in value):
+    if isinstance(value, list) and value and all(map(is_image, value)):
         return ToolResult(images=tuple(value))
-    if isinstance(value, Mapping) and set(value) <= {"text", "image", "images"} and set(value) != {"text"} and value:
-        given = [value[key] for key in ("image", "images") if value.get(key) is not None]
-        images = tuple(p for item in given for p in (item if isinstance(item, list | tuple) else [item]))
-        return ToolResult(str(value.get("text") or ""), images)
+    if isinstance(value, Mapping) and set(value) <= {"text", "image", "images"} and not set(value) <= {"text"}:
+        images: list[Any] = []
+        for given in (value.get("image"), value.get("images")):
+            if given is not None:
+                images += given if isinstance(given, list | tuple) else [given]
+        return ToolResult(str(value.get("text") or ""), tuple(images))
     try:
         return ToolResult(json.dumps(value, ensure_ascii=False, default=_listed))
     except (TypeError, ValueError, RecursionError):
@@ -172,14 +175,12 @@ def _listed(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, Set) else list(value)
 
 
-def _number(value: Any, what: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise ToolError(f"a tool's {what} must be a number, got {short(value)}") from error
-    if not math.isfinite(number):
-        raise ToolError(f"a tool's {what} must be a finite number, got {number}")
-    return number
+def finite(value: Any, what: str) -> float:
+    """Return a number as float, also one of NumPy's; raises ToolError for other values."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ToolError(f"a {what} must be a finite number, got {short(value)}")
+    return float(value)
 
 
 def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:

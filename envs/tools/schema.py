@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from envs.errors import ToolError
@@ -27,6 +26,7 @@ CHECK_S = 1.0
 """Seconds that one check of arguments may take."""
 _TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _ALTERNATIVES = ("allOf", "anyOf", "oneOf")
+_CONDITIONS = ("not", "if", "then", "else")
 _OPENING = {"additionalProperties", "patternProperties", "unevaluatedProperties", "dependencies"}
 """Keywords of an outermost object that itself says which other names it takes."""
 _deadline: ContextVar[float] = ContextVar("deadline")
@@ -71,7 +71,7 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ToolError(f"{where}: the parameters of {name} must be a JSON schema of type object")
-    _make_validator(parameters, f"{where}: the parameters of {name}")
+    _make_validator(Parameters(parameters, f"{where}: the parameters of {name}"))
     return {"type": "function", "function": {**copy.deepcopy(dict(function)), "parameters": dict(parameters)}}
 
 
@@ -80,9 +80,9 @@ class ArgumentCheck:
 
     def __init__(self, schema: Schema) -> None:
         self.name: str = schema["function"]["name"]
-        self._parameters = schema["function"]["parameters"]
-        self._validator = _make_validator(self._parameters, f"the parameters of {self.name}")
-        self._names = _closed_names(self._parameters)
+        self._parameters = Parameters(schema["function"]["parameters"], f"the parameters of {self.name}")
+        self._validator = _make_validator(self._parameters)
+        self._names = self._parameters.closed_names()
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
         """Returns the most telling error in the arguments, or None."""
@@ -98,139 +98,105 @@ class ArgumentCheck:
         finally:
             _deadline.reset(token)
         if error is not None:
-            where = ".".join(map(str, error.absolute_path))
+            place = ".".join(map(str, error.absolute_path))
             message = error.message.encode("utf-8", "backslashreplace").decode()
             message = message if len(message) <= 300 else message[:297] + "..."
-            return f"{self.name}: {where + ': ' if where else ''}{message}"
-        if self._names is None:
-            return None
-        unknown = next((name for name in arguments if name not in self._names), None)
-        known = ", ".join(self._names) or "none"
-        return None if unknown is None else f"{self.name}: there is no argument {short(unknown)}; there are {known}"
+            return f"{self.name}: {place}: {message}" if place else f"{self.name}: {message}"
+        for name in arguments:
+            if self._names is not None and name not in self._names:
+                known = ", ".join(self._names) or "none"
+                return f"{self.name}: there is no argument {short(name)}; there are {known}"
+        return None
 
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Convert arguments from markup, which are text, to the schema's types where possible."""
-        return convert_texts(arguments, self._parameters)
+        return self._parameters.convert(arguments)
 
 
-def convert_texts(arguments: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert arguments that are text to the types of a tool's `parameters` where possible."""
-    options = properties_of(parameters)
-    return {key: _converted(value, options.get(key, [])) for key, value in arguments.items()}
+class Parameters:
+    """A tool's parameters, read by the rules of the draft that `$schema` names; 2020-12 without it."""
 
+    def __init__(self, schema: Mapping[str, Any], where: str = "the parameters") -> None:
+        jsonschema = import_extra("jsonschema", "a tool", "tools")
+        from referencing import Registry
+        from referencing.jsonschema import specification_with
 
-def properties_of(parameters: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the schemas that apply to each argument, through references, alternatives and conditions."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for part in _reached(root_of(parameters, "the parameters")):
-        for name, schema in part.get("properties").items():
-            options = [option.schema for option in _reached(part.at(schema))]
-            found.setdefault(name, []).extend(option for option in options if isinstance(option, Mapping))
-    return found
+        self.schema, self.where = schema, where
+        self.draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        self.resource = specification_with(self.draft.META_SCHEMA["$schema"]).create_resource(schema)
+        self._resolver = Registry().resolver_with_root(self.resource)
 
+    def target(self, reference: Any) -> Any:
+        """Return the schema that a `$ref` names; raises ToolError for an unknown one."""
+        from referencing.exceptions import Unresolvable
 
-def _closed_names(parameters: Mapping[str, Any]) -> list[str] | None:
-    """Return the only names that arguments may have; None if the schema describes none, or itself takes others."""
-    outermost = [part.schema for part in _reached(root_of(parameters, "the parameters"))]
-    used = {keyword for schema in outermost for keyword in schema}
-    if "properties" not in used or used & _OPENING:
-        return None
-    return list(properties_of(parameters))
+        try:
+            return self._resolver.lookup(reference).contents
+        except (Unresolvable, AttributeError, TypeError, ValueError) as error:
+            raise ToolError(
+                f"{self.where} refer to {short(reference)}, which is not in them; "
+                "only references such as #/$defs/NAME are supported"
+            ) from error
+
+    def same_value(self, schema: Mapping[str, Any]) -> list[Any]:
+        """Return the schemas that are applied to the same value: alternatives, references and conditions."""
+        found = [inner for keyword in _ALTERNATIVES for inner in schema.get(keyword, ())]
+        found += [schema[keyword] for keyword in _CONDITIONS if keyword in schema]
+        found += schema.get("dependentSchemas", {}).values()
+        if "$ref" in schema:
+            found.append(self.target(schema["$ref"]))
+        return found
+
+    def reached(self, schema: Any, above: tuple[int, ...] = (), checked: set[int] | None = None) -> Iterator[Any]:
+        """Yield the schema and what is applied to the same value; raises ToolError if references lead back to it."""
+        checked = set() if checked is None else checked
+        if not isinstance(schema, Mapping) or id(schema) in checked:
+            return
+        if id(schema) in above:
+            raise ToolError(f"{self.where} refer to themselves without end ({short(schema)})")
+        yield schema
+        for inner in self.same_value(schema):
+            yield from self.reached(inner, (*above, id(schema)), checked)
+        checked.add(id(schema))
+
+    def properties(self) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the schemas that apply to each argument, through references, alternatives and conditions."""
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for outermost in self.reached(self.schema):
+            for name, schema in outermost.get("properties", {}).items():
+                found.setdefault(name, []).extend(self.reached(schema))
+        return found
+
+    def closed_names(self) -> list[str] | None:
+        """Return the only names that arguments may have; None if there are no names, or others are allowed."""
+        used = {keyword for schema in self.reached(self.schema) for keyword in schema}
+        if "properties" not in used or used & _OPENING:
+            return None
+        return list(self.properties())
+
+    def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """Convert arguments that are text to the schema's types where possible."""
+        properties = self.properties()
+        return {name: _converted(value, properties.get(name, [])) for name, value in arguments.items()}
 
 
 def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
-    allowed = lambda kind: any(kind in option.get("type", ()) for option in options)
-    listed = any(text in option.get("enum", ()) or text == option.get("const") for option in options)
-    if listed or (allowed("string") and not (text == "null" and allowed("null"))):
+    for option in options:
+        if text in option.get("enum", ()) or text == option.get("const"):
+            return text
+    kinds = " ".join(str(option.get("type")) for option in options)
+    if "string" in kinds and not (text == "null" and "null" in kinds):
         return text
     value, error = decode_whole(text)
-    return {"True": True, "False": False, "None": None}.get(text.strip(), text) if error or find_flaw(value) else value
-
-
-# --- The parts of a schema -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """A schema inside of a tool's parameters; `resolver` knows what its references mean."""
-
-    schema: Any
-    resolver: Any
-    draft: Any
-    where: str
-
-    def at(self, schema: Any) -> "Part":
-        """Return a schema that is written inside of this one."""
-        resolver = self.resolver.in_subresource(self.draft.create_resource(schema))
-        return Part(schema, resolver, self.draft, self.where)
-
-    def get(self, keyword: str) -> Mapping[str, Any]:
-        """Return the keyword's mapping; empty without one."""
-        found = self.schema.get(keyword) if isinstance(self.schema, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
-
-    def inside(self) -> "Iterator[Part]":
-        """Yield all schemas inside, and this one."""
-        yield self
-        for inner in self.draft.create_resource(self.schema).subresources():
-            yield from self.at(inner.contents).inside()
-
-    def alternatives(self, keywords: tuple[str, ...] = _ALTERNATIVES) -> "list[Part]":
-        """Return the schemas of the keywords and of `$ref`; raises ToolError for an unknown reference."""
-        from referencing.exceptions import Unresolvable
-
-        if not isinstance(self.schema, Mapping):
-            return []
-        found = [self.at(inner) for keyword in keywords for inner in self.schema.get(keyword, ())]
-        reference = self.schema.get("$ref")
-        if reference is None:
-            return found
-        try:
-            target = self.resolver.lookup(reference)
-        except (Unresolvable, AttributeError, TypeError, ValueError) as error:
-            supported = "only references such as #/$defs/NAME are supported"
-            wrong = f"refer to {short(reference)}, which is not in them; {supported}"
-            raise ToolError(f"{self.where} {wrong}") from error
-        return [*found, Part(target.contents, target.resolver, self.draft, self.where)]
-
-    def same_value(self) -> "list[Part]":
-        """Return the schemas that are applied to the same value: alternatives, references and conditions."""
-        conditions = [self.at(self.schema[key]) for key in ("not", "if", "then", "else") if key in self.schema]
-        return [*self.alternatives(), *conditions, *map(self.at, self.get("dependentSchemas").values())]
-
-
-def root_of(parameters: Mapping[str, Any], where: str) -> Part:
-    """Return the whole schema, read by the rules of the draft that `$schema` names; 2020-12 without it."""
-    from referencing import Registry
-    from referencing.jsonschema import specification_with
-
-    draft = specification_with(_draft_of(parameters).META_SCHEMA["$schema"])
-    return Part(parameters, Registry().resolver_with_root(draft.create_resource(parameters)), draft, where)
-
-
-def _reached(part: Part, above: tuple[int, ...] = (), checked: set[int] | None = None) -> Iterator[Part]:
-    """Yield the part and what is applied to the same value; raises ToolError if references lead back to it."""
-    checked = set() if checked is None else checked
-    if not isinstance(part.schema, Mapping) or id(part.schema) in checked:
-        return
-    if id(part.schema) in above:
-        raise ToolError(f"{part.where} refer to themselves without end ({short(part.schema)})")
-    yield part
-    for inner in part.same_value():
-        yield from _reached(inner, (*above, id(part.schema)), checked)
-    checked.add(id(part.schema))
-
-
-def _draft_of(schema: Mapping[str, Any]) -> Any:
-    """Return jsonschema's validator of the schema's draft."""
-    jsonschema = import_extra("jsonschema", "a tool", "tools")
-    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    if error or find_flaw(value):
+        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    return value
 
 
 # --- The validator -------------------------------------------------------------------------------------------------
 
 
-def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
+def _make_validator(parameters: Parameters) -> Any:
     """jsonschema's validator for a schema, whose `iter_errors` raises TimeoutError after the deadline."""
     jsonschema = import_extra("jsonschema", "a tool", "tools")
     regex = import_extra("regex", "a tool", "tools")
@@ -238,33 +204,45 @@ def _make_validator(schema: Mapping[str, Any], where: str) -> Any:
 
     patterns = jsonschema.FormatChecker(formats=())
     patterns.checks("regex", raises=regex.error)(lambda text: not isinstance(text, str) or bool(regex.compile(text)))
+    draft = parameters.draft
     try:
-        draft = _draft_of(schema)
-        draft.check_schema(schema, format_checker=patterns)
-        _check_parts(root_of(schema, where))
+        draft.check_schema(parameters.schema, format_checker=patterns)
+        _check_references(parameters)
     except jsonschema.SchemaError as error:
-        raise ToolError(f"{where} are not a JSON schema: {error.message[:300]}") from error
+        raise ToolError(f"{parameters.where} are not a JSON schema: {error.message[:300]}") from error
     except RecursionError as error:
-        raise ToolError(f"{where} are nested too deep") from error
-    keywords = {**draft.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
-    keywords["patternProperties"] = _pattern_properties
-    keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
+        raise ToolError(f"{parameters.where} are nested too deep") from error
+    keywords = {
+        **draft.VALIDATORS,
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _without_patterns(draft.VALIDATORS["additionalProperties"]),
+        "uniqueItems": _unique_items,
+    }
     keywords = {name: _limited(check) for name, check in keywords.items()}
     # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
     types = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return jsonschema.validators.extend(draft, keywords, type_checker=types)(schema, registry=Registry())
+    extended = jsonschema.validators.extend(draft, keywords, type_checker=types)
+    return extended(parameters.schema, registry=Registry())
 
 
-def _check_parts(root: Part) -> None:
+def _check_references(parameters: Parameters) -> None:
     """Refuse references that lead outside or back to themselves, and keywords whose time cannot be bounded."""
-    parts, checked = [*root.inside()], set[int]()
-    used = {keyword for part in parts if isinstance(part.schema, Mapping) for keyword in part.schema}
+    used, checked = set[str](), set[int]()
+    for schema in _inside(parameters.resource):
+        used.update(schema if isinstance(schema, Mapping) else ())
+        for _ in parameters.reached(schema, checked=checked):
+            pass
     for keywords in ({"$dynamicRef"}, {"unevaluatedProperties", "patternProperties"}):
         if keywords <= used:
-            raise ToolError(f"{root.where} use {' with '.join(sorted(keywords))}, which is not supported")
-    for part in parts:
-        for _ in _reached(part, checked=checked):
-            pass
+            raise ToolError(f"{parameters.where} use {' with '.join(sorted(keywords))}, which is not supported")
+
+
+def _inside(resource: Any) -> Iterator[Any]:
+    """Yield a schema and all schemas inside."""
+    yield resource.contents
+    for inner in resource.subresources():
+        yield from _inside(inner)
 
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]

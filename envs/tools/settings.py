@@ -62,8 +62,6 @@ class McpSettings(Settings):
     """Address of a running server that speaks streamable HTTP, such as `http://localhost:8000/mcp`."""
     include: tuple[str, ...] | None = None
     """The server's tools to offer; by default all of them."""
-    exclude: tuple[str, ...] = ()
-    """The server's tools to leave out."""
     prefix: str = ""
     """Put before every tool's name, for servers whose tools have the same names."""
     scope: Literal["worker", "episode"] = "worker"

@@ -39,8 +39,7 @@ def test_a_plain_text_environment_works_by_import_path_alone() -> None:
     ("shape", "options", "long_term", "short_term"),
     [
         ("dict", {}, "you stand at 1", ""),
-        ("dict", {"text_key": "view"}, "you stand at 1", ""),
-        ("two_texts", {"text_key": "sound"}, "silence", ""),
+        ("two_texts", {}, "sound: silence\nview: you stand at 1", ""),
         ("balrog", {}, "you stand at 1", "turn 0"),
         ("array", {"describe": f"{WORLDS}.describe_places"}, "at 1, door", ""),
     ],

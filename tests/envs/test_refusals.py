@@ -24,7 +24,6 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "envs.gymnasium_text": [
         ("play", {"id": "builtins.dict"}, "which is not a gymnasium environment"),
         ("play", {"id": CORRIDOR, "kwargs": {"shape": "array"}}, r"set env\.describe"),
-        ("play", {"id": CORRIDOR, "kwargs": {"shape": "dict"}, "text_key": "veiw"}, "'veiw'; did you mean view"),
         ("play", {"id": CORRIDOR, "actions": ["a", "b"]}, "names 2 actions, but .* has 3"),
         ("MiniHack-Rom-5x5-v0", NETHACK, f"no task 'MiniHack-Rom-5x5-v0'; did you mean {ROOM}"),
         ("NetHackChallenge-v0", NETHACK, r"cannot be seeded.*env\.deterministic: false"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pydantic_core
 import yaml
 
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, encode_row
@@ -159,8 +160,8 @@ MARKUP = "<tool_call><function=f><parameter=a>1</parameter></function></tool_cal
 
 def agent_request(data: bytes) -> None:
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
+        body = pydantic_core.from_json(data)
+    except ValueError:
         return
     for api in (openai_format, anthropic_format):
         with suppress(RequestError):

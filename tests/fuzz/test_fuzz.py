@@ -1,7 +1,4 @@
-"""Untrusted input ends in data or in a named error: 1,000 inputs a target by default, 100,000 with `-m slow`.
-
-`python tests/fuzz/run_atheris.py TARGET -runs=100000` lets a coverage-guided fuzzer choose the inputs.
-"""
+"""Untrusted input ends in data or in a named error: 1,000 inputs a target by default, 100,000 with `-m slow`."""
 
 import random
 

@@ -35,34 +35,35 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
         timeout_s: seconds that one call may take.
 
     Raises:
-        ConfigError: the command, `include` or `exclude` names something that does not exist.
+        ConfigError: the command or `include` names something that does not exist.
         EnvironmentFault: the server cannot be started or reached, or its tools have changed.
         ToolError: the server gives all its tools names or schemas that models cannot use.
     """
     place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
     with _lock:
         server = _servers.setdefault(place, McpServer(settings))
-    if shared or not server.specs:
-        try:
-            listing = server.offered()
-        except ConfigError as error:
-            raise ConfigError(f"{key}.{error}") from error
-        if not server.specs:
-            schemas = read_schemas(listing.values(), settings.label, settings.prefix)
-            common = {
-                "timeout_s": timeout_s,
-                "create_timeout_s": 2 * settings.start_timeout_s + START_GRACE_S,
-                "deterministic": settings.deterministic,
-                "source": settings.label,
-            }
-            specs = []
-            for name, schema in schemas.items():
-                target: Any = functools.partial(server.call, name) if shared else EpisodeTool
-                own = {} if shared else {"settings": settings, "known": listing, "tool": name}
-                specs.append(ToolSpec(schema, target, own, **common))
-            server.specs = tuple(specs)
-        if not shared:
-            server.close()
+    if server.specs and not shared:
+        return server.specs
+    try:
+        listing = server.offered()
+    except ConfigError as error:
+        raise ConfigError(f"{key}.{error}") from error
+    if not server.specs:
+        schemas = read_schemas(listing.values(), settings.label, settings.prefix)
+        server.specs = tuple(
+            ToolSpec(
+                schema,
+                target=functools.partial(server.call, name) if shared else EpisodeTool,
+                config={"settings": settings, "known": listing, "tool": name},
+                timeout_s=timeout_s,
+                create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
+                deterministic=settings.deterministic,
+                source=settings.label,
+            )
+            for name, schema in schemas.items()
+        )
+    if not shared:
+        server.close()
     return server.specs
 
 
@@ -74,8 +75,14 @@ def read_schemas(listing: Iterable[Mapping[str, Any]], label: str, prefix: str =
     """
     schemas, failed = dict[str, Schema](), list[ToolError]()
     for tool in listing:
+        name = tool["name"]
+        described = {
+            "name": prefix + name,
+            "description": (tool.get("description") or "").strip() or tool.get("title") or name,
+            "parameters": tool["inputSchema"] if "inputSchema" in tool else tool["input_schema"],
+        }
         try:
-            schemas[tool["name"]] = _read_schema(tool, label, prefix)
+            schemas[name] = check_schema(described, label)
         except ToolError as error:
             failed.append(error)
     if failed and not schemas:
@@ -83,17 +90,6 @@ def read_schemas(listing: Iterable[Mapping[str, Any]], label: str, prefix: str =
     for error in failed:
         warn_once(f"{error}; the tool is left out")
     return schemas
-
-
-def _read_schema(tool: Mapping[str, Any], label: str, prefix: str) -> Schema:
-    """Return a tool's schema in OpenAI's form from MCP's; raises ToolError, with `label`, if it cannot be used."""
-    name = tool["name"]
-    described = {
-        "name": prefix + name,
-        "description": (tool.get("description") or "").strip() or tool.get("title") or name,
-        "parameters": tool["inputSchema"] if "inputSchema" in tool else tool["input_schema"],
-    }
-    return check_schema(described, label)
 
 
 class EpisodeTool(Tool):
@@ -126,8 +122,7 @@ def tool_result(result: Mapping[str, Any]) -> ToolResult:
             case "text":
                 texts.append(part["text"])
             case "image":
-                media = part.get("mimeType") or part["mime_type"]
-                images.append(f"data:{media};base64,{part['data']}")
+                images.append(f"data:;base64,{part['data']}")
             case "resource" if "text" in part["resource"]:
                 texts.append(part["resource"]["text"])
             case "resource_link":
@@ -189,8 +184,9 @@ class McpServer:
         before = self.restarts
         asking = asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop())
         result = tool_result(await asyncio.wrap_future(asking))
-        restarts = self.restarts - before
-        return replace(result, metrics={"restarts": restarts} if restarts else {})
+        if restarts := self.restarts - before:
+            result = replace(result, metrics={"restarts": restarts})
+        return result
 
     def close(self) -> None:
         """Begin to end the server."""
@@ -251,13 +247,12 @@ class McpServer:
         """Return the tools on offer, which stay the same from the first listing on."""
         if self._known is None:
             settings = self.settings
-            for key, names in (("include", settings.include or ()), ("exclude", settings.exclude)):
-                for name in names:
-                    if name not in listing:
-                        has = ", ".join(listing) or "none"
-                        raise ConfigError(f"mcp.{key}: {settings.label} has no tool {name!r}; it has {has}")
             chosen = listing if settings.include is None else settings.include
-            self._known = {name: listing[name] for name in chosen if name not in settings.exclude}
+            for name in chosen:
+                if name not in listing:
+                    has = ", ".join(listing) or "none"
+                    raise ConfigError(f"mcp.include: {settings.label} has no tool {name!r}; it has {has}")
+            self._known = {name: listing[name] for name in chosen}
         for name, tool in self._known.items():
             if name not in listing or listing[name]["inputSchema"] != tool["inputSchema"]:
                 change = "has changed the arguments of" if name in listing else "no longer has"

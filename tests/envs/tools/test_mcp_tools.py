@@ -63,7 +63,7 @@ def servers() -> list[psutil.Process]:
 
 
 def test_schemas_texts_and_pictures_come_from_the_server_and_errors_are_observations() -> None:
-    env = started(prefix="my_", exclude=["remember"])
+    env = started(prefix="my_", include=["add", "paint", "misbehave"])
     assert [tool["function"]["name"] for tool in env.tools] == ["my_add", "my_paint", "my_misbehave"]
     assert env.tools[0]["function"]["description"] == "Add two numbers."
     assert shown(env, call("my_add", a=1, b=2)) == ("my_add: 3", {"tool_calls": 1.0})
