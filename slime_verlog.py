@@ -36,10 +36,12 @@ class MissingDependencyError(SlimeVerlogError, ImportError):
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
-_FULL, _FORBIDDEN = "free some space", "choose a folder that can be written"
+_FULL = "free some space"
+_FORBIDDEN = "choose a folder that can be written"
 _DISK_ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _FORBIDDEN),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR), _FORBIDDEN),
 }
 """What to do, by the number of an error of the file system that is not a program's mistake."""
 BAR_S = 0.2 if sys.stderr and sys.stderr.isatty() else 30.0
@@ -151,15 +153,7 @@ def parse_yaml(text: str, place: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except (
-        yaml.YAMLError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (yaml.YAMLError, *_WRONG_VALUE) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{place}:{mark.line + 1}" if mark and "\n" in text else place
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -240,7 +234,8 @@ def _explain(model: type[Settings], errors: Sequence[Any], mapping: Mapping[str,
 
 def _expected(error: Any) -> str:
     """What a value must be, in words."""
-    kind, context = error["type"], error.get("ctx", {})
+    kind = error["type"]
+    context = error.get("ctx", {})
     if kind in _BOUNDS:
         return f"{_BOUNDS[kind]} {next(iter(context.values())):g}"
     if kind == "literal_error":

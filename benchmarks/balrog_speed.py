@@ -18,11 +18,17 @@ from omegaconf import OmegaConf
 def speed(family: str, task: str, seconds: float) -> float:
     """Play random actions for `seconds` of CPU time; a first episode of up to 50 steps is not measured."""
     config = OmegaConf.load(Path(balrog.__file__).parent / "config" / "config.yaml")
-    rng, seed, steps, spent = random.Random(0), 0, 0, 0.0
+    rng = random.Random(0)
+    seed = 0
+    steps = 0
+    spent = 0.0
     while spent < seconds:
         env = make_env(family, task, config)
         env.reset(seed=seed)
-        actions, taken, done, began = list(env.get_wrapper_attr("language_action_space")), 0, False, time.process_time()
+        actions = list(env.get_wrapper_attr("language_action_space"))
+        taken = 0
+        done = False
+        began = time.process_time()
         while not done and (taken < 50 or (seed and spent + time.process_time() - began < seconds)):
             _, _, terminated, truncated, _ = env.step(rng.choice(actions))
             taken, done = taken + 1, terminated or truncated

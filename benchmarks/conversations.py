@@ -14,7 +14,7 @@ are what the trainer computes; `own` is the share of the model's tokens that hav
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,12 +28,18 @@ Conversation = Sequence[dict[str, Any]]
 
 def distinct_tokens(conversation: Conversation) -> int:
     """Return the number of nodes of a prefix tree of the turns' prompts with their responses."""
-    total, previous = 0, []
+    total = 0
+    previous = []
     for tokens in sorted(turn["prompt"] + turn["response"] for turn in conversation):
-        pairs = zip(previous, tokens, strict=False)
-        total += len(tokens) - sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        same = (a == b for a, b in zip(previous, tokens, strict=False))
+        shared = sum(takewhile(bool, same))
+        total += len(tokens) - shared
         previous = tokens
     return total
+
+
+def _lengths(turns: Conversation) -> list[int]:
+    return [len(turn["prompt"]) + len(turn["response"]) for turn in turns]
 
 
 def as_chains(conversation: Conversation) -> tuple[list[int], int]:
@@ -42,13 +48,12 @@ def as_chains(conversation: Conversation) -> tuple[list[int], int]:
     for turn in conversation:
         prompt = SimpleNamespace(token_ids=turn["prompt"], train_inputs=None)
         turns.append(SimpleNamespace(prompt=prompt, generation=SimpleNamespace(token_ids=turn["response"])))
-    last = [conversation[chain[-1]] for chain in find_chains(turns)]
-    return [len(turn["prompt"]) + len(turn["response"]) for turn in last], _own(conversation)
+    return _lengths([conversation[chain[-1]] for chain in find_chains(turns)]), _own(conversation)
 
 
 def as_turns(conversation: Conversation) -> tuple[list[int], int]:
     """The same for a sample per turn."""
-    return [len(turn["prompt"]) + len(turn["response"]) for turn in conversation], _own(conversation)
+    return _lengths(conversation), _own(conversation)
 
 
 def as_skyrl(conversation: Conversation) -> tuple[list[int], int]:
@@ -73,15 +78,11 @@ def as_slime(conversation: Conversation) -> tuple[list[int], int]:
         record = TurnRecord(turn["prompt"], turn["response"], "stop")
         manager.record_turn("one", turn=record, prompt_messages=turn["messages"], response_message=turn["answer"])
     samples = manager.get_trajectory("one", base_sample=Sample())
-    return [len(sample.tokens) for sample in samples], sum(sum(sample.loss_mask or ()) for sample in samples)
+    trained = sum(sum(sample.loss_mask or ()) for sample in samples)
+    return [len(sample.tokens) for sample in samples], trained
 
 
-RULES: dict[str, Callable[[Conversation], tuple[list[int], int]]] = {
-    "chains": as_chains,
-    "turns": as_turns,
-    "skyrl": as_skyrl,
-    "slime": as_slime,
-}
+RULES = {"chains": as_chains, "turns": as_turns, "skyrl": as_skyrl, "slime": as_slime}
 
 
 def _own(conversation: Conversation) -> int:
@@ -93,7 +94,8 @@ def main() -> None:
     print("recording,rule,requests,distinct,samples,trained,trained_per_distinct,own")
     for path in map(Path, sys.argv[1:]):
         conversation = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        distinct, generated = distinct_tokens(conversation), _own(conversation)
+        distinct = distinct_tokens(conversation)
+        generated = _own(conversation)
         for rule, count in RULES.items():
             lengths, own = count(conversation)
             trained = sum(lengths)

@@ -70,7 +70,8 @@ def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
 
 def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
     """Median CPU milliseconds to append a turn, and to write its request, over this turn and the next 24."""
-    encoder, times = conversation.encoder, []
+    encoder = conversation.encoder
+    times = []
     prompt = encoder.prompt(conversation.messages(0))
     for user in conversation.users[1:turn]:
         prompt = encoder.append(prompt, conversation.response, [user])
@@ -87,7 +88,9 @@ def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
 
 
 def rows(conversation: Conversation, turn: int) -> dict[str, float]:
-    images, encoder, tokenizer = conversation.images, conversation.encoder, conversation.encoder.tokenizer
+    images = conversation.images
+    encoder = conversation.encoder
+    tokenizer = conversation.encoder.tokenizer
     whole = conversation.messages(turn)
     window = [whole[0], *whole[-3:]]
 
@@ -102,7 +105,8 @@ def rows(conversation: Conversation, turn: int) -> dict[str, float]:
 
     def two_templates() -> None:
         earlier = whole[:-1]
-        old, now = rendered(earlier), rendered(whole)
+        old = rendered(earlier)
+        now = rendered(whole)
         if images:
             encoded(old, earlier)
             encoded(now, whole)

@@ -92,9 +92,12 @@ class Server:
         """Start with idle engines; the engines have no tokenizer, so responses are made of the `vocabulary`."""
         self.timing = Timing(places=places)
         self.engines = [Engine(self.timing) for _ in range(engines)]
-        self.answer_tokens, self.vocabulary = answer_tokens, vocabulary
+        self.answer_tokens = answer_tokens
+        self.vocabulary = vocabulary
         self.hosts = [host]
-        self.time, self.version, self.arrived = 0.0, 1, 0
+        self.time = 0.0
+        self.version = 1
+        self.arrived = 0
         self.recorded: dict[int, tuple[np.ndarray, int]] = {}
         self._answers: dict[Request, asyncio.Future[str]] = {}
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
@@ -193,7 +196,9 @@ class Server:
 
     async def saturated(self, request: web.Request) -> web.Response:
         """Replay the recorded requests with a queue that is never empty; takes no simulated time."""
-        body, engines, work = await request.json(), len(self.engines), list(self.recorded.values())
+        body = await request.json()
+        engines = len(self.engines)
+        work = list(self.recorded.values())
         tokens, _ = saturated(self.timing, work)
         updated, _ = saturated(self.timing, work, max(1, body["every"] // engines), body["mode"])
         return web.json_response({"tokens_per_s": tokens * engines, "updated_tokens_per_s": updated * engines})

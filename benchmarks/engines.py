@@ -88,7 +88,8 @@ class SimulatedEngines:
         if len(bodies) <= places:
             return 0.0
         unsent = iter(bodies)
-        began, answered = 0.0, 0
+        began = 0.0
+        answered = 0
 
         async def send() -> None:
             nonlocal began, answered

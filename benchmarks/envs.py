@@ -10,7 +10,6 @@ not counted.
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import random
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from envs.loading import build_env_from  # noqa: E402
+from slime_verlog import MissingDependencyError  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,6 @@ class Row:
 
     module: str
     task: str
-    needs: str = "numpy"
-    """The package that it needs."""
     balrog: tuple[str, str] | None = None
     """BALROG's family and task, if it has the same one."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -55,20 +53,20 @@ _MCP_COMMAND = [sys.executable, str(Path(sys.path[0]) / "tests" / "fixtures" / "
 _MCP_TOOL = {"tools": {"mcp": {"command": _MCP_COMMAND, "include": ["add"]}}, **_ASKED}
 _GUESS_SERVER = ("-m", "tests.fixtures.openenv_server", "guess", "0")
 ROWS = [
-    Row("envs.babyai", "goto", "minigrid", ("babyai", "BabyAI-MixedTrainLocal-v0/goto"), images=True),
-    Row("envs.babyai", "open", "minigrid", ("babyai", "BabyAI-MixedTrainLocal-v0/open"), images=True),
-    Row("envs.babyai", "BossLevel", "minigrid", images=True),
-    Row("envs.babaisai", "goto_win", balrog=("babaisai", "env/goto_win"), images=True),
-    Row("envs.babaisai", "two_room-goto_win", balrog=("babaisai", "env/two_room-goto_win"), images=True),
-    Row("envs.crafter", "default", "crafter", ("crafter", "default"), images=True),
+    Row("envs.babyai", "goto", ("babyai", "BabyAI-MixedTrainLocal-v0/goto"), images=True),
+    Row("envs.babyai", "open", ("babyai", "BabyAI-MixedTrainLocal-v0/open"), images=True),
+    Row("envs.babyai", "BossLevel", images=True),
+    Row("envs.babaisai", "goto_win", ("babaisai", "env/goto_win"), images=True),
+    Row("envs.babaisai", "two_room-goto_win", ("babaisai", "env/two_room-goto_win"), images=True),
+    Row("envs.crafter", "default", ("crafter", "default"), images=True),
     Row("envs.sokoban", "two_boxes", images=True),
     Row("envs.sokoban", "four_boxes", images=True),
-    Row("envs.textworld", "treasure_hunter", "textworld", options={"games": 2}, answers=_COMMANDS),
-    Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", "minihack", options=_NETHACK),
-    Row("envs.gymnasium_text", "NetHackScore-v0", "nle", options=_NETHACK),
-    Row("envs.tools", "python", "jsonschema", options=_PYTHON_TOOL, answers=_ADD),
-    Row("envs.tools", "mcp", "mcp", options=_MCP_TOOL, answers=_ADD),
-    Row("envs.openenv", "guess", "websockets", options={"max_steps": 1000}, answers=("1",), server=_GUESS_SERVER),
+    Row("envs.textworld", "treasure_hunter", options={"games": 2}, answers=_COMMANDS),
+    Row("envs.gymnasium_text", "MiniHack-Room-5x5-v0", options=_NETHACK),
+    Row("envs.gymnasium_text", "NetHackScore-v0", options=_NETHACK),
+    Row("envs.tools", "python", options=_PYTHON_TOOL, answers=_ADD),
+    Row("envs.tools", "mcp", options=_MCP_TOOL, answers=_ADD),
+    Row("envs.openenv", "guess", options={"max_steps": 1000}, answers=("1",), server=_GUESS_SERVER),
 ]
 
 
@@ -97,7 +95,8 @@ def play(row: Row, seed: int, limit: float, rng: random.Random, options: Mapping
     env.reset()
     ready = time.process_time()
     answers = row.answers or list(env.actions)
-    steps, done = 0, False
+    steps = 0
+    done = False
     while not done and time.process_time() - ready < limit:
         for answer in rng.choices(answers, k=50):
             _, done, _ = env.step(answer)
@@ -116,7 +115,9 @@ def measure(row: Row, seconds: float, **options: Any) -> tuple[float, float]:
     """
     rng = random.Random(0)
     play(row, 0, 0.001, rng, options)
-    steps, spent, resets = 0, 0.0, []
+    steps = 0
+    spent = 0.0
+    resets = []
     while spent < seconds:
         taken, used, reset = play(row, len(resets), seconds - spent, rng, options)
         steps += taken
@@ -145,16 +146,20 @@ def main() -> None:
         name = f"{row.module.removeprefix('envs.')} {row.task}"
         if arguments.only not in name:
             continue
-        if importlib.util.find_spec(row.needs) is None:
-            print(f"{name:<34}  needs {row.needs}")
+        drawn = "-"
+        theirs = "-"
+        ratio = "-"
+        try:
+            with served(row) as options:
+                steps, reset_ms = measure(row, seconds, **options)
+        except MissingDependencyError as error:
+            print(f"{name:<34}  {error}")
             continue
-        drawn, theirs, ratio = "-", "-", "-"
-        with served(row) as options:
-            steps, reset_ms = measure(row, seconds, **options)
         if row.images:
             drawn = f"{measure(row, seconds, vlm=True)[0]:,.0f}"
         if row.balrog and (balrog := balrog_speed(row.balrog, seconds)):
-            theirs, ratio = f"{balrog:,.0f}", f"{steps / balrog:.1f} x"
+            theirs = f"{balrog:,.0f}"
+            ratio = f"{steps / balrog:.1f} x"
         print(line.format(name, f"{steps:,.0f}", drawn, theirs, ratio, f"{reset_ms:.2f}"))
 
 

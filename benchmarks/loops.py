@@ -139,7 +139,8 @@ class Meter:
     """Adds up what a loop does between `start` and `stop`. Seconds are simulated, except for the host's CPU time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines) -> None:
-        self.case, self.engines = case, engines
+        self.case = case
+        self.engines = engines
         self.players: list[Host] = []
         """The processes that play, if this one does not."""
         self._ages: Counter[int] = Counter()
@@ -195,8 +196,12 @@ class Trainer:
     """Calls a rollout function as slime's scripts do; training takes simulated time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, generate: Generate) -> None:
-        self.case, self.engines, self.args, self.generate = case, engines, args, generate
-        self.source, self.meter = EpisodeSource(args), Meter(case, engines)
+        self.case = case
+        self.engines = engines
+        self.args = args
+        self.generate = generate
+        self.source = EpisodeSource(args)
+        self.meter = Meter(case, engines)
         self.train_s = TRAINING_S * case.turns / case.engines * case.answer_tokens / 150
         self.last = case.warm + case.batches
 
@@ -250,7 +255,8 @@ async def lock_step(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """Verlog's order: all environments wait for all responses, then all of them step."""
     runtime = await get_runtime(args)
     await fixed_turn.open_slots(runtime, source)
-    params, segments = runtime.flags.sampling_params(), []
+    params = runtime.flags.sampling_params()
+    segments = []
     for _ in range(args.rollout_batch_size // len(source.slots)):
         episodes = [await slot.live() for slot in source.slots]
         generations = await asyncio.gather(*(episode.generate(params) for episode in episodes))

@@ -32,7 +32,8 @@ FILES = 16
 TASK = "Write small modules with a test for each, and make the tests pass. The folder is {folder} ."
 LIMITS = {"rollout_max_context_len": 200_000, "rollout_max_response_len": 2_000}
 CODE = "def total(prices):\n    found = 0\n    for price in prices[1:]:\n        found += price\n    return found\n"
-WRONG, RIGHT = "prices[1:]:", "prices:"
+WRONG = "prices[1:]:"
+RIGHT = "prices:"
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -145,7 +146,8 @@ async def record(program: str, folder: Path, **more: Any) -> list[dict[str, Any]
     """Play one episode and return its turns; prints the lengths of its samples, and what the run counted."""
     tokenizer = family(FAMILY)
     tokenizer.save_pretrained(folder / "checkpoint")
-    Sent.sent, Sent.answers = [], []
+    Sent.sent = []
+    Sent.answers = []
     times = {"env_step_timeout_s": 4000.0, "env_reset_timeout_s": 4000.0}
     async with Engine(tokenizer, program) as engine:
         keys = {**keys_of(program), "hf_checkpoint": str(folder / "checkpoint"), **LIMITS, **times, **more}

@@ -39,10 +39,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks import loops, slime_loop
 from benchmarks.engines import REPOSITORY
 from inspection.text import align
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.tokenizers import CACHE, real_tokenizer
 
 FAMILY = "qwen2_5"
 COLUMNS = (
@@ -65,21 +68,18 @@ LABELS = {**{name: loop.label for name, loop in loops.LOOPS.items()}, **slime_lo
 def find_tokenizer(folder: Path) -> Path:
     """Find Qwen2.5's tokenizer, downloaded once; the project's own in `folder` if it cannot be had."""
     try:
-        from tests.fixtures.tokenizers import CACHE, real_tokenizer
-
         real_tokenizer(FAMILY)
-        return CACHE / FAMILY
-    except BaseException as problem:  # pytest's skip derives from BaseException
-        if type(problem).__name__ not in ("Skipped", "ImportError", "ModuleNotFoundError"):
-            raise
+    except (pytest.skip.Exception, ImportError) as problem:
         print(f"the project's own small tokenizer instead of Qwen's: {problem}", file=sys.stderr)
         chatml_tokenizer().save_pretrained(folder)
         return folder
+    return CACHE / FAMILY
 
 
 def run_slime(cases: Sequence[loops.Case], checkpoint: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of slime's loop, from slime's interpreter; none, and a sentence on stderr, if it is not there."""
-    path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
+    path = os.environ.get("SLIME_PATH")
+    python = os.environ.get("SLIME_CPU_PYTHON")
     if not path or not python:
         missing = "set SLIME_PATH to a checkout and SLIME_CPU_PYTHON to what tests/slime/cpu/install.sh makes"
         print(f"slime's loop is left out: {missing}", file=sys.stderr)

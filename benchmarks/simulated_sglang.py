@@ -60,7 +60,9 @@ class PrefixCache:
 
     def take(self, ids: np.ndarray) -> int:
         """Count the tokens at the beginning of `ids` that are held already, and hold all of them."""
-        held, hit, key = 0, True, 0
+        held = 0
+        hit = True
+        key = 0
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             key = hash((key, ids[start : start + BLOCK].tobytes()))
             hit = hit and key in self._blocks
@@ -126,7 +128,8 @@ class Engine:
                 request.done += done
             self.tokens += done * len(self.running)
         stopped = [*self.running, *self.waiting]
-        self.running, self.waiting = [], deque()
+        self.running = []
+        self.waiting = deque()
         self._schedule(now)
         return stopped
 
@@ -145,8 +148,11 @@ class Engine:
 
     def _schedule(self, now: float) -> None:
         """Begin the next prefill or the decode steps up to the next response's end."""
-        self._began, self._steps, self._prefilled = now, 0, []
-        timing, new = self.timing, 0
+        self._began = now
+        self._steps = 0
+        self._prefilled = []
+        timing = self.timing
+        new = 0
         while self.waiting and len(self.running) < timing.places and not self.paused:
             tokens = len(self.waiting[0].prompt) + self.waiting[0].done
             if self._prefilled and new + tokens > timing.prefill_tokens:
@@ -174,8 +180,13 @@ def saturated(
     New weights come after `every` responses (0: never). The cache is empty then, and running requests start again
     (`abort`) or go on once prompt and response so far are computed again (`retract`).
     """
-    engine, todo = Engine(timing), iter(work)
-    now, began, tokens, finished, total = 0.0, 0.0, 0, 0, 0
+    engine = Engine(timing)
+    todo = iter(work)
+    now = 0.0
+    began = 0.0
+    tokens = 0
+    finished = 0
+    total = 0
 
     def refill() -> None:
         while engine.load < 2 * timing.places and (item := next(todo, None)) is not None:

@@ -24,23 +24,23 @@ STEPS = 3
 def measure(folder: Path, engine: EngineServer, model: Path, reference: Path, samples: str, turns: int) -> Any:
     """Train `STEPS` batches; return the numbers of the last one by role."""
     work = folder / samples
-    sizes = ("--rollout-batch-size", str(turns), "--n-samples-per-prompt", "1", "--global-batch-size", str(turns))
     flags = (
-        *(*engine_flags(engine), *sizes, "--num-rollout", str(STEPS), "--rollout-max-response-len", "8"),
+        *engine_flags(engine),
+        *("--rollout-batch-size", str(turns), "--n-samples-per-prompt", "1", "--global-batch-size", str(turns)),
+        *("--num-rollout", str(STEPS), "--rollout-max-response-len", "8", "--max-tokens-per-gpu", "100000"),
         *("--rollout-function-path", "tests.slime.cpu.conversations.generate_conversation"),
-        *(*roles(work / "roles.yaml", {"lr": 1e-5}, {"lr": 1e-6}), "--max-tokens-per-gpu", "100000"),
+        *roles(work / "roles.yaml", {"lr": 1e-5}, {"lr": 1e-6}),
     )
     run = Run(find_slime(), work, model, reference, {**ledger_settings(work), "samples": samples}, flags)
     run.train()
     found: dict[str, Any] = {}
     for role in ("actor", "critic"):
-        (before,), (last,) = (run.records(role, step) for step in (STEPS - 2, STEPS - 1))
-        found[role] = {
-            "samples": len(last["data"]["tokens"]),
-            "tokens": sum(map(len, last["data"]["tokens"])),
-            "cpu_s": round(last["cpu_s"] - before["cpu_s"], 2),
-            "peak_mib": last["peak_kib"] // 1024,
-        }
+        (before,) = run.records(role, STEPS - 2)
+        (last,) = run.records(role, STEPS - 1)
+        tokens = last["data"]["tokens"]
+        cpu_s = round(last["cpu_s"] - before["cpu_s"], 2)
+        peak_mib = last["peak_kib"] // 1024
+        found[role] = {"samples": len(tokens), "tokens": sum(map(len, tokens)), "cpu_s": cpu_s, "peak_mib": peak_mib}
     return found
 
 

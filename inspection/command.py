@@ -53,14 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:  # argparse would answer with the usage of the whole command
         parts.choices[options.part].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        from slime_verlog import ConfigError, command
+        from slime_verlog import command
     except ModuleNotFoundError as error:
         hint = "run: bash scripts/install.sh && source .venv/bin/activate"
         raise SystemExit(f"error: the package {error.name} is missing; {hint}") from error
     with command():
-        try:
-            code = options.run(options)
-        except ConfigError as error:
-            config = getattr(options, "target", None) or getattr(options, "config", None) or "CONFIG"
-            raise ConfigError(str(error).replace("build-images CONFIG", f"build-images {config}")) from error
+        code = options.run(options)
     raise SystemExit(code)

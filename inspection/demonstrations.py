@@ -17,7 +17,7 @@ from typing import Any
 
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.loading import checked_text
-from inspection.records import write_jsonl
+from inspection.records import Record, write_jsonl
 from inspection.target import check_free
 from inspection.text import HelpFormatter
 from rollout.bridge.settings import load_settings
@@ -42,7 +42,7 @@ def explain(env: Any, observation: str, action: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def to_row(turn: Demonstration) -> dict[str, Any]:
+def to_row(turn: Demonstration) -> Record:
     """Return one turn as a row, `messages` and `metadata`; raises ConfigError if a message has images."""
     if any(not isinstance(message["content"], str) for message in turn.messages):
         raise ConfigError("demonstrations are text only; remove env.vlm from the YAML")
@@ -54,7 +54,7 @@ def to_row(turn: Demonstration) -> dict[str, Any]:
     return {"messages": [*shown, answer], "metadata": metadata}
 
 
-def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_rows(rows: Sequence[Record], path: Path) -> None:
     """Write the rows as `.jsonl`; raises ConfigError for another suffix or no rows."""
     if not rows:
         raise ConfigError("no demonstration is left to write; lower --min-progression or raise --episodes")
@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = [turn for turn in turns if turn.progression >= given.min_progression]
     write_rows([to_row(turn) for turn in kept], given.out)
     ends = {(turn.task, turn.seed): turn.progression for turn in turns}.values()
-    won, mean = sum(end >= 1.0 for end in ends), sum(ends) / len(ends)
+    won = sum(end >= 1.0 for end in ends)
+    mean = sum(ends) / len(ends)
     result = f"{won} won, mean progression {mean:.2f}"
     print(f"{len(kept)} of {len(turns)} turns from {len(ends)} episodes ({result}) written to {given.out}")
 

@@ -14,8 +14,8 @@ from rollout.play.metrics import FAULTS, whole_episode_metrics
 from rollout.play.runtime import open_runtimes
 from rollout.turn import SampleKind
 
-_LOGGERS = ("slime.observability.rollout_metrics", "slime.ray.rollout")
-"""Where main and v0.3.1 have their loggers."""
+_LOGGERS = {"slime.observability.rollout_metrics": "", "slime.ray.rollout": "_"}
+"""Where main and v0.3.1 have their loggers, and how the names begin there."""
 
 
 def log_rollout(
@@ -39,7 +39,7 @@ def log_rollout(
         metrics |= {f"rollout/faults/{name}": float(faults[name]) for name in sorted({*FAULTS, *faults})}
     fillers = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
     turns = [sample for sample in samples if facts_of(sample).get("kind") not in fillers]
-    log = _slime_logger("log_rollout_data", "_log_rollout_data")
+    log = _slime_logger("log_rollout_data")
     log(rollout_id, _without(args, "custom_rollout_log_function_path"), turns, metrics, rollout_time)
     return True
 
@@ -53,7 +53,7 @@ def log_eval_rollout(
         if f"eval/{name}/episodes" not in extra_metrics:
             found = whole_episode_metrics(episode_facts(results.get("samples") or ()))
             extra_metrics |= {f"eval/{name}/{key.partition('/')[2]}": value for key, value in found.items()}
-    log = _slime_logger("log_eval_rollout_data", "_log_eval_rollout_data")
+    log = _slime_logger("log_eval_rollout_data")
     log(rollout_id, _without(args, "custom_eval_rollout_log_function_path"), data, extra_metrics)
     return True
 
@@ -65,11 +65,8 @@ def _without(args: Any, flag: str) -> Any:
     return plain
 
 
-def _slime_logger(*names: str) -> Any:
-    for module_name in _LOGGERS:
-        with suppress(ImportError):
-            module = importlib.import_module(module_name)
-            for name in names:
-                if hasattr(module, name):
-                    return getattr(module, name)
+def _slime_logger(name: str) -> Any:
+    for module, beginning in _LOGGERS.items():
+        with suppress(ImportError, AttributeError):
+            return getattr(importlib.import_module(module), beginning + name)
     raise RuntimeError("the log hooks need slime, which cannot be imported; leave the flags with log hooks out")

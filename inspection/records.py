@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,12 @@ from envs.base import text_of
 from rollout.spec import EnvSpec
 from slime_verlog import ConfigError
 
-Record = Mapping[str, Any]
+Record = dict[str, Any]
 """An episode, a turn or a message, as JSON holds it."""
 Ids = tuple[list[int], list[int]]
 """Token ids of a turn's prompt and response."""
 FILE = "episodes.jsonl"
-LARGE_KEYS = ("messages", "pictures", "story", "digests")
-"""Keys of a record that tables do not need."""
+_LARGE_KEYS = ("messages", "pictures", "story", "digests")
 _OPENINGS = (
     re.compile(r"<\|im_start\|>(?P<role>\w+)\n?"),  # ChatML: Qwen and many others
     re.compile(r"<\|start_header_id\|>(?P<role>\w+)<\|end_header_id\|>\n*"),  # Llama 3
@@ -42,67 +41,62 @@ _ROLES = {"model": "assistant", "observation": "tool"}
 class _Turn(BaseModel):
     """What readers rely on in a turn; other keys may hold anything."""
 
-    prompt: str | list[int | dict[str, Any]] | None = None
+    prompt: str | list[int | Record] | None = None
     response: str | None = None
     executed_action: str | None = None
     reward: float | None = None
     progression: float | None = None
     tokens: dict[str, list[Any] | None] | None = None
-    metrics: dict[str, Any] | None = None
+    metrics: Record | None = None
 
 
 class _Episode(BaseModel):
     """What readers rely on in a record; other keys may hold anything."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Record]
     story: list[_Turn]
     setting: str | None = None
     player: str | None = None
     env_path: str | None = None
-    options: dict[str, Any] | None = None
+    options: Record | None = None
     pictures: dict[str, str] | None = None
-    metrics: dict[str, Any] | None = None
+    metrics: Record | None = None
     turns: int | None = None
     max_turns: int | None = None
     valid_action_ratio: float | None = None
     progression: float | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Record] | None = None
     digests: list[str] | None = None
-    branch: dict[str, Any] | None = None
+    branch: Record | None = None
 
 
-def append_episode(path: Path, episode: Mapping[str, Any], player: str, setting: str = "-") -> None:
+def append_episode(path: Path, episode: Record, player: str, setting: str = "-") -> None:
     """Add one episode to the file as a single line, so that an interrupted run loses no finished episode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"setting": setting, "player": player, **episode}, ensure_ascii=False, default=str)
     append_text(path, line + "\n")
 
 
-def read_episodes(path: Path, skip: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the episodes of a file, or of `episodes.jsonl` in a folder, after the first `skip`, which are not parsed.
+def read_episodes(path: Path, quiet: bool = False) -> Iterator[Record]:
+    """Yield the episodes of a file, or of `episodes.jsonl` in a folder.
 
-    A cut last line is left out, with a note unless `skip` is given. Raises ConfigError if the file cannot be read, or a
-    line is not an episode.
+    A cut last line is left out, with a note unless `quiet`. Raises ConfigError if the file cannot be read, or a line is
+    not an episode.
     """
     path = path / FILE if path.is_dir() else path
     try:
         with open(path, "rb") as file:  # the last line may end within a character
             for number, line in enumerate(file, 1):
-                is_whole = line.endswith(b"\n")
-                if number <= (skip or 0) and is_whole:
-                    continue
                 try:
                     episode = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    if not is_whole:
-                        if skip is None:
-                            print(f"note: {path}: the last record is cut, and is left out.", file=sys.stderr)
-                        return
-                    reason = getattr(error, "msg", error)
-                    hint = "delete this line, or copy the file again"
-                    raise ConfigError(f"{path}, line {number}, is not JSON ({reason}); {hint}") from error
-                if number <= (skip or 0):
-                    continue
+                    if line.endswith(b"\n"):
+                        reason = getattr(error, "msg", error)
+                        hint = "delete this line, or copy the file again"
+                        raise ConfigError(f"{path}, line {number}, is not JSON ({reason}); {hint}") from error
+                    if not quiet:
+                        print(f"note: {path}: the last record is cut, and is left out.", file=sys.stderr)
+                    return
                 _check_episode(episode, f"{path}, line {number},")
                 yield episode
     except OSError as error:
@@ -116,6 +110,11 @@ def _check_episode(episode: Any, where: str) -> None:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][:3]))
         raise ConfigError(f"{where} is not an episode: {place}: {first['msg']}".replace(": :", ":")) from error
+
+
+def without_large(episode: Record) -> Record:
+    """Return the record without what tables do not need."""
+    return {key: value for key, value in episode.items() if key not in _LARGE_KEYS}
 
 
 @contextmanager
@@ -166,16 +165,17 @@ def split_template(text: str) -> list[dict[str, str]]:
     return messages or [{"role": "user", "content": text}]
 
 
-def split_prompts(episode: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def split_prompts(episode: Record) -> tuple[list[Record], list[Record]]:
     """Return the episode's distinct messages, and its turns with `prompt` as indexes into them.
 
     A prompt may also be one string, or a list that contains messages themselves.
     """
-    messages: list[dict[str, Any]] = [dict(message) for message in episode.get("messages") or ()]
+    messages: list[Record] = [dict(message) for message in episode.get("messages") or ()]
     places: dict[str, int] = {}
     turns = []
     for turn in episode["story"]:
-        prompt, indexes = turn.get("prompt"), []
+        prompt = turn.get("prompt")
+        indexes = []
         for entry in split_template(prompt) if isinstance(prompt, str) else prompt or ():
             if isinstance(entry, int):
                 indexes += [entry] if 0 <= entry < len(messages) else []
@@ -189,7 +189,7 @@ def split_prompts(episode: Mapping[str, Any]) -> tuple[list[dict[str, Any]], lis
     return messages, turns
 
 
-def find_changes(messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def find_changes(messages: Sequence[Record], turns: Sequence[Record]) -> list[list[int]]:
     """For each turn, the indexes of the messages in its prompt that are news; the last message always is."""
     seen: set[int] = set()
     recent: deque[str] = deque(maxlen=3)
@@ -204,7 +204,7 @@ def find_changes(messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[
     return changes
 
 
-def _is_memory(message: Mapping[str, Any], recent: deque[str]) -> bool:
+def _is_memory(message: Record, recent: deque[str]) -> bool:
     """Whether a message repeats an earlier response or observation."""
     if message.get("role") == "assistant":
         return True

@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     from inspection.target import check_free
     from slime_verlog import ConfigError, read_settings, read_yaml_mapping
 
-    target, kept = options.out / FILE, 0
+    target = options.out / FILE
+    kept = 0
     check_free(target, options.overwrite)
     source = options.episodes / FILE if options.episodes.is_dir() else options.episodes
     if target.resolve() == source.resolve():
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         score = load_attribute(options.function, "--with")
     with replacing(target) as part:
-        for episode in read_episodes(options.episodes, 0):  # `compare` notes a cut record
+        for episode in read_episodes(options.episodes, quiet=True):  # `compare` notes a cut record
             if episode.get("stop") != "failed" and episode["story"]:
                 append_episode(part, rescored(episode, score), episode.get("player", "-"), episode.get("setting", "-"))
                 kept += 1
@@ -72,7 +73,8 @@ def rescored(episode: Mapping[str, Any], score: Score) -> dict[str, Any]:
     from envs.errors import describe
     from slime_verlog import ConfigError, SlimeVerlogError
 
-    where, story = f"task {episode.get('task_name')}, seed {episode.get('seed')}", episode["story"]
+    where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
+    story = episode["story"]
     try:
         given = score(episode)
     except SlimeVerlogError as error:
@@ -95,7 +97,8 @@ def ask_judge(episode: Mapping[str, Any], settings: JudgeSettings) -> list[float
     from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation, text_of
     from envs.judge import JudgedEnv
 
-    messages, story = episode["messages"], episode["story"]
+    messages = episode["messages"]
+    story = episode["story"]
     played = [turn for turn in story if "summary" not in turn]
 
     class Recorded(BaseInteractionEnv):

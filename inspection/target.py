@@ -116,19 +116,11 @@ def _choose(settings: RolloutSettings, task: str | None) -> list[TaskSpec]:
 
 
 def default_task(path: str) -> str | None:
-    """The literal `DEFAULT_TASK` of an environment's module, which is read without importing it; None without one.
-
-    A package may import it from one of its modules.
-    """
+    """The literal `DEFAULT_TASK` of an environment's module, which is read without importing it; None without one."""
     with suppress(ImportError, OSError, SyntaxError, ValueError):
         spec = None if path.endswith(".py") else importlib.util.find_spec(path)
         file = spec.origin or "" if spec is not None else path
         for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                names = [name.id for name in node.targets if isinstance(name, ast.Name)]
-                if "DEFAULT_TASK" in names and isinstance(node.value.value, str):
-                    return node.value.value
-            if isinstance(node, ast.ImportFrom) and any(name.name == "DEFAULT_TASK" for name in node.names):
-                inner = (node.module or "").removeprefix(path + ".").replace(".", "/")
-                return default_task(str(Path(file).with_name(f"{inner}.py")))
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DEFAULT_TASK":
+                return ast.literal_eval(node.value)
     return None

@@ -47,7 +47,8 @@ def page_of(out: Path) -> Iterator[None]:
     words = ["view", str(out), "--follow", "--worlds", "60", "--open"]  # drawing worlds takes time from training
     print(f"the page of this run: {out / 'episodes.html'}", flush=True)
     # A separate session: Ctrl-C reaches the training alone, and the page is finished after it.
-    command, quiet = [sys.executable, "-m", "inspection", *words], subprocess.DEVNULL
+    command = [sys.executable, "-m", "inspection", *words]
+    quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         yield

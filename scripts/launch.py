@@ -89,9 +89,13 @@ class Run(Generic[V]):
         self.images = self.sees or options.images
         self.name = f"{self.experiment}-{self.model}"
         self.engine_gpus = given.engine_gpus or 1
-        self.slime, self.models, self.run_dir = given.slime_path, given.models, f"{given.output}/{self.name}"
+        self.slime = given.slime_path
+        self.models = given.models
+        self.run_dir = f"{given.output}/{self.name}"
         if options.flat:  # names of variables; no such folder exists, so the run counts as a new one
-            self.slime, self.models, self.run_dir = "$SLIME_PATH", "$MODELS", "$RUN_DIR"
+            self.slime = "$SLIME_PATH"
+            self.models = "$MODELS"
+            self.run_dir = "$RUN_DIR"
         self.actor_dir = f"{self.run_dir}/actor"
         self.config_file = f"{self.run_dir}/config.yaml"
         self.hf_checkpoint = f"{self.models}/{self.model}"
@@ -230,7 +234,8 @@ class Ppo(Run[PpoVariables]):
     @cached_property
     def config(self) -> str:
         """The YAML of this run; value pretraining, or a critic that comes from it, replaces the warm-up."""
-        text, given = super().config, self.given
+        text = super().config
+        given = self.given
         if given.pretraining or given.pretrained_critic:
             warmup = check_keys(parse_yaml(text, f"CONFIG={given.config}")).critic_warmup
             text = without_key(text, "critic_warmup")
@@ -257,7 +262,8 @@ class Ppo(Run[PpoVariables]):
     @property
     def critic_only(self) -> int:
         """Batches that train the critic alone."""
-        settings, given = self.settings(), self.given
+        settings = self.settings()
+        given = self.given
         warmup = settings.critic_warmup.w_epoch + settings.critic_warmup.w_iter
         if given.pretraining or given.pretrained_critic:
             return settings.value_pretraining.batches
@@ -277,7 +283,8 @@ class Ppo(Run[PpoVariables]):
 
     def groups(self) -> dict[str, list[str]]:
         """Return the flags of PPO."""
-        given, critic_only = self.given, self.critic_only
+        given = self.given
+        critic_only = self.critic_only
         start = Start(
             run_dir=self.run_dir,
             hf_checkpoint=self.hf_checkpoint,

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs the project with everything that its tests use, then runs ruff and codespell, and the type checker beside the
-# tests, which build the documentation. Arguments go to pytest:
+# Installs what the tests use, then runs ruff, codespell, the type checker and the tests. Arguments go to pytest:
 #   bash scripts/run_tests.sh                 the default suite, several test files at a time
 #   bash scripts/run_tests.sh -m slow         the slow tests, one at a time
 #   bash scripts/run_tests.sh tests/advantage one folder
@@ -9,9 +8,7 @@ source scripts/lib/help.sh
 source scripts/install.sh
 source scripts/lib/system_packages.sh
 need_package bwrap bubblewrap
-need_package buildah buildah
-need_package skopeo skopeo
-need_package umoci umoci
+for program in buildah skopeo umoci; do need_package "$program" "$program"; done
 install envs,embedded,dev,docs
 try_install text-games
 # A test of the default suite that takes five minutes hangs: it fails, and its stack is printed.

@@ -8,7 +8,6 @@ import argparse
 import importlib
 import json
 import pkgutil
-import re
 import sys
 import textwrap
 import typing
@@ -59,6 +58,13 @@ folders) is set with slime's own command-line flags; [docs/slime.md](../slime.md
   the value and the nearest known key.
 - `custom_configs/schema.json` holds the same information for editors. A YAML file that begins with
   `# yaml-language-server: $schema=schema.json` gets completion and checks in editors that use yaml-language-server.
+"""
+
+ENVIRONMENTS = """\
+## Options of environments
+
+The keys of the mapping `env`, for each value of `rollout_interaction_env_path`. An environment of your own checks its
+own options.
 """
 
 COMMANDS_INTRODUCTION = f"""\
@@ -163,31 +169,10 @@ def reference(environments: Mapping[str, type[Settings]]) -> str:
         sections += _section(heading, RolloutSettings, "", part, text="")
     sections += _section("Advantages", AdvantageSettings, "")
     sections += _section("Entries of tasks", TaskSettings, "tasks[].")
-    return "\n".join([*sections, *_environment_sections(environments)])
-
-
-def _environment_sections(environments: Mapping[str, type[Settings]]) -> Iterator[str]:
-    """One section per environment, after those of the models that several environments share."""
-    yield (
-        "## Options of environments\n\nThe keys of the mapping `env`, for each value of "
-        "`rollout_interaction_env_path`. An environment of your own checks its own options.\n"
-    )
-    headings = {model: f"`{name}`" for name, model in environments.items()}
-    bases = dict.fromkeys(base for model in environments.values() for base in model.__mro__[1:])
-    for model in bases:
-        if not issubclass(model, Settings) or not own_fields(model) or model in environments.values():
-            continue
-        # `GameSettings` becomes `Game settings`.
-        headings[model] = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).capitalize()
-        users = ", ".join(f"`{name}`" for name, other in environments.items() if issubclass(other, model))
-        text = f"{_line(model.__doc__)} Shared by {users}."
-        yield from _section(headings[model], model, "env.", own_fields(model), text, level=3)
+    sections.append(ENVIRONMENTS)
     for name, model in environments.items():
-        inherited = [headings[base] for base in model.__mro__[1:] if base in headings]
-        anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in inherited]  # as GitHub's
-        links = " and ".join(f"[{h.strip('`')}](#{anchor})" for h, anchor in zip(inherited, anchors, strict=True))
-        text = _line(model.__doc__) + (f" The keys of {links} apply too." if inherited else "")
-        yield from _section(f"`{name}`", model, "env.", own_fields(model), text, level=3)
+        sections += _section(f"`{name}`", model, "env.", level=3)
+    return "\n".join(sections)
 
 
 def _section(

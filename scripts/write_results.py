@@ -52,7 +52,8 @@ def copy_study(source: Path, name: str) -> None:
     if not (source / "raw.csv").is_file():
         return
     (RAW / name).mkdir(exist_ok=True)
-    study, picture = load_study(name), source / "plot.png"
+    study = load_study(name)
+    picture = source / "plot.png"
     new = [run for run in read_csv(source / "raw.csv", study.measure) if run.done]
     runs = {(run.variant, run.seed): run for run in [*finished_runs(study), *new]}
     order = list(study.variants)

@@ -23,31 +23,22 @@ DOCUMENTS = sorted([*(REPOSITORY / "docs").rglob("*.md"), README, REPOSITORY / "
 FILES = re.compile(r"`((?:rollout|advantage|envs|embedded|inspection|scripts|custom_configs|docs)/[\w./]+\.\w+)`")
 LINKS = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)")
 CODE = ("rollout", "advantage", "envs", "embedded", "inspection", "scripts")
+FUNCTIONS = re.compile(r"`([\w/]+\.py)::(\w+)`")
 NAMED = re.compile(r"`(tests/[\w./-]*\w)(?:::(\w+))?`")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_test_that_a_document_names_exists(document: Path) -> None:
-    for path, test in NAMED.findall(document.read_text(encoding="utf-8")):
-        file = REPOSITORY / path
-        assert file.exists(), f"{document.name} names {path}"
-        if test:
-            assert test in _names(file), f"{document.name} names {path}::{test}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_file_that_a_document_names_exists(document: Path) -> None:
-    missing = [path for path in FILES.findall(document.read_text(encoding="utf-8")) if not (REPOSITORY / path).exists()]
-    assert not missing
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_leads_to_a_page_and_a_heading(document: Path) -> None:
-    for path, anchor in LINKS.findall(document.read_text(encoding="utf-8")):
+def test_what_a_document_names_and_links_to_exists(document: Path) -> None:
+    """Tests, files, functions, pages and headings."""
+    text = document.read_text(encoding="utf-8")
+    for path, name in [*NAMED.findall(text), *FUNCTIONS.findall(text)]:
+        assert (REPOSITORY / path).exists(), path
+        assert not name or name in _names(REPOSITORY / path), f"{path}::{name}"
+    assert not [path for path in FILES.findall(text) if not (REPOSITORY / path).exists()]
+    for path, anchor in LINKS.findall(text):
         target = (document.parent / path) if path else document
-        assert target.exists(), f"{document.name} links to {path}"
-        if anchor:
-            assert anchor in _anchors(target), f"{document.name} links to {path}#{anchor}"
+        assert target.exists(), path
+        assert not anchor or anchor in _anchors(target), f"{path}#{anchor}"
 
 
 def _anchors(page: Path) -> set[str]:
@@ -78,12 +69,6 @@ def test_the_tutorial_shows_the_files_that_are_tested(name: str) -> None:
     text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```\w+[^\n]*\n(.*?)```", text, re.DOTALL)
     assert (REPOSITORY / "docs" / "examples" / name).read_text(encoding="utf-8") in blocks
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_function_that_a_document_names_exists(document: Path) -> None:
-    for path, function in re.findall(r"`([\w/]+\.py)::(\w+)`", document.read_text(encoding="utf-8")):
-        assert function in _names(REPOSITORY / path), f"{document.name} names {path}::{function}"
 
 
 def test_every_row_of_the_formulas_names_a_function() -> None:

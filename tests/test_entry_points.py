@@ -13,7 +13,6 @@ from rollout.bridge.settings import load_settings
 from rollout.tasks import try_each_task
 from slime_verlog import SlimeVerlogError
 from tests.cases import pairs
-from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.fixtures.warm_python import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -81,13 +80,10 @@ def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command:
     assert done.stderr.strip().splitlines() == [f"error: {sentence}"]
 
 
-@pytest.mark.parametrize("words", [["embedded.studies.run", "--list"], ["inspection", "view", "{run}"]], ids=" ".join)
-def test_a_command_whose_output_is_no_longer_read_ends_without_a_traceback(tmp_path: Path, words: list[str]) -> None:
-    run = write_run(tmp_path, [invented_episode()])
+def test_a_command_whose_output_is_no_longer_read_ends_without_a_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
-    line = [sys.executable, "-m", *(word.format(run=run) for word in words)]
+    line = [sys.executable, "-m", "embedded.studies.run", "--list"]
     done = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(write)
-    assert done.returncode == 1
-    assert "Error" not in done.stderr
+    assert done.returncode == 1 and "Error" not in done.stderr

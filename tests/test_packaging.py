@@ -172,22 +172,6 @@ def test_workflows_call_scripts_tests_and_modules_that_exist(path: Path) -> None
                 assert file.with_suffix(".py").exists() or (file / "__init__.py").exists(), f"no module {module}"
 
 
-def test_workflows_run_the_default_suite_on_every_supported_python() -> None:
-    suite = _workflow(REPOSITORY / ".github/workflows/tests.yml")["jobs"]["default-suite"]
-    classifiers = PROJECT["project"]["classifiers"]
-    supported = [line.rpartition(" :: ")[2] for line in classifiers if re.search(r" :: 3\.\d+$", line)]
-    assert suite["strategy"]["matrix"]["python"] == supported
-    assert suite["steps"][-1]["run"] == "bash scripts/run_tests.sh"
-
-
-def test_pre_commit_hooks_run_tools_of_the_dev_extra() -> None:
-    hooks = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    local = next(repository["hooks"] for repository in hooks["repos"] if repository["repo"] == "local")
-    tools = {re.search(r"-m (\w+)", hook["entry"]).group(1).removesuffix("_lib") for hook in local}
-    assert tools == {"ruff", "basedpyright", "codespell"}
-    assert tools <= _names(PROJECT["project"]["optional-dependencies"]["dev"])
-
-
 def test_citation_and_command_name_the_version_of_the_project() -> None:
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
     project = PROJECT["project"]

@@ -52,7 +52,7 @@ def test_every_key_of_every_model_has_a_description(written: dict[Path, str]) ->
 
 @pytest.mark.parametrize(
     "mistake",
-    [{"n_envs": 4}, {"n_env": 0}, {"turn_quota": "all"}, {"memory": {"m": 1}}, {"gamma_step": 1.5}],
+    [{"n_envs": 4}, {"n_env": 0}, {"turn_quota": "all"}, {"memory": {"m": 1}}],
     ids=lambda mistake: next(iter(mistake)),
 )
 def test_the_schema_refuses_what_the_models_refuse(

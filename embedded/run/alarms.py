@@ -44,7 +44,7 @@ LIMITS = (
     Limit("summary/empty", "the share of empty notes", 0.5, "", "read them (slime-verlog view); old notes stay"),
     Limit("summary/cut", "the share of notes cut by their limit", 0.5, "", "raise memory.max_tokens"),
 )
-"""Healthy ranges, as in docs/metrics.md, which derives the bounds of valid answers and KL from the recorded studies."""
+"""Healthy ranges, as in docs/training_metrics.md, which derives the bounds of valid answers and KL from the studies."""
 PATIENCE = 5
 """Updates in a row outside its range after which a metric raises its alarm; single batches are noisy."""
 FAR = 10.0

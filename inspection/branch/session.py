@@ -11,11 +11,9 @@ import json
 import random
 import sys
 from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from embedded.run.ending import PROGRAM
 from embedded.run.folder import write_text
@@ -32,6 +30,8 @@ from rollout.spec import EpisodeSpec, Past
 from slime_verlog import ConfigError, read_settings
 
 VALUES = "values.json"
+RETURNS = ("return_to_go", "discounted")
+"""What a branch earned from its turn on: the sum, and discounted with `gamma_step`."""
 _KEPT = ("setting", "player", "repeat", "env_path", "task", "options", "max_turns", "task_name", "seed", "digests")
 _OF_TURN = ("response", "summary", "token_ids", "reward", "moves")
 
@@ -49,7 +49,8 @@ class State:
     @property
     def name(self) -> str:
         """What errors call the episode."""
-        task, seed = self.episode["task_name"], self.episode["seed"]
+        task = self.episode["task_name"]
+        seed = self.episode["seed"]
         return f"episode {self.number} of {self.episode['env_path']} (task {task}, seed {seed})"
 
     @property
@@ -101,24 +102,26 @@ def branch(options: Namespace) -> int:
         check_experts(paths)
     now = fingerprints(paths, config)
     check_sources(options.episodes, sources, now, f"play them again with {PROGRAM} evaluate")
-    found = {state.key(k): (state, state.spec(k)) for state in states for k in range(options.times)}
     points = _points(states, config, options.set)
-    jobs = [(point, _specs_of(setting, found)) for setting, point in points.items()]
-    for point, specs in jobs:
+    by_key = {state.key(branch): state for state in states for branch in range(options.times)}
+    jobs = []
+    for setting, point in points.items():
+        specs = {key: state.spec(key[-1]) for key, state in by_key.items() if state.setting == setting}
         _check_sessions(point, specs)
+        jobs.append((point, specs))
     identity = {"player": player.identity(options), "config": config, "episodes": _digest(options.episodes)}
     with RunFolder(Path(options.out), player.name, identity, now) as folder:
         gammas = {setting: point.settings.gamma_step for setting, point in points.items()}
 
-        def finish(key: Key, episode: dict[str, Any]) -> None:
-            state, _ = found[key]
+        def finish(key: Key, episode: Record) -> None:
+            state = by_key[key]
             episode["branch"] = _about(state, episode, options.episodes, gammas[state.setting])
 
         stopped = play_missing(player, jobs, options, folder, finish)
-        played = [folder.rows[key] for key in found if key in folder.rows]
+        played = [folder.rows[key] for key in by_key if key in folder.rows]
         if any(row["stop"] != "failed" for row in played):
             _write_values(states, folder, options, gammas, values)
-        return exit_code(options, len(found), played, stopped)
+        return exit_code(options, len(by_key), played, stopped)
 
 
 def _values(states: Sequence[State], options: Namespace, player: PlayerSpec) -> Sequence[float]:
@@ -143,7 +146,7 @@ def _check_times(options: Namespace, player: PlayerSpec) -> None:
         raise ConfigError(f"--times {options.times}: {same}; give --times 1")
 
 
-def _read_run(path: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _read_run(path: Path) -> tuple[Record, Mapping[str, str]]:
     """Return the settings with which the episodes were played, and the fingerprints of the environments' files."""
     file = (path if path.is_dir() else path.parent) / RUN
     try:
@@ -164,50 +167,34 @@ def _digest(path: Path) -> str:
 
 
 def _choose(options: Namespace) -> list[State]:
-    """Return the states to branch from; reads the file twice, so that only chosen episodes are in memory."""
+    """Return the states to branch from; raises ConfigError if there are fewer."""
     number = options.episode or (1 if options.sample is None else None)
-    lengths: dict[int, int] = {}
+    states: list[State] = []
     for place, episode in enumerate(read_episodes(options.episodes), 1):
-        if number in (place, None) and (number or episode.get("stop") != "failed"):
-            lengths[place] = len(episode["story"])
-    if not lengths:
+        if place == number or (number is None and episode.get("stop") != "failed"):
+            kept = _slim(episode, f"{options.episodes}, episode {place},")
+            states += [State(place, kept, turn) for turn in range(1, len(kept["story"]) + 1)]
+    if not states:
         wanted = f"no episode {number}" if number else "no episode that was played to its end"
         raise ConfigError(f"{options.episodes} has {wanted}")
-    places = _draw(lengths, options.sample) if options.sample else _given(lengths, options.turn, options.episodes)
-    turns: dict[int, list[int]] = defaultdict(list)
-    for place, turn in places:
-        turns[place].append(turn)
-    states = []
-    for place, episode in enumerate(read_episodes(options.episodes, 0), 1):
-        if place in turns:
-            kept = _slim(episode, f"{options.episodes}, episode {place},")
-            states += [State(place, kept, turn) for turn in sorted(set(turns[place]))]
-    return states
+    if options.sample is None:
+        for turn in options.turn:
+            if not 1 <= turn <= len(states):
+                turns = f"episode {number} of {options.episodes} has the turns 1 to {len(states)}"
+                raise ConfigError(f"--turn {turn}: {turns}")
+        return [states[turn - 1] for turn in sorted(set(options.turn))]
+    if options.sample > len(states):
+        raise ConfigError(f"--sample {options.sample}: the episodes have {len(states)} turns")
+    random.Random(0).shuffle(states)  # so a larger sample contains the smaller one
+    return sorted(states[: options.sample], key=lambda state: (state.number, state.turn))
 
 
-def _given(lengths: Mapping[int, int], turns: Sequence[int], path: Path) -> list[tuple[int, int]]:
-    ((place, length),) = lengths.items()
-    for turn in turns:
-        if not 1 <= turn <= length:
-            raise ConfigError(f"--turn {turn}: episode {place} of {path} has the turns 1 to {length}")
-    return [(place, turn) for turn in turns]
-
-
-def _draw(lengths: Mapping[int, int], count: int) -> list[tuple[int, int]]:
-    """Draw turns of all episodes; a larger sample contains the smaller one."""
-    places = [(place, turn) for place, length in lengths.items() for turn in range(1, length + 1)]
-    if count > len(places):
-        raise ConfigError(f"--sample {count}: the episodes have {len(places)} turns")
-    random.Random(0).shuffle(places)
-    return places[:count]
-
-
-def _slim(episode: Record, where: str) -> dict[str, Any]:
+def _slim(episode: Record, where: str) -> Record:
     """The record without prompts; raises ConfigError if it does not name its environment."""
     if missing := [key for key in ("env_path", "task", "task_name", "seed", "setting") if episode.get(key) is None]:
         raise ConfigError(f"{where} has no {missing[0]}, so it cannot be played again")
     story = [{key: turn[key] for key in _OF_TURN if key in turn} for turn in episode["story"]]
-    return {**{key: episode[key] for key in _KEPT if key in episode}, "story": story}
+    return {key: episode[key] for key in _KEPT if key in episode} | {"story": story}
 
 
 def _points(states: Sequence[State], config: Record, changes: Sequence[str]) -> dict[str, SweepPoint]:
@@ -224,37 +211,33 @@ def _points(states: Sequence[State], config: Record, changes: Sequence[str]) -> 
     return points
 
 
-def _specs_of(setting: str, found: Mapping[Key, tuple[State, EpisodeSpec]]) -> dict[Key, EpisodeSpec]:
-    return {key: spec for key, (state, spec) in found.items() if state.setting == setting}
-
-
 def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None:
     """Raise ConfigError if OpenEnv servers have fewer sessions than branches are played at once."""
-    for env in {spec.env.env_path: spec.env for spec in specs.values() if spec.env.env_path == "envs.openenv"}.values():
-        from envs.openenv.session import count_sessions
-        from envs.openenv.settings import OpenEnvSettings
+    options = next((spec.env.options for spec in specs.values() if spec.env.env_path == "envs.openenv"), None)
+    if options is None:
+        return
+    from envs.openenv.session import count_sessions
+    from envs.openenv.settings import OpenEnvSettings
 
-        at_once = min(point.settings.n_env, len(specs))
-        sessions = count_sessions(read_settings(OpenEnvSettings, env.options, "env."), at_once)
-        if sessions < at_once:
-            more = f"{at_once} branches would be played at once, and the servers have {sessions} free sessions"
-            raise ConfigError(f"{more}; give --set n_env={max(sessions // 3, 1)}, or allow more on the servers")
+    at_once = min(point.settings.n_env, len(specs))
+    sessions = count_sessions(read_settings(OpenEnvSettings, options, "env."), at_once)
+    if sessions < at_once:
+        more = f"{at_once} branches would be played at once, and the servers have {sessions} free sessions"
+        raise ConfigError(f"{more}; give --set n_env={max(sessions // 3, 1)}, or allow more on the servers")
 
 
-def _about(state: State, episode: Record, path: Path, gamma: float) -> dict[str, Any]:
+def _about(state: State, episode: Record, path: Path, gamma: float) -> Record:
     """Where a branch comes from, and what it earned from its turn on; raises ConfigError if it ended before that."""
     new = episode["story"][state.turn - 1 :]
     if not new and episode["stop"] != "failed":
         ended = f"ended in turn {len(episode['story'])} ({episode['stop']}), before turn {state.turn}"
         raise ConfigError(f"the replay of {state.name} {ended}; a shorter context (--max-context-len) does that")
-    return {
-        "run": str(path),
-        "episode": state.number,
-        "turn": state.turn,
-        "player": state.episode.get("player", "-"),
-        "return_to_go": return_to_go(new, 1.0),
-        "discounted": return_to_go(new, gamma),
-    }
+    about = {"run": str(path), "episode": state.number, "turn": state.turn, "player": state.episode.get("player", "-")}
+    return about | _returns(new, gamma)
+
+
+def _returns(turns: Sequence[Record], gamma: float) -> dict[str, float]:
+    return {"return_to_go": return_to_go(turns, 1.0), "discounted": return_to_go(turns, gamma)}
 
 
 def _write_values(
@@ -265,59 +248,56 @@ def _write_values(
     values: Sequence[float],
 ) -> None:
     """Write and print what is known of each state, and of a sample the explainable share and the critic's."""
-    rows: list[dict[str, Any]] = []
-    returns: dict[str, list[list[float]]] = {"return_to_go": [], "discounted": []}
-    episodes: list[int] = []
+    rows: list[Record] = []
+    compared: list[tuple[State, list[Record]]] = []
     guesses: list[float] = []
     for number, state in enumerate(states):
-        known = [folder.rows[key] for k in range(options.times) if (key := state.key(k)) in folder.rows]
+        keys = map(state.key, range(options.times))
+        known = [folder.rows[key] for key in keys if key in folder.rows]
         played = [row["branch"] for row in known if row["stop"] != "failed"]
-        if not played:
-            continue
-        of_state = {name: [row[name] for row in played] for name in returns}
-        rows.append(_row(state, of_state, gammas[state.setting]) | {"failed": len(known) - len(played)})
+        if played:
+            failed = len(known) - len(played)
+            rows.append(_row(state, played, gammas[state.setting]) | {"failed": failed})
         if len(played) > 1:
-            episodes.append(state.number)
+            compared.append((state, played))
             guesses += values[number : number + 1]
-            for name, found in of_state.items():
-                returns[name].append(found)
-    shares = {}
+    shares: dict[str, Estimate] = {}
+    episodes = [state.number for state, _ in compared]
     if options.sample is not None and len(episodes) > 1:
-        shares = {name: explainable(found, episodes) for name, found in returns.items()}
-    saved = {"states": rows, "explainable": {name: asdict(share) for name, share in shares.items()}}
+        for name in RETURNS:
+            returns = [[branch[name] for branch in played] for _, played in compared]
+            shares[name] = explainable(returns, episodes)
+    saved: Record = {"states": rows, "explainable": shares}
     if shares and guesses:
-        of_critic = explained_by(guesses, returns["discounted"], episodes)
-        saved["critic"] = asdict(of_critic)
-        print(f"the critic explains {of_critic.text()} of the variance of the discounted return")
-    write_text(folder.path / VALUES, json.dumps(saved, indent=1) + "\n")
+        discounted = [[branch["discounted"] for branch in played] for _, played in compared]
+        saved["critic"] = of_critic = explained_by(guesses, discounted, episodes)
+        found = f"{of_critic.value:.3f} {of_critic.interval()}"
+        print(f"the critic explains {found} of the variance of the discounted return")
+    write_text(folder.path / VALUES, json.dumps(saved, indent=1, default=vars) + "\n")
     if options.turn is not None:
         print("\n".join(_table(rows)))
+    of_what = f"{len(episodes)} states of {len(set(episodes))} episodes"
+    used = ", ".join(f"{gamma:g}" for gamma in sorted(set(gammas.values())))
     for name, share in shares.items():
-        of = "return" if name == "return_to_go" else f"discounted return (gamma_step {_all(gammas)})"
-        of_what = f"{len(episodes)} states of {len(set(episodes))} episodes"
-        print(f"the state explains {share.text()} of the variance of the {of} from {of_what}")
+        of = "return" if name == "return_to_go" else f"discounted return (gamma_step {used})"
+        explained = f"{share.value:.3f} {share.interval()}"
+        print(f"the state explains {explained} of the variance of the {of} from {of_what}")
     print(f"\nwritten to {folder.path}: {FILE}, {VALUES}", file=sys.stderr)
 
 
-def _all(gammas: Mapping[str, float]) -> str:
-    return ", ".join(f"{gamma:g}" for gamma in sorted(set(gammas.values())))
-
-
-def _row(state: State, returns: Mapping[str, Sequence[float]], gamma: float) -> dict[str, Any]:
-    """A state's values as JSON: means with intervals, and what the recorded episode earned from there."""
-    recorded = state.episode["story"][state.turn - 1 :]
-    own = {"return_to_go": return_to_go(recorded, 1.0), "discounted": return_to_go(recorded, gamma)}
+def _row(state: State, played: Sequence[Record], gamma: float) -> Record:
+    """A state's values: means with intervals, and what the recorded episode earned from there."""
     where = {"setting": state.setting, "task": state.episode["task_name"], "seed": state.episode["seed"]}
-    means = {name: asdict(mean_of(values)) for name, values in returns.items()}
-    return {"episode": state.number, **where, "turn": state.turn, "n": len(returns["discounted"]), **means, "own": own}
+    means = {name: mean_of([branch[name] for branch in played]) for name in RETURNS}
+    own = _returns(state.episode["story"][state.turn - 1 :], gamma)
+    return {"episode": state.number, **where, "turn": state.turn, "n": len(played), **means, "own": own}
 
 
 def _table(rows: Sequence[Record]) -> list[str]:
-    head = ["task", "episode", "turn", "n", "failed", "return to go", "95 %", "discounted", "95 %", "recorded"]
-    lines = [head]
+    lines = [["task", "episode", "turn", "n", "failed", "return to go", "95 %", "discounted", "95 %", "recorded"]]
     for row in rows:
-        plain, discounted = Estimate(**row["return_to_go"]), Estimate(**row["discounted"])
-        cells = [f"{plain.value:.3f}", plain.interval(), f"{discounted.value:.3f}", discounted.interval()]
-        counts = [str(row[name]) for name in ("episode", "turn", "n", "failed")]
-        lines.append([row["task"], *counts, *cells, f"{row['own']['return_to_go']:.3f}"])
+        line = [row["task"], *(str(row[name]) for name in ("episode", "turn", "n", "failed"))]
+        for name in RETURNS:
+            line += [f"{row[name].value:.3f}", row[name].interval()]
+        lines.append([*line, f"{row['own']['return_to_go']:.3f}"])
     return align(lines, 1)

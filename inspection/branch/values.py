@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from inspection.records import Record
 
 FEWEST = 4
 """Branches of a state, or episodes of a sample, for an interval."""
 RESAMPLES = 1000
+QUANTILES = {60: 2.0, 30: 2.042, 15: 2.131, 10: 2.228, 7: 2.365, 5: 2.571, 4: 2.776, 3: 3.182}
+"""The 97.5 % quantiles of Student's t, by degrees of freedom; one in between takes that of fewer, which is larger."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,12 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
-    def text(self) -> str:
-        """The number and the interval."""
-        return f"{self.value:.3f} {self.interval()}"
-
     def interval(self) -> str:
-        """The interval alone; a dash without one."""
+        """The interval as text; a dash without one."""
         return "–" if self.low is None or self.high is None else f"[{self.low:.3f}, {self.high:.3f}]"
 
 
-def return_to_go(turns: Sequence[Mapping[str, Any]], gamma: float) -> float:
+def return_to_go(turns: Sequence[Record], gamma: float) -> float:
     """Return the rewards of an episode's last turns, each discounted by the moves of the environment before it.
 
     Notes, and turns that an environment marks with `moves: false`, are not discounted.
@@ -46,20 +45,13 @@ def return_to_go(turns: Sequence[Mapping[str, Any]], gamma: float) -> float:
 
 def mean_of(returns: Sequence[float]) -> Estimate:
     """The mean with Student's 95 % interval."""
-    mean, count = statistics.fmean(returns), len(returns)
-    if count < FEWEST:
+    mean = statistics.fmean(returns)
+    freedom = len(returns) - 1
+    if len(returns) < FEWEST:
         return Estimate(mean)
-    reach = _t_quantile(count - 1) * statistics.stdev(returns) / math.sqrt(count)
+    quantile = next(quantile for least, quantile in QUANTILES.items() if freedom >= least)
+    reach = quantile * statistics.stdev(returns) / math.sqrt(len(returns))
     return Estimate(mean, mean - reach, mean + reach)
-
-
-def _t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, to 1 % from 3 degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
-    z = statistics.NormalDist().inv_cdf(0.975)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def explainable(states: Sequence[Sequence[float]], episodes: Sequence[int]) -> Estimate:
@@ -83,15 +75,18 @@ def explained_by(values: Sequence[float], states: Sequence[Sequence[float]], epi
 def _bootstrap(states: Sequence[Sequence[float]], episodes: Sequence[int], values: Sequence[float]) -> Estimate:
     rows = zip(states, values, strict=True)
     moments = np.array([(np.mean(found), np.var(found, ddof=1), len(found), value) for found, value in rows])
-    places = [np.flatnonzero(np.array(episodes) == number) for number in sorted(set(episodes))]
-    if len(places) < FEWEST:
-        return Estimate(_share(moments))
-    draw, shares = np.random.default_rng(0), []
+    share = _share(moments)
+    numbers = np.unique(episodes)
+    if len(numbers) < FEWEST:
+        return Estimate(share)
+    of_episode = [moments[np.equal(episodes, number)] for number in numbers]
+    draw = np.random.default_rng(0)
+    shares = []
     for _ in range(RESAMPLES):
-        chosen = np.concatenate([places[k] for k in draw.integers(len(places), size=len(places))])
-        shares.append(_share(moments[chosen]))
+        chosen = draw.integers(len(of_episode), size=len(of_episode))
+        shares.append(_share(np.concatenate([of_episode[k] for k in chosen])))
     low, high = np.nanpercentile(shares, [2.5, 97.5])
-    return Estimate(_share(moments), float(low), float(high))
+    return Estimate(share, float(low), float(high))
 
 
 def _share(moments: np.ndarray) -> float:

@@ -48,6 +48,16 @@ class Finding:
     detail: str
 
 
+def ok(name: str, detail: str) -> Finding:
+    """Return a finding that needs nothing to be done."""
+    return Finding(name, Status.OK, detail)
+
+
+def warning(name: str, detail: str) -> Finding:
+    """Return a finding that the author should look at."""
+    return Finding(name, Status.WARNING, detail)
+
+
 @dataclass
 class Playthrough:
     """What one episode showed."""
@@ -65,6 +75,10 @@ class Playthrough:
     def infos(self) -> list[StepInfo]:
         """What every step said."""
         return [reply.info for reply in self.replies if reply.info is not None]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [float(info["reward"]) for info in self.infos]
 
     @property
     def done(self) -> bool:
@@ -115,7 +129,8 @@ def _count_characters(messages: Sequence[Message]) -> int:
 
 async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
     """Answer with `FREE_TEXTS`; raises SlimeVerlogError if the environment fails."""
-    valid, done = 0, True
+    valid = 0
+    done = True
     for answer in FREE_TEXTS:
         if done:
             await trial.reset(episode)
@@ -126,7 +141,7 @@ async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
         assert reply.info is not None
         valid, done = valid + reply.info["valid_action"], reply.done
     detail = f"responses without an action are taken; {valid} of {len(FREE_TEXTS)} counted as valid"
-    return Finding("any text", Status.WARNING if valid == len(FREE_TEXTS) else Status.OK, detail)
+    return warning("any text", detail) if valid == len(FREE_TEXTS) else ok("any text", detail)
 
 
 async def replay_difference(
@@ -157,7 +172,9 @@ def judge(
 ) -> Iterator[Finding]:
     """Yield the findings about the episodes of one task."""
     replies = [reply for play in plays for reply in play.replies]
-    yield Finding("contract", Status.OK, f"{len(replies)} replies have all keys, with the right types")
+    resets = [reply.seconds for reply in replies if reply.info is None]
+    steps = [reply.seconds for reply in replies if reply.info is not None]
+    yield ok("contract", f"{len(replies)} replies have all keys, with the right types")
     for play in plays:
         yield _outcome(play)
     yield _ending(plays, abilities, settings)
@@ -170,63 +187,64 @@ def judge(
     encoder = encoders(tools=plays[0].replies[0].tools) if encoders else None
     yield from _budget(plays[0], settings, encoder)
     yield _size(replies, encoder)
-    yield _speed("reset", [reply.seconds for reply in replies if reply.info is None], SLOW_RESET_S)
-    yield _speed("step", [reply.seconds for reply in replies if reply.info is not None], SLOW_STEP_S)
+    yield _speed("reset time", resets, SLOW_RESET_S)
+    yield _speed("step time", steps, SLOW_STEP_S)
 
 
 def _outcome(play: Playthrough) -> Finding:
     turns = len(play.infos)
-    total = sum(float(info["reward"]) for info in play.infos)
+    total = sum(play.rewards)
     share = sum(info["valid_action"] for info in play.infos) / max(turns, 1)
     progression = float(play.infos[-1]["progression"]) if turns else 0.0
     result = f"{turns} turns, return {total:.3g}, progression {progression:.2g}, {share:.0%} of answers valid"
     if play.player == "expert" and play.done and progression < 1:
-        return Finding("expert", Status.WARNING, f"the expert does not succeed: {result}")
+        return warning("expert", f"the expert does not succeed: {result}")
     if play.player == "expert" and share < 1:
-        return Finding("expert", Status.WARNING, f"some of the expert's answers are invalid: {result}")
+        return warning("expert", f"some of the expert's answers are invalid: {result}")
     if not play.done:
         result += "; stopped there, the episode goes on"
-    return Finding(play.player, Status.OK, result)
+    return ok(play.player, result)
 
 
 def _ending(plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings) -> Finding:
     found = {"max_steps": abilities.max_steps, "max_turns": settings.max_turns}
     limits = [f"{name} {limit}" for name, limit in found.items() if limit]
     if limits:
-        return Finding("ending", Status.OK, f"limited by {' and '.join(limits)}")
+        return ok("ending", f"limited by {' and '.join(limits)}")
     if all(play.done for play in plays):
-        return Finding("ending", Status.OK, "every episode ended")
-    return Finding("ending", Status.WARNING, "an episode did not end and nothing limits it; set max_turns in the YAML")
+        return ok("ending", "every episode ended")
+    return warning("ending", "an episode did not end and nothing limits it; set max_turns in the YAML")
 
 
 def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
-    rewards = [float(info["reward"]) for play in plays for info in play.infos]
+    rewards = [reward for play in plays for reward in play.rewards]
     players = " and ".join(play.player for play in plays)
     if len(set(rewards)) == 1 and not abilities.actions and not abilities.has_expert:
-        return Finding("reward", Status.OK, f"always {rewards[0]:g} for random words")
+        return ok("reward", f"always {rewards[0]:g} for random words")
     if len(set(rewards)) == 1 and len(rewards) > len(plays):
         detail = f"always {rewards[0]:g} in {players} play; training needs rewards that differ"
         if not all(play.done for play in plays):
             detail += "; no episode ended, so try a larger --max-turns first"
-        return Finding("reward", Status.WARNING, detail)
-    return Finding("reward", Status.OK, f"between {min(rewards):g} and {max(rewards):g} in {players} play")
+        return warning("reward", detail)
+    return ok("reward", f"between {min(rewards):g} and {max(rewards):g} in {players} play")
 
 
 def _scale(plays: Sequence[Playthrough]) -> Iterator[Finding]:
     """Whether a critic can learn the returns, whose square is the scale of its loss."""
-    returns = [sum(float(info["reward"]) for info in play.infos) for play in plays]
-    low, high = min(returns), max(returns)
+    returns = [sum(play.rewards) for play in plays]
+    low = min(returns)
+    high = max(returns)
     if low < LOWEST_RETURN or high > HIGHEST_RETURN:
         healthy = f"keep returns between about {LOWEST_RETURN:g} and {HIGHEST_RETURN:g}"
         detail = f"an episode's rewards add up to {low:g}" + (f" or {high:g}" if high != low else "")
-        yield Finding("scale", Status.WARNING, f"{detail}; {healthy}, or the critic hardly learns: divide the rewards")
+        yield warning("scale", f"{detail}; {healthy}, or the critic hardly learns: divide the rewards")
 
 
 def _discount(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[Finding]:
     """Whether the first turns can tell that they are paid: what is left of the expert's rewards at the first turn."""
     gamma = settings.gamma_step
     for play in plays:
-        paid = [max(float(info["reward"]), 0.0) for info in play.infos]
+        paid = [max(reward, 0.0) for reward in play.rewards]
         if play.player != "expert" or not play.done or not sum(paid):
             continue
         share = sum(gamma**turn * reward for turn, reward in enumerate(paid)) / sum(paid)
@@ -234,7 +252,7 @@ def _discount(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterat
             better = 1 - 1 / len(paid)
             advice = f"if early actions matter for it, set gamma_step to {better:.4g} (1 - 1 / turns) or more"
             detail = f"with gamma_step {gamma:g}, the first turn sees {share:.1%} of what the expert earns later"
-            yield Finding("discount", Status.WARNING, f"{detail}; {advice}")
+            yield warning("discount", f"{detail}; {advice}")
 
 
 def _range(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[Finding]:
@@ -244,16 +262,18 @@ def _range(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[
     returns: list[float] = []
     for play in plays:
         ahead = 0.0
-        for info in reversed(play.infos):
-            ahead = float(info["reward"]) + settings.gamma_step * ahead
+        for reward in reversed(play.rewards):
+            ahead = reward + settings.gamma_step * ahead
             returns.append(ahead)
-    (low, high), least, most = settings.value_range, min(returns), max(returns)
+    (low, high) = settings.value_range
+    least = min(returns)
+    most = max(returns)
     found = f"value_range is [{low:g}, {high:g}], and the discounted returns are between {least:.3g} and {most:.3g}"
     if least < low or most > high:
         advice = "the critic would take those outside for its ends: widen it"
-        yield Finding("range", Status.WARNING, f"{found}; {advice}")
+        yield warning("range", f"{found}; {advice}")
     else:
-        yield Finding("range", Status.OK, found)
+        yield ok("range", found)
 
 
 def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
@@ -261,17 +281,15 @@ def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
     if not abilities.actions:
         if valid and not any(valid) and not abilities.has_expert:
             detail = f"none named, and none of {len(valid)} answers of plain words was valid"
-            return Finding(
-                "actions", Status.WARNING, f"{detail}; if the game takes certain words, name them in actions"
-            )
-        return Finding("actions", Status.OK, "none named, so any text may be an answer")
+            return warning("actions", f"{detail}; if the game takes certain words, name them in actions")
+        return ok("actions", "none named, so any text may be an answer")
     default = plays[0].replies[0].default_action
     if default not in abilities.actions:
-        return Finding("actions", Status.WARNING, f"default_action {default!r} is not one of actions")
+        return warning("actions", f"default_action {default!r} is not one of actions")
     if not any(valid):
         detail = f"none of {len(valid)} answers drawn from actions was valid; step must accept the names in actions"
-        return Finding("actions", Status.WARNING, detail)
-    return Finding("actions", Status.OK, f"{len(abilities.actions)} named; {sum(valid)} of {len(valid)} were accepted")
+        return warning("actions", detail)
+    return ok("actions", f"{len(abilities.actions)} named; {sum(valid)} of {len(valid)} were accepted")
 
 
 def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
@@ -280,13 +298,13 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
     if settings.history == "full":
         times = 1.0 if settings.samples == "chains" else sum(chars) / max(chars)
         trained = f"history: full shows the whole episode, and samples: {settings.samples} trains it {times:.3g} times"
-        return Finding("prompt", Status.OK, f"{detail} ({trained})")
+        return ok("prompt", f"{detail} ({trained})")
     quarter = len(chars) // 4
     early = sum(chars[quarter : 2 * quarter])
     late = sum(chars[3 * quarter : 4 * quarter])
     if len(chars) >= GROWTH_TURNS and late > GROWTH * early:
-        return Finding("prompt", Status.WARNING, f"grows during the episode: {detail}; a late turn may not fit")
-    return Finding("prompt", Status.OK, detail)
+        return warning("prompt", f"grows during the episode: {detail}; a late turn may not fit")
+    return ok("prompt", detail)
 
 
 def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Iterator[Finding]:
@@ -295,17 +313,21 @@ def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Itera
         return
     most = settings.memory.budget
     if encoder:
-        tokens, about, status = len(encoder.prompt(play.first_prompt).token_ids), "", Status.ERROR
+        tokens = len(encoder.prompt(play.first_prompt).token_ids)
+        about = ""
+        status = Status.ERROR
     else:
         shown = [*map(text_of, play.first_prompt), *map(json.dumps, play.replies[0].tools)]
-        tokens, about, status = len("\n".join(shown)) // CHARS_PER_TOKEN, "about ", Status.WARNING
+        tokens = len("\n".join(shown)) // CHARS_PER_TOKEN
+        about = "about "
+        status = Status.WARNING
     if tokens > most:
         found = f"memory.budget: {most} is below the first prompt, {about}{tokens} tokens"
         yield Finding("memory", status, f"{found}: raise it")
     elif play.notes > 1 + 2 * len(play.answers) // settings.memory.every:
         often = f"notes come after {play.notes} of {len(play.answers)} turns"
         advice = f"because prompts reach memory.budget: {most}; raise it, or lower memory.keep"
-        yield Finding("memory", Status.WARNING, f"{often}, {advice}")
+        yield warning("memory", f"{often}, {advice}")
 
 
 def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:
@@ -320,10 +342,10 @@ def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:
         detail += f", and {images} picture{'s' * (images > 1)}"
     is_empty = not images and not observations[0].strip()
     if is_empty and not replies[0].whole_prompts:
-        return Finding("observation", Status.WARNING, "the first one is empty: neither text nor picture")
+        return warning("observation", "the first one is empty: neither text nor picture")
     if tokens > LONG_OBSERVATION:
-        return Finding("observation", Status.WARNING, f"long: {detail}; every turn pays for it")
-    return Finding("observation", Status.OK, detail)
+        return warning("observation", f"long: {detail}; every turn pays for it")
+    return ok("observation", detail)
 
 
 def _count_images(reply: EnvReply) -> int:
@@ -343,8 +365,8 @@ def _speed(name: str, seconds: Sequence[float], slow_s: float) -> Finding:
     mean = sum(seconds) / len(seconds)
     detail = f"{_time(mean)} on average, at most {_time(max(seconds))}"
     if mean > slow_s:
-        return Finding(f"{name} time", Status.WARNING, f"slow: {detail}; raise env_workers, or make it faster")
-    return Finding(f"{name} time", Status.OK, detail)
+        return warning(name, f"slow: {detail}; raise env_workers, or make it faster")
+    return ok(name, detail)
 
 
 def _time(seconds: float) -> str:

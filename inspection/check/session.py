@@ -9,7 +9,8 @@ from typing import Any
 
 from envs.mixture import TaskSpec
 from inspection.check import findings
-from inspection.check.findings import Encoders, Finding, Playthrough, Status
+from inspection.check.findings import Encoders, Finding, Playthrough, Status, ok, warning
+from inspection.records import Record
 from inspection.target import Target
 from inspection.text import bold, paint, printable
 from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError
@@ -76,7 +77,8 @@ async def _play(
         plays: list[Playthrough] = []
         for player in ["expert", "random"] if has_expert else ["random"]:
             plays.append(await findings.play(trial, target.settings, episode, player, most))
-            report.first_prompt, report.tools = plays[0].first_prompt, plays[0].replies[0].tools
+            report.first_prompt = plays[0].first_prompt
+            report.tools = plays[0].replies[0].tools
         check_pictures(episode, [reply for play in plays for reply in play.replies])
         abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
         for said in abilities.warnings:
@@ -144,23 +146,23 @@ async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, 
         episode = make_episode(target.settings, task, number, seed + number)
         await trial.build(episode)
         if await findings.replay_difference(trial, episode, played) is not None:
-            return Finding("seeds", Status.OK, "another seed is another episode")
+            return ok("seeds", "another seed is another episode")
     if task.env_path in _ONE_EPISODE:
-        return Finding("seeds", Status.OK, "the task itself is the episode; a seed does not change it")
+        return ok("seeds", "the task itself is the episode; a seed does not change it")
     same = f"seed {seed} and three others are the same episode, so held-out episodes repeat those of training"
     advice = "take the seed from describe_task(sample)[1] and draw the episode from it in reset"
     if task.env_path.startswith("envs."):
         advice = "draw the episode from the seed that the game gets, such as Gymnasium's reset(seed=...)"
-    return Finding("seeds", Status.WARNING, f"{same}; unless there is only one, {advice}")
+    return warning("seeds", f"{same}; unless there is only one, {advice}")
 
 
 def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Finding:
     where, step = next(((where, step) for where, step in steps.items() if step is not None), ("", None))
     if step is None:
-        return Finding("replay", Status.OK, "the same seed and answers show the same, also in another process")
+        return ok("replay", "the same seed and answers show the same, also in another process")
     differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
     if not played.replies[-1].deterministic:
-        return Finding("replay", Status.OK, f"{differs}, as deterministic = False says; lost episodes are given up")
+        return ok("replay", f"{differs}, as deterministic = False says; lost episodes are given up")
     advice = (
         "draw everything random in reset from the seed, avoid sets and the clock, or set deterministic = False "
         "(for SWE and Harbor tasks, env.deterministic: false)"
@@ -181,7 +183,8 @@ def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
     from envs.openenv.session import count_sessions
     from envs.openenv.settings import OpenEnvSettings
 
-    slots, sessions = target.settings.n_env, 0
+    slots = target.settings.n_env
+    sessions = 0
     try:
         settings = read_settings(OpenEnvSettings, task.options, "env.")
         for pause_s in _PAUSES_S:
@@ -190,14 +193,14 @@ def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
             if sessions >= slots:
                 break
     except SlimeVerlogError as error:
-        yield Finding("capacity", Status.WARNING, f"could not be asked for: {error}")
+        yield warning("capacity", f"could not be asked for: {error}")
         return
     if sessions >= slots:
-        yield Finding("capacity", Status.OK, f"the servers have a session for each of the {slots} slots")
+        yield ok("capacity", f"the servers have a session for each of the {slots} slots")
         return
     advice = "allow three per slot, often with the server's variable MAX_CONCURRENT_ENVS, or lower n_env"
     found = f"the servers have {sessions} free sessions for {slots} slots (n_env); {advice}"
-    yield Finding("capacity", Status.WARNING, found)
+    yield warning("capacity", found)
 
 
 def _references(task: TaskSpec) -> Iterator[Finding]:
@@ -214,13 +217,15 @@ def _references(task: TaskSpec) -> Iterator[Finding]:
 
         results = check_references(task.task, read_settings(HarborSettings, task.options, "env."))
     for found in results:
-        status, detail = Status.OK, "the reference solution is paid 1 and the untouched files 0"
+        status = Status.OK
+        detail = "the reference solution is paid 1 and the untouched files 0"
         if found.note:  # of a SWE task: how long a verdict takes, and what limits it
             is_swe = task.env_path == "envs.swe"
             detail = f"the reference patch is rewarded, {found.note}" if is_swe else found.note
             status = Status.WARNING
         if found.problem:
-            status, detail = Status.ERROR, found.problem
+            status = Status.ERROR
+            detail = found.problem
         yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
 
 
@@ -229,33 +234,33 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
     if not report.first_prompt:
         return
     heading = f"first prompt of task {report.name!r}, seed {report.seed}"
-    if encoder is None:
-        chars = sum(len(text) for _, text in shown_messages(report.first_prompt))
-        print(f"--- {heading} ({chars:,} characters) ---")
-        for role, text in shown_messages(report.first_prompt):
-            print(f"{bold(f'[{role}]')}\n{printable(text)}\n")
-        for tool in report.tools:
-            print(f"{bold('[tool]')} {json.dumps(tool)}")
-    else:
+    if encoder is not None:
         own = encoder(tools=report.tools)
         ids = list(own.prompt(report.first_prompt).token_ids)
         print(f"--- {heading} ({len(ids):,} tokens) ---")
         print(printable(own.tokenizer.decode(ids)))
+    else:
+        shown = shown_messages(report.first_prompt)
+        print(f"--- {heading} ({sum(len(text) for _, text in shown):,} characters) ---")
+        for role, text in shown:
+            print(f"{bold(f'[{role}]')}\n{printable(text)}\n")
+        for tool in report.tools:
+            print(f"{bold('[tool]')} {json.dumps(tool)}")
     print("---\n")
 
 
-def shown_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def shown_messages(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Return role and text of each message; images appear as their size."""
     shown = []
     for message in messages:
         text = message["content"]
         if not isinstance(text, str):
-            text = "".join(map(_text_of_part, message["content"]))
+            text = "".join(map(_text_of_part, text))
         shown.append((message["role"], text))
     return shown
 
 
-def _text_of_part(part: Mapping[str, Any]) -> str:
+def _text_of_part(part: Record) -> str:
     if part["type"] == "image":
         return f"[picture {part['image'].width} x {part['image'].height}]\n"
     return part["text"]
@@ -274,13 +279,11 @@ def rows_of(report: TaskReport, brief: bool) -> str:
 
 def sum_of(reports: Sequence[TaskReport]) -> str:
     """Say how many tasks, errors and warnings there are."""
-    words = [_counted(len(reports), "task") + ":"]
-    for status in (Status.ERROR, Status.WARNING):
-        words.append(_counted(sum(report.count(status) for report in reports), status))
-    return f"{words[0]} {words[1]}, {words[2]}"
+    errors, warnings = (sum(report.count(status) for report in reports) for status in (Status.ERROR, Status.WARNING))
+    return f"{_counted(len(reports), 'task')}: {_counted(errors, 'error')}, {_counted(warnings, 'warning')}"
 
 
-def as_json(target: str, reports: Sequence[TaskReport]) -> dict[str, Any]:
+def as_json(target: str, reports: Sequence[TaskReport]) -> Record:
     """Return the same as JSON."""
     return {
         "target": target,

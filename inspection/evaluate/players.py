@@ -10,7 +10,7 @@ import re
 import reprlib
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import urlparse
 
 from envs.calls import CLOSE, OPEN, find_calls
 from envs.loading import load_env_module
+from inspection.records import Record
 from rollout.errors import ConfigError, EngineError
 from rollout.play.engine import EngineClient
 from rollout.play.memory import Message
@@ -53,10 +54,10 @@ class PlayerSpec:
     tokenizer: str = ""
     """Folder with the tokenizer, unless the player reads messages."""
 
-    def identity(self, options: Namespace) -> dict[str, Any]:
+    def identity(self, options: Namespace) -> Record:
         """Return what must be equal for two runs to have the same player."""
         source = re.sub("//[^/@]*@", "//", self.source)  # without a password
-        found: dict[str, Any] = {"kind": str(self.kind), "name": self.name, "source": source}
+        found: Record = {"kind": str(self.kind), "name": self.name, "source": source}
         if self.kind is not Kind.SCRIPTED:
             found |= {"temperature": options.temperature, "max_response_len": options.max_response_len}
         if self.kind in (Kind.FOLDER, Kind.SGLANG):
@@ -174,12 +175,12 @@ class ChatPlayer:
         used.update(answers=1, empty=int(not text.strip()), **tokens)
         return text
 
-    async def _ask(self, body: Mapping[str, Any]) -> tuple[Any, str]:
+    async def _ask(self, body: Record) -> tuple[Any, str]:
         given = {**body, self._length_key: self._max_tokens}
         return await self._client.request(CHAT, given, lambda found: (found, parse_completion(found)), self._headers)
 
 
-def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def openai_messages(messages: Sequence[Message]) -> list[Record]:
     """Return the messages as an endpoint takes them.
 
     Images become `data:` URIs. An answer whose calls were run becomes one with `tool_calls`, under the ids of the
@@ -187,24 +188,27 @@ def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     sent = [{**message, "content": _openai_content(message["content"])} for message in messages]
     for place, message in enumerate(sent):
-        results = itertools.takewhile(lambda after: after["role"] == "tool", sent[place + 1 :])
-        ids, content = [result.get("tool_call_id", "") for result in results], message["content"]
         if calls := message.get("tool_calls"):
-            functions = [call["function"] for call in calls]
-            written = [{**f, "arguments": json.dumps(f["arguments"])} for f in functions]
-            message["tool_calls"] = [{**call, "function": f} for call, f in zip(calls, written, strict=True)]
-        elif message["role"] == "assistant" and ids and isinstance(content, str):
+            message["tool_calls"] = [_as_openai(call["id"], **call["function"]) for call in calls]
+            continue
+        results = itertools.takewhile(lambda after: after["role"] == "tool", sent[place + 1 :])
+        ids = [result.get("tool_call_id", "") for result in results]
+        content = message["content"]
+        if message["role"] == "assistant" and ids and isinstance(content, str):
             found = find_calls(content, len(ids))
             if found.span is None or len(found.calls) != len(ids):
                 continue  # not the results of this answer's calls, which is the endpoint's to refuse
-            functions = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in found.calls]
             message["content"] = content[: found.span[0]].rstrip()
-            named = zip(ids, functions, strict=True)
-            message["tool_calls"] = [{"id": key, "type": "function", "function": function} for key, function in named]
+            named = zip(ids, found.calls, strict=True)
+            message["tool_calls"] = [_as_openai(key, call.name, dict(call.arguments)) for key, call in named]
     return sent
 
 
-def _openai_content(content: str | Sequence[Mapping[str, Any]]) -> str | list[Any]:
+def _as_openai(key: str, name: str, arguments: Any) -> Record:
+    return {"id": key, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def _openai_content(content: str | Sequence[Record]) -> str | list[Any]:
     if isinstance(content, str):
         return content
     url = lambda part: {"url": data_uri(read_image(part["image"]))}

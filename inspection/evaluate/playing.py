@@ -9,16 +9,16 @@ import itertools
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
 
 import aiohttp
 from tqdm import tqdm
 
 from inspection.evaluate.players import ChatPlayer, Kind, PlayerSpec
 from inspection.evaluate.table import SweepPoint
+from inspection.records import Record
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.play.build import build_runtime
@@ -32,7 +32,7 @@ from rollout.turn import StopReason
 from rollout.workers.pool import EnvPool, EnvSession
 from slime_verlog import ConfigError
 
-Play = Callable[[EpisodeSpec], Awaitable[dict[str, Any]]]
+Play = Callable[[EpisodeSpec], Awaitable[Record]]
 
 MAX_RESPONSE_LEN = 512
 PROBE_S = 10.0  # seconds to wait for any answer from an address
@@ -41,7 +41,8 @@ PROBE_S = 10.0  # seconds to wait for any answer from an address
 @contextmanager
 def open_engine(player: PlayerSpec, options: Namespace, at_once: int) -> Iterator[Namespace]:
     """Yield the engine's `address` and lengths; serves a model's folder meanwhile, or raises ConfigError."""
-    longest, context = options.max_response_len or MAX_RESPONSE_LEN, options.max_context_len
+    longest = options.max_response_len or MAX_RESPONSE_LEN
+    context = options.max_context_len
     if player.kind is not Kind.FOLDER:
         yield Namespace(address=player.source, max_response_len=longest, max_context_len=context)
         return
@@ -76,20 +77,13 @@ async def open_player(
     """
     async with AsyncExitStack() as stack:
         if player.kind in (Kind.FOLDER, Kind.SGLANG):
-            # slime's `args` as the rollout reads them: flags and the YAML's top-level keys.
-            ones = dict.fromkeys(("rollout_batch_size", "n_samples_per_prompt", "global_batch_size"), 1)
-            lengths = {f"rollout_{name}": vars(engine)[name] for name in ("max_response_len", "max_context_len")}
-            sampling = {"rollout_temperature": options.temperature, "rollout_top_p": 1.0, "rollout_top_k": -1}
-            # A seed per turn; other engines than ours would have to be started for it.
-            sampling |= {"sglang_enable_deterministic_inference": player.kind is Kind.FOLDER}
-            flags = {"hf_checkpoint": player.tokenizer, "rollout_seed": options.seed, **ones, **lengths, **sampling}
-            runtime = await asyncio.to_thread(build_runtime, Namespace(**flags, **point.config))
+            runtime = await asyncio.to_thread(build_runtime, _slime_args(player, point, options, engine))
             runtime.engine = EngineClient(engine.address, runtime.settings.engine)
             stack.push_async_callback(runtime.close)
             if player.kind is Kind.SGLANG:
                 await _probe(f"{engine.address}/health", use_proxy=False)
 
-            async def play(spec: EpisodeSpec) -> dict[str, Any]:
+            async def play(spec: EpisodeSpec) -> Record:
                 return (await play_episode(runtime, spec, detailed=True)).facts()
 
             yield play
@@ -106,12 +100,31 @@ async def open_player(
         chat = ChatPlayer(client, player.name, options.api_key_env, options.temperature, engine.max_response_len)
         stack.callback(_report_faults, client)
 
-        async def play_chat(spec: EpisodeSpec) -> dict[str, Any]:
+        async def play_chat(spec: EpisodeSpec) -> Record:
             used = Counter[str]()
             facts = await play_text_episode(pool, point.settings, spec, partial(chat.respond, used))
             return {**facts, "usage": dict(used)}
 
         yield play_chat
+
+
+def _slime_args(player: PlayerSpec, point: SweepPoint, options: Namespace, engine: Namespace) -> Namespace:
+    """slime's `args` as the rollout reads them: flags and the YAML's top-level keys."""
+    return Namespace(
+        **point.config,
+        hf_checkpoint=player.tokenizer,
+        rollout_seed=options.seed,
+        rollout_batch_size=1,
+        n_samples_per_prompt=1,
+        global_batch_size=1,
+        rollout_max_response_len=engine.max_response_len,
+        rollout_max_context_len=engine.max_context_len,
+        rollout_temperature=options.temperature,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        # A seed per turn; other engines than ours would have to be started for it.
+        sglang_enable_deterministic_inference=player.kind is Kind.FOLDER,
+    )
 
 
 def _report_faults(client: EngineClient) -> None:
@@ -122,11 +135,9 @@ def _report_faults(client: EngineClient) -> None:
 
 async def _probe(url: str, use_proxy: bool) -> None:
     """Raise ConfigError if nothing answers, not even with an error; the client itself would try for a minute."""
+    limit = aiohttp.ClientTimeout(total=PROBE_S)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_S), trust_env=use_proxy) as session,
-            session.get(url),
-        ):
+        async with aiohttp.ClientSession(timeout=limit, trust_env=use_proxy) as session, session.get(url):
             pass
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         reason = str(error) or f"no answer within {PROBE_S:g} s"
@@ -166,15 +177,16 @@ def after_replay(past: Past, player: Player) -> Player:
     return respond
 
 
-async def play_text_episode(
-    pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player
-) -> dict[str, Any]:
+async def play_text_episode(pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player) -> Record:
     """Play one episode to its end and return its facts, as `rollout.play.transcript.Transcript.facts` describes them.
 
     An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A prompt that is too
     long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
     """
-    transcript, session, fault, stop = Transcript(), None, None, StopReason.FAILED
+    transcript = Transcript()
+    session = None
+    fault = None
+    stop = StopReason.FAILED
     conversation = Conversation(memory_of(settings))
     player = after_replay(spec.past, player) if spec.past is not None else player
     try:
@@ -220,7 +232,7 @@ async def _play(session: EnvSession, conversation: Conversation, player: Player,
     return StopReason.MAX_TURNS
 
 
-def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+def images_of(messages: Sequence[Record]) -> list[str]:
     """Return the images in the messages, in order, as `data:` URIs."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     return [data_uri(read_image(part["image"])) for parts in contents for part in parts if part["type"] == "image"]

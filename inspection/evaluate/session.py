@@ -17,7 +17,6 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -27,7 +26,7 @@ from inspection.evaluate.fingerprint import fingerprints
 from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed
-from inspection.records import FILE, LARGE_KEYS, Record, append_episode, read_episodes, replacing
+from inspection.records import FILE, Record, append_episode, read_episodes, replacing, without_large
 from inspection.target import check_numbers
 from rollout.play.loop import gather
 from rollout.spec import EpisodeSpec
@@ -52,14 +51,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
         `sources` are the fingerprints of the environments' files.
         """
-        self.path, self.player = path, player
-        self.rows: dict[Key, dict[str, Any]] = {}
+        self.path = path
+        self.player = player
+        self.rows: dict[Key, Record] = {}
         """Finished episodes without their messages; failed ones of this call included."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / ".lock", "w")  # noqa: SIM115 - held until the process ends or `__exit__`
-        except OSError as error:
-            raise ConfigError(f"--out {path} cannot be used: {error.strerror}") from error
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(path / ".lock", "w")  # noqa: SIM115 - held until the process ends or `__exit__`
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -77,11 +74,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def _add(self, episode: Record) -> None:
         key = (episode["setting"], episode["task_name"], episode["seed"], episode.get("repeat", 0))
-        self.rows[key] = {name: value for name, value in episode.items() if name not in LARGE_KEYS}
+        self.rows[key] = without_large(episode)
 
     def _check(self, identity: Record, sources: Mapping[str, str]) -> None:
         """Compare with the run whose episodes are here; write `run.json` into a folder without any."""
-        file, episodes = self.path / RUN, self.path / FILE
+        file = self.path / RUN
+        episodes = self.path / FILE
         if not episodes.exists() or not episodes.stat().st_size:
             write_text(file, json.dumps({**identity, "sources": sources}, indent=1))
             return
@@ -157,7 +155,7 @@ def play_missing(
     jobs: Sequence[Job],
     options: Namespace,
     folder: RunFolder,
-    finish: Callable[[Key, dict[str, Any]], None] = lambda key, episode: None,
+    finish: Callable[[Key, Record], None] = lambda key, episode: None,
 ) -> BaseException | None:
     """Play the episodes that the folder lacks; return the error or the Ctrl-C that stopped it, None at the end.
 
@@ -210,9 +208,12 @@ class _Progress:
     """Keeps each episode as it ends, shows the running win rate, and prints the first fault."""
 
     def __init__(self, folder: RunFolder, wanted: Sequence[Key], allowed: int) -> None:
-        self._folder, self._allowed = folder, allowed
+        self._folder = folder
+        self._allowed = allowed
         known = [folder.rows[key] for key in wanted if key in folder.rows]
-        self.played, self.won, self.failed = len(known), sum(row["success"] for row in known), 0
+        self.played = len(known)
+        self.won = sum(row["success"] for row in known)
+        self.failed = 0
         self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=BAR_S)
 
     def add(self, episode: Record, setting: str) -> None:
@@ -234,14 +235,12 @@ class _Progress:
 
 def _fault_of(episode: Record) -> str:
     """The episode's fault in one sentence: task, seed, error, and the line that raised it."""
-    text = (episode["fault"] or "unknown").partition("\nto reproduce:")[0]
-    first = text.strip().splitlines()[0]
+    text = (episode["fault"] or "unknown").partition("\nto reproduce:")[0].strip()
+    said = text.splitlines()[0]
     lines = re.findall(r'File "([^"]+)", line (\d+)', text)
-    where = ""
-    if lines and not re.search(r"\.py:\d", first):
-        file, line = lines[-1]
-        where = f" ({file}:{line})"
-    return f"task {episode['task_name']}, seed {episode['seed']}: {first}{where}"
+    if lines and not re.search(r"\.py:\d", said):
+        said += " ({}:{})".format(*lines[-1])
+    return f"task {episode['task_name']}, seed {episode['seed']}: {said}"
 
 
 def exit_code(options: Namespace, wanted: int, played: Sequence[Record], stopped: BaseException | None) -> int:

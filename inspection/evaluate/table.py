@@ -33,8 +33,6 @@ SPEED_KEYS = ("n_env", "env_backend", "env_workers", "env_step_timeout_s", "env_
 """YAML keys that do not change which episodes are played, nor how."""
 COLUMNS = {**pairs.COLUMNS, "valid_action_ratio": "valid actions"}
 """Titles of the columns that every environment has, by key of the record."""
-COUNTS = ("n", "failed", "context")
-"""Columns that count episodes, as `Table` explains them."""
 DASH = "–"
 
 
@@ -69,15 +67,8 @@ class SweepPoint:
         """Hash of the held-out episodes."""
         return panel_hash(self.episodes.values())
 
-    @property
-    def world(self) -> str:
-        """Equal for points with the same environments."""
-        settings = self.settings
-        parts = (settings.rollout_interaction_env_path, settings.env, settings.tasks, settings.eval.tasks)
-        return json.dumps([*parts, settings.max_turns, settings.eval.max_turns], default=str, sort_keys=True)
 
-
-def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
+def read_sweep(options: Namespace) -> tuple[Record, list[SweepPoint]]:
     """Return the mapping with `--set` and the sweep's points; tries every task, or raises SlimeVerlogError."""
     config = evaluated(options)
     points = []
@@ -91,13 +82,13 @@ def read_sweep(options: Namespace) -> tuple[dict[str, Any], list[SweepPoint]]:
     twice = [a.label for a, b in itertools.combinations(points, 2) if a.label == b.label]
     if twice:
         raise ConfigError(f"--sweep has {twice[0]} twice")
-    for settings in {point.world: point.settings for point in points}.values():
+    for settings in {point.panel: point.settings for point in points}.values():
         for note in try_each_task(settings):
             print(f"note: {note}", file=sys.stderr)
     return config, points
 
 
-def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
+def sweep_points(sweeps: Sequence[str]) -> list[Record]:
     """Return every combination of `key=v1,v2,...`, or one empty point; raises ConfigError for another form."""
     axes: list[list[tuple[str, Any]]] = []
     for sweep in sweeps:
@@ -106,7 +97,7 @@ def sweep_points(sweeps: Sequence[str]) -> list[dict[str, Any]]:
     return [dict(point) for point in itertools.product(*axes)]
 
 
-def without_speed(config: Record) -> dict[str, Any]:
+def without_speed(config: Record) -> Record:
     """Return the mapping without keys that only change how fast episodes are played, and how many."""
     held_out = {key: value for key, value in (config.get("eval") or {}).items() if key != "episodes"}
     kept = {key: value for key, value in config.items() if key not in (*SPEED_KEYS, "eval")}
@@ -154,7 +145,7 @@ class Table:
     def as_text(self) -> str:
         """For the terminal: aligned columns."""
         names, lines = self._grid()
-        return "\n".join(align(lines, names)) + f"\n\n{self.caption}"
+        return "\n".join([*align(lines, names), "", self.caption])
 
     def as_markdown(self) -> str:
         """For documents: a table with the caption below it."""
@@ -169,16 +160,16 @@ class Table:
         Left out are the environment's numbers of a group, such as `achievement/place_stone`.
         """
         names = ["setting", "task"] if any(row["point"] for row in self.rows) else ["task"]
-        counts = [name for name in COUNTS if name != "context" or any(row["context"] for row in self.rows)]
+        counts = ["n", "failed", *(["context"] if any(row["context"] for row in self.rows) else [])]
         metrics = sorted({name for row in self.rows for name in row["metrics"] if "/" not in name})
-        titles = [*COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]
-        lines = [[*names, *counts, *titles]]
+        lines = [[*names, *counts, *COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]]
         for row in self.rows:
-            cells = [Cell(**row[name]).text(1 if name == "turns" else 3) for name in COLUMNS]
+            cells = [str(row[name]) for name in (*names, *counts)]
+            for name in COLUMNS:
+                cells.append(Cell(**row[name]).text(1 if name == "turns" else 3))
             for name in metrics:
                 cells.append(Cell(**row["metrics"][name]).text() if name in row["metrics"] else DASH)
-            head = [str(row[name]) for name in (*names, *counts)]
-            lines.append([*head, *cells])
+            lines.append(cells)
         return len(names), lines
 
 
@@ -186,59 +177,68 @@ def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Re
     """Return the table of the episodes that the points name, as far as they were played."""
     table: list[Record] = []
     for point in points:
-        about = {"setting": point.label, "point": dict(point.values), "player": player, "panel": point.panel}
-        tasks = list(dict.fromkeys(task for _, task, _, _ in point.episodes))
+        about = {"setting": point.label, "point": point.values, "player": player, "panel": point.panel}
         played = [rows[key] for key in point.episodes if key in rows]
+        tasks = dict.fromkeys(task for _, task, _, _ in point.episodes)
         for task in tasks:
             of_task = [row for row in played if row["task_name"] == task]
-            table.append({**about, "task": task, **_means(of_task, point)})
+            table.append({**about, "task": task, **_means(of_task, point.repeats)})
         if len(tasks) > 1:
-            table.append({**about, "task": "all", **_means(played, point)})
+            table.append({**about, "task": "all", **_means(played, point.repeats)})
     return Table(table, _caption(player, points, rows))
 
 
-def _means(episodes: Sequence[Record], point: SweepPoint) -> dict[str, Any]:
+def _means(episodes: Sequence[Record], most_repeats: int) -> Record:
     good = [episode for episode in episodes if episode["stop"] != "failed"]
     by_seed: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for episode in good:
         by_seed[episode["task_name"], episode["seed"]].append(episode)
-    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    columns = {name: [_mean(repeats, name) for repeats in by_seed.values()] for name in COLUMNS}
     metrics: dict[str, list[float]] = defaultdict(list)
     for repeats in by_seed.values():
-        for name, values in columns.items():
-            values.append(statistics.fmean(episode[name] for episode in repeats))
-        for name in dict.fromkeys(name for episode in repeats for name in episode["metrics"]):
-            known = [episode["metrics"][name] for episode in repeats if name in episode["metrics"]]
-            metrics[name].append(statistics.fmean(known))
-        n, won = len(repeats), sum(bool(episode["success"]) for episode in repeats)
-        for k in range(2, min(n, point.repeats) + 1):
-            choices = math.comb(n, k)
-            metrics[f"pass@{k}"].append(1 - math.comb(n - won, k) / choices)
+        own = [episode["metrics"] for episode in repeats]
+        for name in dict.fromkeys(itertools.chain(*own)):
+            metrics[name].append(_mean([numbers for numbers in own if name in numbers], name))
+        won = sum(bool(episode["success"]) for episode in repeats)
+        lost = len(repeats) - won
+        for k in range(2, min(len(repeats), most_repeats) + 1):
+            choices = math.comb(len(repeats), k)
+            metrics[f"pass@{k}"].append(1 - math.comb(lost, k) / choices)
             metrics[f"pass^{k}"].append(math.comb(won, k) / choices)
     return {
         "n": len(good),
         "failed": len(episodes) - len(good),
         "context": sum(episode["stop"] == "context" for episode in good),
-        **{name: vars(Cell.of(values)) for name, values in columns.items()},
-        "metrics": {name: vars(Cell.of(values)) for name, values in metrics.items()},
+        **_cells(columns),
+        "metrics": _cells(metrics),
     }
+
+
+def _mean(records: Sequence[Record], name: str) -> float:
+    return statistics.fmean(record[name] for record in records)
+
+
+def _cells(columns: Mapping[str, Sequence[float]]) -> Record:
+    return {name: vars(Cell.of(values)) for name, values in columns.items()}
 
 
 def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Record]) -> str:
     wanted = [key for point in points for key in point.episodes]
     played = [rows[key] for key in wanted if key in rows]
-    seeds = sorted({seed for _, _, seed, _ in wanted})
+    stops = Counter(row["stop"] for row in played)
+    seeds = [seed for _, _, seed, _ in wanted]
     panels = dict.fromkeys(point.panel for point in points)
+    repeats = points[0].repeats
     sentences = [
-        f"Player {player}, held-out seeds {seeds[0]} to {seeds[-1]}: mean ± standard error over n episodes.",
+        f"Player {player}, held-out seeds {min(seeds)} to {max(seeds)}: mean ± standard error over n episodes.",
         f"Held-out panel: {', '.join(panels)}.",
         "An episode is won if its progression reaches 1.",
     ]
-    if (repeats := max(point.repeats for point in points)) > 1:
+    if repeats > 1:
         sentences.append(f"Each seed was played {repeats} times; pass@k: one of k repeats wins, pass^k: all k win.")
-    if failed := sum(row["stop"] == "failed" for row in played):
+    if failed := stops["failed"]:
         sentences.append(f"{failed} failed episodes (environment lost, or prompt refused) are not part of the means.")
-    if cut := sum(row["stop"] == "context" for row in played):
+    if cut := stops["context"]:
         sentences.append(f"{cut} episodes ended because the next prompt was too long (context); they are in the means.")
     if endless := sum(row["stop"] == "max_turns" and row["max_turns"] is None for row in played):
         why = "because neither eval.max_turns nor the environment limits them"

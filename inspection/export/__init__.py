@@ -52,9 +52,11 @@ def run(options: Namespace) -> int:
     episodes = _chosen(options, counts)
     if options.format == "jsonl":
         rows = (row for episode in episodes for row in rows_of(episode, options.valid_only))
-        written, what = write_jsonl(_at_least_one(rows, counts), options.out), "rows"
+        written = write_jsonl(_at_least_one(rows, counts), options.out)
+        what = "rows"
     else:
-        written, what = write_atif(_at_least_one(episodes, counts), options.out), "trajectories"
+        written = write_atif(_at_least_one(episodes, counts), options.out)
+        what = "trajectories"
     print(f"{written} {what} from {counts['kept']} of {counts['read']} episodes written to {options.out}")
     return 0
 

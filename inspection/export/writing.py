@@ -41,12 +41,12 @@ SaveImage = Callable[[str, str], str]
 """Stores an image, given its key and data URI; returns its path."""
 
 
-def trajectory_of(episode: Record, save_image: SaveImage) -> dict[str, Any]:
+def trajectory_of(episode: Record, save_image: SaveImage) -> Record:
     """Return the episode as an ATIF document; token ids and log-probs are included where they were recorded."""
     messages, turns = split_prompts(episode)
     images = episode.get("pictures") or {}
 
-    def read(message: Record) -> str | list[dict[str, Any]]:
+    def read(message: Record) -> str | list[Record]:
         """Return a message's content as ATIF holds it: text, or a list of text and image parts."""
         content = message.get("content") or ""
         return content if isinstance(content, str) else [_part(part, images, save_image) for part in content]
@@ -55,7 +55,7 @@ def trajectory_of(episode: Record, save_image: SaveImage) -> dict[str, Any]:
     identity = [episode.get(key) for key in ("setting", "player", "task_name", "seed", "repeat", "options")]
     text = json.dumps([identity, [turn["response"] for turn in turns]], default=str)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
-    agent: dict[str, Any] = {"name": "slime-verlog", "version": VERSION}
+    agent: Record = {"name": "slime-verlog", "version": VERSION}
     if episode.get("player"):
         agent["model_name"] = str(episode["player"])
     if episode.get("tools"):
@@ -81,8 +81,9 @@ def _totals(steps: Sequence[Record]) -> dict[str, int]:
     return totals
 
 
-def _steps(messages: Sequence[Record], turns: Sequence[Record], read: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = []
+def _steps(messages: Sequence[Record], turns: Sequence[Record], read: Callable[[Any], Any]) -> list[Record]:
+    steps: list[Record] = []
+    last: Record = {}
     instruction: Any = None
     ids = token_ids_of(turns)
     for number, turn in enumerate(turns):
@@ -90,27 +91,29 @@ def _steps(messages: Sequence[Record], turns: Sequence[Record], read: Callable[[
         if prompt and prompt[0]["role"] == "system" and prompt[0]["content"] != instruction:
             instruction = prompt[0]["content"]
             steps.append({"source": "system", "message": read(prompt[0])})
-        # What the prompt shows for the first time: the messages after the last response.
-        responses = [place for place, message in enumerate(prompt) if message["role"] == "assistant"]
-        start = responses[-1] + 1 if responses and number else 0
-        new = [message for message in prompt[start:] if message["role"] != "system"]
+        new = [message for message in prompt if message["role"] != "system"]
         if number == 0:
-            source = lambda message: "agent" if message["role"] == "assistant" else "user"
-            steps += [{"source": source(message), "message": read(message)} for message in new]
-        elif new:
-            last = next(step for step in reversed(steps) if step["source"] == "agent")
-            last["observation"] = {"results": [{"content": read(message)} for message in new]}
-        step = {"source": "agent", "message": turn["response"], "extra": _given(turn, _STEP_KEYS)}
-        metrics = _metrics(turn, next(ids))
-        steps.append(step | ({"metrics": metrics} if metrics else {}))
+            for message in new:
+                source = "agent" if message["role"] == "assistant" else "user"
+                steps.append({"source": source, "message": read(message)})
+        else:
+            # What the prompt shows for the first time: the messages after the last response.
+            responses = [place for place, message in enumerate(new) if message["role"] == "assistant"]
+            shown = [{"content": read(message)} for message in new[max(responses, default=-1) + 1 :]]
+            if shown:
+                last["observation"] = {"results": shown}
+        last = {"source": "agent", "message": turn["response"], "extra": _given(turn, _STEP_KEYS)}
+        if metrics := _metrics(turn, next(ids)):
+            last["metrics"] = metrics
+        steps.append(last)
     return steps
 
 
-def _metrics(turn: Record, ids: Ids | None) -> dict[str, Any]:
+def _metrics(turn: Record, ids: Ids | None) -> Record:
     tokens = turn.get("tokens") or {}
     log_probs = tokens.get("rollout_log_probs") or tokens.get("log_probs")
     count = len(ids[1]) if ids else len(tokens.get("text") or ())
-    metrics: dict[str, Any] = {}
+    metrics: Record = {}
     if ids:
         metrics |= {"prompt_tokens": len(ids[0]), "prompt_token_ids": ids[0], "completion_token_ids": ids[1]}
     if count:
@@ -120,7 +123,7 @@ def _metrics(turn: Record, ids: Ids | None) -> dict[str, Any]:
     return metrics
 
 
-def _part(part: Record, images: Mapping[str, str], save: SaveImage) -> dict[str, Any]:
+def _part(part: Record, images: Mapping[str, str], save: SaveImage) -> Record:
     if part.get("type") != "image":
         return {"type": "text", "text": part.get("text") or ""}
     uri = images.get(part.get("image") or "")
@@ -134,7 +137,7 @@ def media_type(uri: str) -> str:
     return uri.removeprefix("data:").partition(";")[0]
 
 
-def _given(source: Record, keys: Sequence[str]) -> dict[str, Any]:
+def _given(source: Record, keys: Sequence[str]) -> Record:
     return {key: source[key] for key in keys if source.get(key) is not None}
 
 
@@ -176,7 +179,7 @@ def _image_saver(folder: Path) -> SaveImage:
     return save
 
 
-def rows_of(episode: Record, valid_only: bool = False) -> Iterator[dict[str, Any]]:
+def rows_of(episode: Record, valid_only: bool = False) -> Iterator[Record]:
     """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
 
     `metadata.notes` says whether the row is a turn in which the model wrote its notes. With `valid_only`, invalid
@@ -199,7 +202,7 @@ def rows_of(episode: Record, valid_only: bool = False) -> Iterator[dict[str, Any
         first += len(chain)
 
 
-def _masked(conversation: Sequence[Record], trained: Sequence[int]) -> list[dict[str, Any]]:
+def _masked(conversation: Sequence[Record], trained: Sequence[int]) -> list[Record]:
     """The messages with `step_loss_mask`; `trained` are the places of the responses to train on."""
     row = []
     for place, message in enumerate(conversation):
@@ -214,7 +217,8 @@ def _check_text(episode: Record, turn: Record, prompt: Sequence[Record]) -> None
     where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
     if turn.get("has_images") or any(isinstance(message.get("content"), list) for message in prompt):
         raise ConfigError(f"{where} has pictures, and jsonl is for text; use --format atif")
-    player, response = episode.get("player"), turn["response"]
+    player = episode.get("player")
+    response = turn["response"]
     is_bare = player in SCRIPTED and MARKER not in response and "summary" not in turn
     if is_bare and any(MARKER in text_of(message) for message in prompt if message["role"] != "assistant"):
         bare = f"the player {player} answered {response!r}, and the prompt asks for a line `{MARKER}`"

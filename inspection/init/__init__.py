@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--max-steps must be at least 2, got {options.max_steps}")
     # Random play needs `length` x `actions` steps on average, more than there are.
     length = max(2, min(options.max_steps, math.ceil(1.4 * options.max_steps / len(actions))))
-    folder, files = Path(__file__).parent, {}
+    folder = Path(__file__).parent
+    files = {}
     for template, form in FILES.items():
         path = Path(form.format(options.name))
         if path.exists():
@@ -67,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
             length=length,
         )
     write_files(files)
-    yaml, me = f"{options.name}.yaml", PROGRAM
+    yaml = f"{options.name}.yaml"
+    me = PROGRAM
     print(f"\nnext:\n  {me} check {yaml}\n  {me} play {yaml}\n  {me} train {yaml} --updates 20")
     print(f"  pip install pytest && python -m pytest test_{options.name}.py")
     return 0
@@ -88,7 +90,7 @@ def write_files(files: Mapping[Path, str]) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Refuse names that Python cannot import, or that would hide another module or the class `Frame`."""
+    """Refuse names that Python cannot import, or that would hide another module."""
     import importlib.util
 
     from slime_verlog import ConfigError
@@ -101,5 +103,3 @@ def _check_name(name: str) -> None:
     found = importlib.util.find_spec(name)
     if found is not None and found.origin is not None and Path(found.origin).parent != Path.cwd():
         raise ConfigError(f"{name}.py would hide an installed module; choose another name")
-    if name == "frame":
-        raise ConfigError("the class Frame would hide the one that every game returns; choose another name")

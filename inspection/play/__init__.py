@@ -31,5 +31,6 @@ def run(options: argparse.Namespace) -> int:
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     if others:
         print(f"task {task.name}; choose another with --task: {', '.join(others)}\n")
-    with Game(chosen, task, seed) as game:
+    with Game(chosen, task) as game:
+        game.restart(seed)
         return Session(game, options.out).run()

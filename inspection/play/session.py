@@ -19,7 +19,7 @@ from rollout.play.memory import Conversation, Message, memory_of, write_facts
 from rollout.tasks import make_episode
 from rollout.turn import EnvReply
 from rollout.workers.trial import Trial
-from slime_verlog import INTERRUPTED, ConfigError
+from slime_verlog import INTERRUPTED
 
 HELP = """\
 Type an action, or a whole answer (THINK: ... ACTION: ...). Commands:
@@ -34,23 +34,17 @@ NOTES: the key is red\\nACTION: go writes notes, if the YAML says memory: {kind:
 some prompts ask for notes alone; your answer to these is not an action."""
 
 
-class Game(contextlib.AbstractContextManager["Game"]):
+class Game(contextlib.ExitStack):
     """Plays one task, seed after seed; use it as a context manager, which ends the worker process."""
 
-    def __init__(self, target: Target, task: TaskSpec, seed: int) -> None:
-        self._target, self._task, self._settings = target, task, target.settings
-        self._runner = asyncio.Runner()
-        self._run = self._runner.run
+    def __init__(self, target: Target, task: TaskSpec) -> None:
+        super().__init__()
+        self._target = target
+        self._task = task
+        self._settings = target.settings
+        self._run = self.enter_context(asyncio.Runner()).run
         self._trial = Trial(target.settings)
-        try:
-            self.restart(seed)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._trial.end()
-        self._runner.close()
+        self.callback(self._trial.end)
 
     @property
     def over(self) -> str | None:
@@ -121,7 +115,8 @@ class Session:
     """Talks with a person until the input ends; images go to `folder`."""
 
     def __init__(self, game: Game, folder: Path) -> None:
-        self.game, self._folder = game, folder
+        self.game = game
+        self._folder = folder
         self._images = 0
 
     def run(self) -> int:
@@ -171,8 +166,11 @@ class Session:
                 print("the episode is over")
             case "expert":
                 hint = self.game.hint()
-                says = f"the expert would answer: {printable(hint)}" if hint else None
-                print(says or "the environment has no expert_action(env)")
+                print(
+                    f"the expert would answer: {printable(hint)}"
+                    if hint
+                    else "the environment has no expert_action(env)"
+                )
             case "restart" | "next":
                 self.game.restart(self.game.seed + (name == "next"))
                 print(f"seed {self.game.seed}\n")
@@ -205,19 +203,18 @@ class Session:
             print(bold(f"[{message['role']}]"))
             content = message["content"]
             for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-                is_image = part["type"] == "image"
-                print(self._write(part["image"]) + "\n" if is_image else printable(part["text"]), end="")
+                if part["type"] == "image":
+                    print(self._write(part["image"]))
+                else:
+                    print(printable(part["text"]), end="")
             print("\n")
 
     def _write(self, image: Any) -> str:
         """Write an image to a numbered file, and return file and size."""
         path = self._folder / f"picture_{self._images:04}.png"
         self._images += 1
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            image.save(path)
-        except OSError as error:
-            raise ConfigError(f"--out: {path} cannot be written: {error.strerror}") from error
+        self._folder.mkdir(parents=True, exist_ok=True)
+        image.save(path)
         return f"[picture {image.size[0]} x {image.size[1]}: {path}]"
 
     def _score(self) -> str:

@@ -27,18 +27,14 @@ def run(options: argparse.Namespace) -> int:
     from embedded.run.folder import write_text
     from inspection.report.columns import read_columns
     from inspection.report.output import render_json, render_page
-    from slime_verlog import ConfigError
 
     columns = read_columns(options.runs)
     page = render_page(columns)
     first = options.runs[0]
     folder = options.out or (first if first.is_dir() else first.parent)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "report.json", render_json(columns))
-        write_text(folder / "report.md", page)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder with --out") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "report.json", render_json(columns))
+    write_text(folder / "report.md", page)
     print(page)
     print(f"Written to {folder}: report.md, report.json")
     print(f"See the episodes: {PROGRAM} view {shlex.quote(str(first))}")

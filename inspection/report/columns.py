@@ -1,6 +1,7 @@
 """Reads runs into columns (one per run, setting and player), and judges each of them."""
 
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,8 @@ class Column:
     @property
     def examples(self) -> Sequence[tuple[str, Place]]:
         """The episodes with the most repeated attempts, and the first failures."""
-        stuck, failed = [], []
+        stuck = []
+        failed = []
         for episode in self.episodes:
             if repeated := find_repeats(episode):
                 stuck.append((len(repeated), place_of(episode, repeated[0])))
@@ -79,16 +81,16 @@ class Column:
 
 def read_columns(runs: Sequence[Path]) -> list[Column]:
     """Read all runs; columns keep the order of the files. Raises ConfigError if a run is unreadable or empty."""
-    found: dict[tuple[str, str, str], list[Episode]] = {}
+    found: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
     for path, name in zip(runs, names_of(runs), strict=True):
         for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
-            found.setdefault((name, *episode.group), []).append(episode)
-    parts_differ = [len(set(names)) > 1 for names in zip(*found, strict=True)]
+            found[name, *episode.group].append(episode)
+    differ = [len(set(names)) > 1 for names in zip(*found, strict=True)]
     columns = []
     for names, episodes in found.items():
         run, setting, player = names
         # Only those parts that differ; the setting if there is one.
-        parts = [name for name, differs in zip(names, parts_differ, strict=True) if differs and name != "-"]
+        parts = [name for name in itertools.compress(names, differ) if name != "-"]
         label = ", ".join(dict.fromkeys(parts)) or next((name for name in (setting, player) if name != "-"), run)
         columns.append(_judge(label, player, episodes))
     return columns

@@ -14,8 +14,9 @@ import random
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,9 @@ def _failures(episodes: Sequence[Episode]) -> dict[str, Value]:
     repeated = sum(len(find_repeats(episode)) for episode in episodes)
     known = sum(turn.state is not None for episode in episodes for turn in episode.turns)
     return {
-        "success": _mean(episodes, lambda episode: episode.success),
-        "mean_return": _mean(episodes, lambda episode: episode.episode_return),
-        "mean_progression": _mean(episodes, lambda episode: episode.progression),
+        "success": _mean(episodes, attrgetter("success")),
+        "mean_return": _mean(episodes, attrgetter("episode_return")),
+        "mean_progression": _mean(episodes, attrgetter("progression")),
         "mean_turns": _mean(episodes, lambda episode: len(episode.turns)),
         "equal_returns": _equal_returns(episodes),
         "lost_environment": _share(failed, len(episodes)),
@@ -187,7 +188,7 @@ def _equal_returns(episodes: Sequence[Episode]) -> Value:
     Those that were always won count as unequal: they are solved, which is no reason to worry.
     """
     played = [episode for episode in episodes if episode.fault is None]
-    for groups in (_groups(played, _start), _groups(played, lambda episode: episode.task)):
+    for groups in (_groups(played, _start), _groups(played, attrgetter("task"))):
         repeated = [group for group in groups if len(group) > 1]
         if repeated:
             unsolved = [group for group in repeated if not all(episode.success for episode in group)]
@@ -204,11 +205,11 @@ def _start(episode: Episode) -> Hashable:
     return episode.task, id(episode) if episode.seed is None else str(episode.seed)
 
 
-def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[Episode]]:
+def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> Iterable[list[Episode]]:
     found: dict[Hashable, list[Episode]] = defaultdict(list)
     for episode in episodes:
         found[key(episode)].append(episode)
-    return list(found.values())
+    return found.values()
 
 
 def _mean(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> Value:
@@ -236,21 +237,16 @@ def retrieve_observations(turns: Sequence[tuple[str, str]]) -> float | None:
     if len(observations) < CANDIDATES:
         return None
     terms = {text: _terms(text) for text in observations}
-    frequency = Counter(term for bag in terms.values() for term in bag)
+    frequency = Counter(itertools.chain(*terms.values()))
     weight = {term: math.log(len(observations) / count) for term, count in frequency.items()}
-    norm = {}
-    for text, bag in terms.items():
-        squares = sum(weight[term] ** 2 for term in bag)
-        norm[text] = math.sqrt(squares) or 1.0
+    norm = {text: math.hypot(*(weight[term] for term in bag)) or 1.0 for text, bag in terms.items()}
     hits = 0
     for observation in observations:
         said = _terms(reasoning_of[observation])
-        drawn = rng.sample(observations, CANDIDATES)
-        others = [text for text in drawn if text != observation][: CANDIDATES - 1]
+        others = [text for text in rng.sample(observations, CANDIDATES) if text != observation]
         similarity = {}
-        for text in (observation, *others):
-            shared = sum(weight[term] for term in said & terms[text])
-            similarity[text] = shared / norm[text]
+        for text in (observation, *others[: CANDIDATES - 1]):
+            similarity[text] = sum(weight[term] for term in said & terms[text]) / norm[text]
         hits += similarity.pop(observation) > max(similarity.values())
     return hits / len(observations)
 

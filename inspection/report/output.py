@@ -6,10 +6,10 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
+from inspection.records import Record
 from inspection.report.columns import Column
 from inspection.report.invalid import CHANGES
 from inspection.report.numbers import MEASURES, QUESTIONS, Measure, Verdict
@@ -38,7 +38,7 @@ def render_json(columns: Sequence[Column]) -> str:
     return json.dumps({"columns": list(map(_as_json, columns))}, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
-def _as_json(column: Column) -> dict[str, Any]:
+def _as_json(column: Column) -> Record:
     rejections = column.rejections
     aliases = rejections.aliases.most_common(_MAX_LISTED)
     examples = [(f"invalid: {cause}", place) for cause, place in rejections.examples.items()]
@@ -82,7 +82,8 @@ def render_page(columns: Sequence[Column]) -> str:
 
 def _find_advice(columns: Sequence[Column]) -> list[str]:
     """Return the advice of all columns, the most urgent first, each once."""
-    urgent, others = [], []
+    urgent = []
+    others = []
     for column in columns:
         for item in MEASURES:
             verdict = column.verdicts[item.key]
@@ -95,7 +96,8 @@ def _find_advice(columns: Sequence[Column]) -> list[str]:
 
 def _cell(column: Column, item: Measure) -> str:
     """A number with its standard error, and its verdict unless that is good."""
-    value, verdict = column.values[item.key], column.verdicts[item.key]
+    value = column.values[item.key]
+    verdict = column.verdicts[item.key]
     text = item.show(value.number)
     if value.error is not None:
         text += f" ± {item.show(value.error)}"

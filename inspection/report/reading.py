@@ -14,7 +14,8 @@ from slime_verlog import ConfigError
 _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECASE)
 _CALL = "<tool_call>"
 _END_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</s>)\Z")
-_HEADING, _COMMANDS = "Current Observation:\n", "Commands that work now: "
+_HEADING = "Current Observation:\n"
+_COMMANDS = "Commands that work now: "
 EXCERPT = 160
 """Characters of an action or of an example."""
 _MAX_TEXT = 2000
@@ -76,11 +77,6 @@ class Episode:
     progression: float
     turns: Sequence[Turn]
 
-    @property
-    def valid(self) -> int:
-        """Turns with a valid response."""
-        return sum(turn.valid for turn in self.turns)
-
 
 class Place(NamedTuple):
     """Where an example is; `turn` counts from 1, as the viewer does, and is 0 without a turn."""
@@ -135,14 +131,15 @@ def _episode(record: Record) -> Episode:
 
 def _turn(turn: Record, messages: Sequence[tuple[str, str | None]], number: int) -> Turn:
     text, images = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
-    response, executed = _text(turn, "response"), _text(turn, "executed_action")
-    valid = bool(turn["valid"])
     observation = text.removeprefix(_HEADING)
-    finish = turn.get("finish_reason")
-    tokens = (turn.get("tokens") or {}).get("text")
     _, has_commands, tail = observation.partition(_COMMANDS)  # the line that `envs.text_game.list_commands` writes
     commands = tail.partition("\n")[0].rstrip(".").split(", ") if has_commands else ()
+    response = turn["response"]
+    executed = turn["executed_action"]
+    valid = bool(turn["valid"])
     answer = split_answer(response, executed if valid else None)
+    finish = turn.get("finish_reason")
+    tokens = (turn.get("tokens") or {}).get("text")
     return Turn(
         number=number,
         observation=observation[:_MAX_TEXT],
@@ -155,7 +152,7 @@ def _turn(turn: Record, messages: Sequence[tuple[str, str | None]], number: int)
         executed=executed,
         valid=valid,
         cut=None if finish is None else finish == "length",
-        tokens=len(tokens) if tokens is not None else None,
+        tokens=None if tokens is None else len(tokens),
         asked_for_marker="ACTION:" in text,
         commands=tuple(commands),
     )
@@ -170,12 +167,6 @@ def _read_message(message: Record) -> tuple[str, str | None]:
     text = "\n".join(str(part["text"]) for part in parts if part.get("type") == "text")
     keys = [part.get("image") for part in parts if part.get("type") == "image"]
     return text, None if None in keys else " ".join(map(str, keys))
-
-
-def _text(record: Record, key: str) -> str:
-    if not isinstance(value := record[key], str):
-        raise ValueError(f"{key} must be text, got {str(value)[:60]!r}")
-    return value
 
 
 def _number(record: Record, key: str) -> float:

@@ -4,7 +4,6 @@ import os
 import time
 import webbrowser
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -30,40 +29,36 @@ _State = dict[Path, tuple[int, int]]
 
 
 class Book:
-    """The episodes of one page; `update` adds those that were written since the last call."""
+    """The episodes of one page, as its runs have them now."""
 
     def __init__(self, options: Namespace) -> None:
-        self._options, self._runs = options, expand_runs(options.runs)
-        self._counts: Counter[tuple[int, Path]] = Counter()
-        if options.worlds and not find_spec("PIL"):
-            options.worlds = 0
-            print("note: worlds are not drawn, because Pillow is missing: pip install pillow")
-        self._packer, self._worlds = Packer(), Worlds(options.worlds, options.trust)
-
-    def update(self) -> int:
-        """Read the runs and add their new episodes; return how many there are."""
-        before = self._counts.total()
-        self._runs = expand_runs(self._options.runs)
+        """Read the runs; raises ConfigError if one cannot be read."""
+        self._options = options
+        self._runs = expand_runs(options.runs)
+        self._packer = Packer()
+        self._worlds = Worlds(options.worlds, options.trust)
+        self._names = names_of(self._runs)
         for number, run in enumerate(self._runs):
-            self._worlds.most = self._options.worlds * (number + 1) // len(self._runs)  # each run has its share
+            self._worlds.most = options.worlds * (number + 1) // len(self._runs)  # each run has its share
             for source in episode_sources(run, with_training=len(self._runs) == 1):
                 self._add(source, number)
-        return self._counts.total() - before
 
     def _add(self, source: Path, number: int) -> None:
-        known = self._counts[number, source]
-        name = names_of(self._runs)[number] if len(self._runs) > PAIR else None
-        episodes = read_run(source, self._options.tokenizer, self._options.trust, skip=known or None)
+        several = len(self._runs) > PAIR
+        episodes = read_run(source, self._options.tokenizer, self._options.trust, quiet=self._options.follow)
         for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, disable=None):
-            self._packer.add(episode, 0 if name else number, self._worlds.draw(episode), name)
-            self._counts[number, source] += 1
+            world = self._worlds.draw(episode)
+            if several:
+                self._packer.add(episode, world=world, study=self._names[number])
+            else:
+                self._packer.add(episode, number, world)
 
     def write(self, path: Path, follow: float = 0.0) -> None:
         """Write the page; `follow` is the number of seconds after which it reloads itself."""
-        several = len(self._runs) > PAIR
-        studies = map(read_training, self._runs, names_of(self._runs))
+        runs = [str(run) for run in self._runs]
+        studies = map(read_training, self._runs, self._names)
         head = {
-            "runs": [", ".join(map(str, self._options.runs))] if several else [str(run) for run in self._runs],
+            "runs": [", ".join(map(str, self._options.runs))] if len(runs) > PAIR else runs,
             "studies": [{**study, "run": number} for number, study in enumerate(studies) if study],
             "written": datetime.now().astimezone().isoformat(timespec="seconds"),
             "follow": follow,
@@ -71,17 +66,13 @@ class Book:
         }
         resolved = [run.resolve() for run in self._options.runs]
         names = [run.parent.name if run.name == FILE else run.name for run in resolved]
-        text = build_page(" and ".join(names), head, self._packer.blocks())
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, text)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file with --out") from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, build_page(" and ".join(names), head, self._packer.blocks()))
 
     def summary(self, path: Path) -> str:
         """Return the sentence for the terminal."""
         worlds = self._worlds
-        said = f"{path} ({path.stat().st_size / 1e6:.1f} MB): {self._counts.total()} episodes"
+        said = f"{path} ({path.stat().st_size / 1e6:.1f} MB): {len(self._packer.rows)} episodes"
         if worlds.drawn:
             said += f", {worlds.drawn} with their world"
         if worlds.differing:
@@ -94,8 +85,8 @@ class Book:
 
 def write_once(options: Namespace) -> int:
     """Write the page and print its path."""
-    book, path = Book(_checked(options)), page_path(options)
-    book.update()
+    path = _checked(options)
+    book = Book(options)
     book.write(path)
     print(book.summary(path))
     _open(options, path)
@@ -108,36 +99,37 @@ def follow(options: Namespace) -> int:
     Also ends when the process that started it has ended, and with ConfigError if a file that no longer changes cannot
     be read.
     """
-    book, path, opened = Book(_checked(options)), page_path(options), False
-    before: _State = {}
-    half_written: _State = {}
+    path = _checked(options)
+    book: Book | None = None
+    seen: _State = {}
+    opened = False
     waits = "" if _state(options.runs) else " (no episodes yet)"
     print(f"following {', '.join(map(str, options.runs))}{waits}; Ctrl-C ends", flush=True)
     try:
         parent = os.getppid()
         while os.getppid() == parent:
-            began, state = time.monotonic(), _state(options.runs)
-            if state and state != before:
+            began = time.monotonic()
+            state = _state(options.runs)
+            if state and (state != seen or book is None):
                 try:
-                    fresh = book if _only_grew(before, state, options) else Book(options)
-                    fresh.update()
-                except ConfigError:
-                    if state == half_written:
-                        raise
-                    half_written = state
-                else:
-                    book, before = fresh, state
+                    book = Book(options)
                     book.write(path, _LOOK_S)
+                except ConfigError:  # half written, unless it stays like this
+                    if state == seen:
+                        raise
+                    book = None
+                else:
                     print(book.summary(path), flush=True)
                     opened = opened or _open(options, path)
+                seen = state
             time.sleep(max(_LOOK_S, _IDLE_PER_BUSY * (time.monotonic() - began)))
     except KeyboardInterrupt:
         pass
-    if before:
-        with suppress(ConfigError):
-            book.update()
+    with suppress(ConfigError):
+        book = Book(options) if _state(options.runs) else None
+    if book is not None:
         book.write(path)
-    print(f"\nthe page no longer reloads: {path}" if before else "\nno episodes were written")
+    print(f"\nthe page no longer reloads: {path}" if book else "\nno episodes were written")
     return 0
 
 
@@ -148,20 +140,6 @@ def _state(runs: Sequence[Path]) -> _State:
     except ConfigError:
         return {}
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
-
-
-def _only_grew(before: _State, state: _State, options: Namespace) -> bool:
-    """Whether each run still has one file of episodes, which only grew, so that its episodes keep their numbers."""
-    runs = expand_runs(options.runs)
-    if len(runs) != len(options.runs) or any(file.suffix == ".pt" for file in before):
-        return False
-    if any(len(files_of(run, metrics=False)) != 1 for run in runs):
-        return False
-    for file, (size, _) in before.items():
-        now, _ = state.get(file, (0, 0))
-        if now < size and file.suffix != ".json":
-            return False
-    return bool(before)
 
 
 def page_path(options: Namespace) -> Path:
@@ -179,14 +157,18 @@ def page_path(options: Namespace) -> Path:
     return run.parent / "runs.html"
 
 
-def _checked(options: Namespace) -> Namespace:
-    """The options; raises ConfigError for a number out of range, or an output that would replace something else."""
+def _checked(options: Namespace) -> Path:
+    """The page's path; raises ConfigError for a number out of range, or if it would replace something else."""
     check_numbers(options, {"worlds": 0})
+    if options.worlds and not find_spec("PIL"):
+        options.worlds = 0
+        print("note: worlds are not drawn, because Pillow is missing: pip install pillow")
     path: Path | None = options.out
     if path is not None and path.suffix != ".html" and path.exists():
         raise ConfigError(f"--out {path} exists, and does not end in .html; give another file")
-    check_out(page_path(options).parent)
-    return options
+    page = page_path(options)
+    check_out(page.parent)
+    return page
 
 
 def _open(options: Namespace, path: Path) -> bool:

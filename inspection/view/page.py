@@ -18,8 +18,8 @@ from typing import Any
 
 from inspection.records import Record, find_changes, split_prompts
 
-CHUNK_CHARACTERS = 1_000_000
-"""Characters after which a chunk is closed; decoding one takes a browser about 20 ms."""
+EPISODES_PER_CHUNK = 32
+"""A browser decodes a chunk when one of its episodes is opened or searched."""
 
 _UPDATE = re.compile(r"\b(update|step|evaluation|rollout)[ _](\d+)$")
 """The number of updates in the name of a setting; slime counts rollouts from 0."""
@@ -29,7 +29,7 @@ class Packer:
     """Collects episodes; `blocks` may be called at any time, and more episodes added afterwards."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Record] = []
         self._closed: list[str] = []
         self._start_chunk()
 
@@ -37,14 +37,13 @@ class Packer:
         self._episodes: list[str] = []
         self._messages: dict[str, int] = {}
         self._images: dict[str, str] = {}
-        self._characters = 0
 
     def add(self, episode: Record, run: int = 0, world: Record | None = None, study: str | None = None) -> None:
         """Add an episode of the run with this number, with its world if it was drawn.
 
         On a page about many runs, all have the number 0, and `study` is the run's name.
         """
-        if self._characters > CHUNK_CHARACTERS:
+        if len(self._episodes) == EPISODES_PER_CHUNK:
             self._closed.append(self._compressed())
             self._start_chunk()
         row = _row(episode, run)
@@ -55,27 +54,25 @@ class Packer:
             row["world"] = 2 if "note" in world else 1
         self.rows.append(row)
         drawn = dict(world or {})
-        for key, image in [*(episode.get("pictures") or {}).items(), *drawn.pop("pictures", {}).items()]:
-            if key not in self._images:
-                self._images[key] = image
-                self._characters += len(image)
+        self._images |= episode.get("pictures") or {}
+        self._images |= drawn.pop("pictures", {})
         keys = ("env_path", "task", "options", "max_turns", "metrics", "fault", "credit")
         kept = {key: episode[key] for key in keys if episode.get(key)}
         self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
-        self._characters += len(self._episodes[-1])
 
     def blocks(self) -> list[str]:
         """Return the chunks, compressed."""
         return [*self._closed, *([self._compressed()] if self._episodes else [])]
 
-    def _pack(self, episode: Record) -> list[dict[str, Any]]:
+    def _pack(self, episode: Record) -> list[Record]:
         """The episode's turns, with numbers in place of the chunk's messages.
 
         A prompt is the number of messages that it shares with the start of the previous one, then the rest.
         """
         messages, turns = split_prompts(episode)
-        places = [self._place(to_json(message)) for message in messages]
-        packed, before = [], []
+        places = [self._messages.setdefault(to_json(message), len(self._messages)) for message in messages]
+        packed: list[Record] = []
+        before: list[int] = []
         for turn, fresh in zip(turns, find_changes(messages, turns), strict=True):
             prompt = [places[i] for i in turn["prompt"]]
             same = (a == b for a, b in zip(prompt, before, strict=False))
@@ -84,19 +81,13 @@ class Packer:
             before = prompt
         return packed
 
-    def _place(self, message: str) -> int:
-        if message not in self._messages:
-            self._messages[message] = len(self._messages)
-            self._characters += len(message)
-        return self._messages[message]
-
     def _compressed(self) -> str:
         shared = f'{{"messages":[{",".join(self._messages)}],"pictures":{to_json(self._images)}}}'
         return compress("\n".join([shared, *self._episodes]))
 
 
-def _turn(turn: Record, prompt: list[int], fresh: list[int]) -> dict[str, Any]:
-    packed: dict[str, Any] = {
+def _turn(turn: Record, prompt: list[int], fresh: list[int]) -> Record:
+    packed = {
         "prompt": prompt,
         "fresh": fresh,
         "response": turn.get("response") or "",
@@ -107,13 +98,13 @@ def _turn(turn: Record, prompt: list[int], fresh: list[int]) -> dict[str, Any]:
     for key in ("notes", "lambda_token", "metrics", "moves"):
         if turn.get(key) not in (None, "", {}):
             packed[key] = turn[key]
-    if (reached := number(turn.get("progression"))) is not None:
-        packed["progression"] = reached
+    if turn.get("progression") is not None:
+        packed["progression"] = number(turn["progression"])
     if "summary" in turn:
         packed["summary"] = 1
-    for end in ("terminated", "truncated", "done"):
-        if turn.get(end):
-            packed.setdefault("end", end)
+    ends = [end for end in ("terminated", "truncated", "done") if turn.get(end)]
+    if ends:
+        packed["end"] = ends[0]
     if tokens := turn.get("tokens"):
         packed["tokens"] = _columns(tokens)
     return packed
@@ -129,7 +120,7 @@ def _columns(tokens: Record) -> dict[str, list[Any]]:
     return columns
 
 
-def _row(episode: Record, run: int) -> dict[str, Any]:
+def _row(episode: Record, run: int) -> Record:
     """What list, filters and summary need to know about an episode."""
     story = episode["story"]
     played = [turn for turn in story if "summary" not in turn]
@@ -214,7 +205,8 @@ def build_page(title: str, head: Record, chunks: Sequence[str]) -> str:
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    page, data = Template(_read("page.html")), "\n".join(blocks)
+    page = Template(_read("page.html"))
+    data = "\n".join(blocks)
     return page.substitute(policy=policy, title=html.escape(title), style=style, script=script, data=data)
 
 

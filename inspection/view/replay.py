@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from envs.base import PICTURE_PLACE, make_image, text_of
+from envs.errors import describe
 from inspection.records import Record, env_spec_of, split_prompts
 
 _OWN_GAMES = ("envs.babyai", "envs.babaisai", "envs.crafter", "envs.sokoban")
@@ -49,7 +50,7 @@ def replay(episode: Record) -> Replay | None:
     try:
         env = env_spec_of(episode).build()
     except Exception as error:  # an environment may raise anything, which concerns only this episode's images
-        return _undrawn(f"building the environment raised {_say(error)}")
+        return _undrawn(f"building the environment raised {describe(error)}")
     try:
         return _play(env, episode) if callable(getattr(env, "render", None)) else None
     finally:
@@ -74,12 +75,12 @@ def _play(env: Any, episode: Record) -> Replay:
                 return _undrawn(f"the replay has another {wrong} in turn {number}")
         frames.append(_copy(env.render()))
     except Exception as error:  # as above
-        return _undrawn(f"turn {number} of the replay raised {_say(error)}")
+        return _undrawn(f"turn {number} of the replay raised {describe(error)}")
     return Replay(frames)
 
 
 def _undrawn(reason: str) -> Replay:
-    return Replay(note=f"The world is not drawn: {reason}.")
+    return Replay(note=f"The world is not drawn: {reason}")
 
 
 def _is_in(observation: Record, prompt: str) -> bool:
@@ -95,7 +96,9 @@ def _is_in(observation: Record, prompt: str) -> bool:
 
 def _difference(turn: Record, info: Record) -> str | None:
     """What a step of the replay has differently from the record; None if nothing."""
-    action, reward, ended = turn.get("executed_action"), turn.get("reward"), turn.get("terminated")
+    action = turn.get("executed_action")
+    reward = turn.get("reward")
+    ended = turn.get("terminated")
     if action is not None and action != info["executed_action"]:
         return "action"
     if reward is not None and abs(reward - float(info["reward"])) > 1e-6:
@@ -112,11 +115,7 @@ def _copy(image: Any) -> np.ndarray:
     return pixels
 
 
-def _say(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".")
-
-
-def encode_frames(frames: Sequence[np.ndarray]) -> dict[str, Any]:
+def encode_frames(frames: Sequence[np.ndarray]) -> Record:
     """The frames for the page: a key per frame in order, and an image (lossless WebP) per key."""
     keys: list[str] = []
     images: dict[str, str] = {}
@@ -138,7 +137,8 @@ class Worlds:
     """
 
     def __init__(self, most: int, trusted: bool = False) -> None:
-        self.most, self.trusted = most, trusted
+        self.most = most
+        self.trusted = trusted
         self.untrusted: set[str] = set()
         """Environments that are not replayed unless the records are trusted."""
         self.drawn = self.differing = 0
@@ -147,7 +147,7 @@ class Worlds:
         self._without: set[str] = set()
         """Environments without `render`; their other episodes are not built."""
 
-    def draw(self, episode: Record) -> dict[str, Any] | None:
+    def draw(self, episode: Record) -> Record | None:
         """The episode's world for the page, with a `note` instead if the replay went wrong; None for no world."""
         setting = str(episode.get("setting"))
         left = self.most - self.drawn - self.differing

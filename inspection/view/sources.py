@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from embedded.run.folder import ABOUT, SUMMARY, TRAINING
-from inspection.records import FILE, read_episodes, rollout_of
+from inspection.records import FILE, Record, read_episodes, rollout_of
 from inspection.view.training import metric_files
 from slime_verlog import ConfigError
 
@@ -45,11 +44,9 @@ def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
     return [run, *training]
 
 
-def files_of(run: Path, *, metrics: bool = True) -> list[Path]:
-    """Return every file that a page about the run reads, or those with episodes alone."""
+def files_of(run: Path) -> list[Path]:
+    """Return every file that a page about the run reads."""
     found = [path for part in episode_sources(run, with_training=False) for path in find_files(part)]
-    if not metrics:
-        return found
     others = [run / TRAINING, run / SUMMARY, run / ABOUT, *metric_files(run)]
     return [*found, *(path for path in others if path.is_file())]
 
@@ -63,12 +60,12 @@ def _require(found: list[Path], run: Path) -> list[Path]:
 
 
 def read_run(
-    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, skip: int | None = None
-) -> Iterator[dict[str, Any]]:
+    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, quiet: bool = False
+) -> Iterator[Record]:
     """Yield the run's episodes, in order. If it has several files of records, `setting` names the file as well.
 
-    `tokenizer` (a folder), `trusted`, `with_ids` are those of `read_dumps`. The first `skip` records of each file are
-    left out, as by `read_episodes`. Raises ConfigError as `find_files`, or if a file cannot be read.
+    `tokenizer` (a folder), `trusted`, `with_ids` are those of `read_dumps`, and `quiet` is that of `read_episodes`.
+    Raises ConfigError as `find_files`, or if a file cannot be read.
     """
     files = find_files(run)
     if any(path.suffix == ".pt" for path in files):
@@ -77,7 +74,7 @@ def read_run(
         yield from read_dumps(files, tokenizer, trusted, with_ids)
         return
     for path in files:
-        for episode in read_episodes(path, skip):
+        for episode in read_episodes(path, quiet):
             if len(files) > 1:
                 file = path.relative_to(run).with_suffix("").as_posix()
                 file = file.removesuffix("/episodes").removeprefix("episodes_") or file

@@ -4,12 +4,13 @@ import json
 import math
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from embedded.run.alarms import LIMITS, Alarms
 from embedded.run.folder import ABOUT, DONE, METRICS, SETTINGS, SUMMARY, is_claimed, leaves
+from inspection.records import Record
 from inspection.view.page import number
 from slime_verlog import ConfigError, Settings, read_yaml_mapping
 
@@ -54,7 +55,7 @@ def _inside(folder: Path) -> list[Path]:
     return sorted(path for path in found if found.isdisjoint(path.parents))
 
 
-def read_training(run: Path, name: str) -> dict[str, Any] | None:
+def read_training(run: Path, name: str) -> Record | None:
     """Return what the page shows of a run's training; None if the run wrote no metrics."""
     from embedded.arguments import EmbeddedFlags
     from rollout.bridge.settings import RolloutSettings
@@ -66,19 +67,20 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
     is_ours = files[0].suffix == ".jsonl"
     rows = _json_rows(files[0], problems) if is_ours else _tensorboard_rows(files, problems)
     settings = _mapping(run / SETTINGS, problems, "settings")
-    keys, flags = _section(settings, "keys"), _section(settings, "flags")
+    keys = _section(settings, "keys")
+    flags = _section(settings, "flags")
     about = _mapping(run / ABOUT, problems, "command and the versions")
     about |= _mapping(run / SUMMARY, problems, "results and the verdict")
-    files_written = [path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists()]
-    times = {"started": min(files_written), "written": files[-1].stat().st_mtime}
-    changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings) | _changed(flags, EmbeddedFlags)
+    changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings)
+    changed |= _changed(flags, EmbeddedFlags)
     warned = about.get("warnings")
-    for word in warned if isinstance(warned, list) else ():
-        problems.append(f"Before training: {word}.")
+    problems += [f"Before training: {word}." for word in (warned if isinstance(warned, list) else ())]
     columns = _columns(rows, problems)
-    alarms, state = _alarms(rows), _state(run, about)
+    alarms = _alarms(rows)
+    state = _state(run, about)
     trained = any(row.get("train/actor_trains") for row in rows.values())
     is_stopped = str(state).startswith("stopped")
+    started = min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists())
     return {
         "name": name,
         "variant": _SEED.sub("", name).rstrip(string.punctuation + " ") or run.resolve().parent.name,
@@ -90,17 +92,17 @@ def read_training(run: Path, name: str) -> dict[str, Any] | None:
         "healthy": trained and not alarms and not problems and not is_stopped,
         "settings": changed,
         "planned": flags.get("num_rollout"),
-        "about": {**times, **about},
+        "about": {"started": started, "written": files[-1].stat().st_mtime, **about},
         "problems": problems,
     }
 
 
-def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _section(settings: Record, name: str) -> Record:
     section = settings.get(name)
     return section if isinstance(section, dict) else {}
 
 
-def _state(run: Path, about: Mapping[str, Any]) -> str | None:
+def _state(run: Path, about: Record) -> str | None:
     """Whether the run goes on or how it ended; None if its folder does not tell."""
     if is_claimed(run):
         return "running"
@@ -192,19 +194,18 @@ def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:
     return columns
 
 
-def _alarms(rows: Rows) -> list[dict[str, Any]]:
+def _alarms(rows: Rows) -> list[Record]:
     """The alarms that the rows raise."""
-    watch, found = Alarms(), []
+    watch = Alarms()
+    updates: dict[str, int] = {}
     for update in sorted(rows):
-        known = set(watch.raised)
         watch.watch(update, rows[update])
         for metric in watch.raised:
-            if metric not in known:
-                found.append({"metric": metric, "update": update, "sentence": watch.raised[metric]})
-    return found
+            updates.setdefault(metric, update)
+    return [{"metric": metric, "update": updates[metric], "sentence": said} for metric, said in watch.raised.items()]
 
 
-def _mapping(path: Path, problems: list[str], holds: str) -> dict[str, Any]:
+def _mapping(path: Path, problems: list[str], holds: str) -> Record:
     """Read a file with a mapping; if it is damaged, a problem says that what it `holds` is missing."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -216,7 +217,7 @@ def _mapping(path: Path, problems: list[str], holds: str) -> dict[str, Any]:
     return found
 
 
-def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:
+def _yaml_keys(run: Path, problems: list[str]) -> Record:
     yaml = next((run / name for name in ("config.yaml", "run.yaml") if (run / name).is_file()), None)
     try:
         return read_yaml_mapping(str(yaml), "the run's YAML") if yaml else {}
@@ -225,7 +226,7 @@ def _yaml_keys(run: Path, problems: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _changed(given: Mapping[str, Any], model: type[Settings]) -> dict[str, list[Any]]:
+def _changed(given: Record, model: type[Settings]) -> dict[str, list[Any]]:
     """Dotted names of settings whose value differs from the default, with both; None: there is no default."""
     if not given:
         return {}
@@ -234,5 +235,5 @@ def _changed(given: Mapping[str, Any], model: type[Settings]) -> dict[str, list[
         if not field.is_required():
             value = field.get_default(call_default_factory=True)
             defaults[key] = value.model_dump() if isinstance(value, Settings) else value
-    usual: Mapping[str, Any] = json.loads(json.dumps(dict(leaves(defaults)), default=str))
+    usual: Record = json.loads(json.dumps(dict(leaves(defaults)), default=str))
     return {key: [value, usual.get(key)] for key, value in leaves(given) if value != usual.get(key)}

@@ -58,7 +58,8 @@ def find_ray(given: Variables, wait_s: int = 60) -> None:
     parts = re.fullmatch(r"https?://([^/:]+):(\d+)/?", given.ray_address)
     if not parts:
         raise ConfigError(f"RAY_ADDRESS={given.ray_address} is not a job server's address; give it as http://HOST:8265")
-    address, (host, port) = given.ray_address.rstrip("/"), parts.groups()
+    address = given.ray_address.rstrip("/")
+    (host, port) = parts.groups()
     if ray_answers(address):
         return
     if given.num_nodes > 1:

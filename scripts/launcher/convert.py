@@ -22,7 +22,8 @@ def prepare(model: str, words: list[str], paths: Paths) -> None:
     for word in words:
         if word not in ("--images", "--dry-run"):
             raise ConfigError(f"unknown option {word}; give --images or --dry-run")
-    dry, images = "--dry-run" in words, "--images" in words
+    dry = "--dry-run" in words
+    images = "--images" in words
     slime = paths.slime_path
     folder = Path(paths.models, model)
     reference = Path(paths.models, reference_name(model, images))

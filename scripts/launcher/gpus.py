@@ -6,7 +6,9 @@ from slime_verlog import ConfigError
 
 def layout(given: Variables, disaggregated: bool, engine_gpus: int) -> list[str]:
     """Return the flags of nodes and GPUs; raises ConfigError if training, serving or engines do not divide them."""
-    nodes, gpus, per_node = given.num_nodes, given.num_gpus, given.num_gpus
+    nodes = given.num_nodes
+    gpus = given.num_gpus
+    per_node = given.num_gpus
     rollout_gpus = given.rollout_gpus or per_node // 2
     serving = per_node * nodes
     offset = 0  # where serving starts inside a node

@@ -38,7 +38,8 @@ class Shape:
 def find_shape(model: str, slime: str, images: bool) -> Shape:
     """Return where the slime checkout describes a model; raises ConfigError if it cannot train it with pictures."""
     name = model.replace("Qwen", "qwen", 1) if model.startswith("Qwen") else model
-    file, seeing = f"scripts/models/{name}.sh", f"scripts/models/{name}-vl.sh"
+    file = f"scripts/models/{name}.sh"
+    seeing = f"scripts/models/{name}-vl.sh"
     if not images:
         short = f"scripts/models/{name.removesuffix('-Instruct')}.sh"
         return Shape(file if Path(slime, file).is_file() else short)

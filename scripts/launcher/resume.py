@@ -76,11 +76,13 @@ def checkpoints(start: Start) -> tuple[list[str], str]:
 
     Both name the last common step, or the weights that a new run starts from.
     """
-    actor, critic = start.folder("actor"), start.folder("critic")
+    actor = start.folder("actor")
+    critic = start.folder("critic")
     step = common_step(actor, critic, start.critic_only)
     saved = last_step(actor), last_step(critic)
     _note_lost_steps(step, *saved)
-    actor_load, critic_load = str(actor), start.critic
+    actor_load = str(actor)
+    critic_load = start.critic
     flags: list[str] = []
     overrides = ""
     if step >= 0:

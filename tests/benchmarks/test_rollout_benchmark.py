@@ -21,7 +21,8 @@ def prompt(seed: int, tokens: int = 64) -> np.ndarray:
 
 
 def started(*lengths: int) -> tuple[Engine, list[Request]]:
-    engine, requests = Engine(TIMING), [Request(prompt(k), length) for k, length in enumerate(lengths)]
+    engine = Engine(TIMING)
+    requests = [Request(prompt(k), length) for k, length in enumerate(lengths)]
     for request in requests:
         engine.submit(request, 0.0)
     return engine, requests
@@ -67,7 +68,8 @@ def test_a_retracted_request_goes_on_after_its_prompt_and_answer_are_prefilled_a
 
 
 def test_the_prefix_cache_counts_whole_blocks_from_the_beginning_and_forgets_the_oldest() -> None:
-    cache, first = PrefixCache(tokens=64), prompt(1)
+    cache = PrefixCache(tokens=64)
+    first = prompt(1)
     assert cache.take(first) == 0
     assert cache.take(np.concatenate([first[:40], prompt(2, 24)])) == 32
     cache.take(prompt(3))

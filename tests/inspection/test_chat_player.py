@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from inspection.records import read_episodes
 from tests.fixtures.chat_server import KEY, ChatServer, completion, openai_error
+from tests.fixtures.command import error_of
 from tests.inspection.test_evaluate import evaluate, rows_of, write_config
 
 TOO_LONG = "This model's maximum context length is 128 tokens. However, your messages resulted in 190 tokens."
@@ -31,11 +32,7 @@ def test_messages_are_sent_as_they_are_and_the_story_has_them(tmp_path: Path) ->
     (row,) = rows_of(tmp_path)
     assert (row["player"], row["n"], row["valid_action_ratio"]["mean"]) == ("closed-1", 3, 1.0)
     first = server.requests[0]
-    assert {key: first[key] for key in ("model", "temperature", "max_tokens")} == {
-        "model": "closed-1",
-        "temperature": 0.5,
-        "max_tokens": 77,
-    }
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("closed-1", 0.5, 77)
     episode = next(read_episodes(tmp_path / "out"))
     assert [episode["messages"][index] for index in episode["story"][0]["prompt"]] == first["messages"]
     assert episode["story"][0]["response"] == "THINK: hm\nACTION: right"
@@ -80,8 +77,8 @@ def test_a_fault_that_stays_ends_the_run_and_the_same_command_goes_on(tmp_path: 
     script = lambda body, number: PASSING["server error"]() if down[0] and number >= 20 else "ACTION: left"
     with ChatServer(script) as server:
         given = options(server, tmp_path, eval={"episodes": 8})
-        with pytest.raises(SystemExit, match=r"/chat/completions failed 2 times; last: .* of 8 episodes are in"):
-            evaluate(*given)
+        said = error_of("evaluate", *given)
+        assert "/chat/completions failed 2 times; last: " in said and " of 8 episodes are in" in said
         kept = len(list(read_episodes(tmp_path / "out")))
         down[0] = False
         assert 0 < kept < 8 and evaluate(*given) == 0
@@ -90,21 +87,18 @@ def test_a_fault_that_stays_ends_the_run_and_the_same_command_goes_on(tmp_path: 
 
 def test_a_slow_endpoint_is_asked_again_after_the_timeout_and_then_given_up(tmp_path: Path) -> None:
     quick = {"timeout_s": 0.3, "max_retries": 1, "backoff_s": 0.01}
-    with (
-        ChatServer(lambda *_: "ACTION: left", delay_s=2.0) as server,
-        pytest.raises(SystemExit, match="failed 2 times; last: no answer within engine.timeout_s: 0.3"),
-    ):
-        evaluate(*options(server, tmp_path, engine=quick))
+    with ChatServer(lambda *_: "ACTION: left", delay_s=2.0) as server:
+        said = error_of("evaluate", *options(server, tmp_path, engine=quick))
+    assert "failed 2 times; last: no answer within engine.timeout_s: 0.3" in said
 
 
 def test_a_wrong_key_ends_the_run_at_once_in_the_servers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChatServer(lambda *_: "ACTION: left") as server:
+        given = ["evaluate", *options(server, tmp_path), "--api-key-env", "OTHER_KEY"]
         monkeypatch.setenv("OTHER_KEY", "sk-wrong")
-        with pytest.raises(SystemExit, match="refused the request: HTTP 401: Incorrect API key provided.$"):
-            evaluate(*options(server, tmp_path), "--api-key-env", "OTHER_KEY")
+        assert "HTTP 401: Incorrect API key provided." in error_of(*given)
         monkeypatch.delenv("OTHER_KEY")
-        with pytest.raises(SystemExit, match=r"HTTP 401: .* \(no key was sent: OTHER_KEY is not set\)"):
-            evaluate(*options(server, tmp_path), "--api-key-env", "OTHER_KEY")
+        assert "(no key was sent: OTHER_KEY is not set)" in error_of(*given)
 
 
 def test_a_prompt_over_the_context_ends_its_episode_as_such(tmp_path: Path) -> None:
@@ -140,8 +134,8 @@ def test_newer_models_get_the_length_under_its_other_name(tmp_path: Path) -> Non
     assert [("max_tokens" in body) for body in server.requests].count(True) == 3, "the first request of each episode"
 
 
-def call(name: str, arguments: str) -> dict[str, Any]:
-    return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "call_add", "type": "function", "function": {"name": "add", "arguments": arguments}}
 
 
 def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
@@ -149,14 +143,8 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
     types: Any = pytest.importorskip("openai.types.chat", reason="needs pip install openai")
 
     def script(body: dict[str, Any], number: int) -> Any:
-        answers = [
-            completion(
-                "closed-1", "Let me see.", tool_calls=[call("add", '{"a": 2, "b": 3}'), call("add", '{"a": 4}')]
-            ),
-            completion("closed-1", None, tool_calls=[call("add", '{"a": ')]),
-            completion("closed-1", "The sum is 5."),
-        ]
-        return answers[number]
+        calls = [[call('{"a": 2, "b": 3}'), call('{"a": 4}')], [call('{"a": ')], []]
+        return completion("closed-1", ["Let me see.", None, "The sum is 5."][number], tool_calls=calls[number])
 
     tools = {"tools": "tests.envs.tools.toolbox:add", "data": [{"question": "What is 2 + 3?", "answer": "5"}]}
     keys = {"rollout_interaction_env_path": "envs.tools", "tasks": ["sums"], "history": "full", "env": tools}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from inspection.command import main
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.settings import RolloutSettings
 from rollout.preflight import first_prompt_check
@@ -16,6 +15,7 @@ from slime_verlog import ConfigError, read_settings
 from tests.cases import some
 from tests.fixtures.broken_envs import BROKEN
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.warm_python import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -118,12 +118,7 @@ QUESTIONABLE = {
         "warning scale: an episode's rewards add up to 100; keep returns between about -1 and 10, or the critic",
     ),
     "a fault in the middle": (
-        [
-            (
-                "valid = response_text in self.actions",
-                "valid = response_text in self.actions and 0 <= 1 / (2 - self.steps)",
-            )
-        ],
+        [("in self.actions", "in self.actions and 0 <= 1 / (2 - self.steps)")],
         "error contract: task 'stairs': step raised ZeroDivisionError: division by zero at",
     ),
 }
@@ -138,16 +133,13 @@ def write(folder: Path, code: str = GAME, **keys: Any) -> Path:
 
 
 def check(*words: Any) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["check", *map(str, words)])
-    assert end.value.code is None or isinstance(end.value.code, int | str)
-    return end.value.code if isinstance(end.value.code, int) else 1
+    return slime_verlog("check", *words)
 
 
-def checks_of(text: str) -> list[dict[str, str]]:
-    """The rows that `check` printed."""
-    lines = [line for line in text.splitlines() if re.match(r"  (ok|warning|error) ", line)]
-    return [{"status": row[2:10].strip(), "name": row[11:23].strip(), "detail": row[24:]} for row in lines]
+def found_in(text: str) -> dict[str, str]:
+    """The rows that `check` printed, by the name of the check: status and detail."""
+    rows = re.findall(r"^  (ok|warning|error) +(\S.{11}) ?(.*)$", text, re.MULTILINE)
+    return {name.strip(): f"{status} {detail}" for status, name, detail in rows}
 
 
 # `test_broken_envs.py` has each of them told apart; here the command shows what it was told.
@@ -156,11 +148,12 @@ def test_each_broken_environment_is_explained_in_one_sentence(
     tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, sentence = BROKEN[mistake].write(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        main(["check", str(path), "--no-prompt"])
-    assert end.value.code not in (0, None)
-    said = capsys.readouterr().out + str(end.value.code)
-    assert sentence in said and "Traceback" not in said
+    try:
+        said = f"exit code {check(path, '--no-prompt')}\n"
+    except SystemExit as end:
+        said = str(end)
+    said += capsys.readouterr().out
+    assert "exit code 0" not in said and "Traceback" not in said
     assert len([line for line in said.splitlines() if sentence in line]) == 1
 
 
@@ -174,9 +167,10 @@ def test_a_questionable_environment_is_named_by_the_check_that_finds_it(
         assert old in code
         code = code.replace(old, new)
     status = check(write(tmp_path, code))
-    found = [f"{row['status']} {row['name']}: {row['detail']}" for row in checks_of(capsys.readouterr().out)]
-    assert any(line.startswith(expected) for line in found), found
-    assert status == int(expected.startswith("error"))
+    head, _, words = expected.partition(": ")
+    kind, _, name = head.partition(" ")
+    assert found_in(capsys.readouterr().out)[name].startswith(f"{kind} {words}")
+    assert status == int(kind == "error")
 
 
 @pytest.mark.parametrize(("gamma", "is_far"), [(None, True), (0.9967, False)])
@@ -186,7 +180,7 @@ def test_a_reward_beyond_the_discounts_reach_is_a_warning(
     code = GAME.replace("max_steps = 20", "max_steps = 900").replace("won, late = self.level", "won, late = self.steps")
     keys = {} if gamma is None else {"gamma_step": gamma}
     assert check(write(tmp_path, code.replace("== 3,", "== 300,"), **keys), "--max-turns", "400") == 0
-    found = {row["name"]: f"{row['status']}: {row['detail']}" for row in checks_of(capsys.readouterr().out)}
+    found = found_in(capsys.readouterr().out)
     assert ("gamma_step 0.99, the first turn sees 5.0%" in found.get("discount", "")) == is_far
 
 
@@ -195,9 +189,8 @@ def test_returns_outside_the_critics_range_are_a_warning(
     tmp_path: Path, ends: list[float], status: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(write(tmp_path, GAME, value_loss="hl_gauss", value_range=ends)) == 0
-    found = {row["name"]: row for row in checks_of(capsys.readouterr().out)}
-    assert found["range"]["status"] == status
-    assert f"value_range is [0, {ends[1]:g}], and the discounted returns are between 0" in found["range"]["detail"]
+    found = found_in(capsys.readouterr().out)["range"]
+    assert found.startswith(f"{status} value_range is [0, {ends[1]:g}], and the discounted returns are between 0")
 
 
 def test_a_working_environment_has_no_warnings_and_shows_its_prompt_with_roles(
@@ -228,17 +221,13 @@ def test_a_budget_below_the_first_prompt_is_an_error_with_a_tokenizer_and_a_warn
     chatml_tokenizer().save_pretrained(tmp_path / "model")
     words = ("--model", tmp_path / "model", "--no-prompt")
     assert check(write(tmp_path, memory={"kind": "notes", "budget": 9}), *words) == 1
-    assert re.search(
-        r"error +memory +memory.budget: 9 is below the first prompt, \d+ tokens: raise it", capsys.readouterr().out
-    )
+    too_low = "memory.budget: 9 is below the first prompt, "
+    assert found_in(capsys.readouterr().out)["memory"].startswith(f"error {too_low}")
     assert check(tmp_path / "stairs.yaml", "--no-prompt") == 0
-    assert re.search(
-        r"warning +memory .* is below the first prompt, about \d+ tokens: raise it", capsys.readouterr().out
-    )
+    assert found_in(capsys.readouterr().out)["memory"].startswith(f"warning {too_low}about ")
     assert check(write(tmp_path, memory={"kind": "notes", "period": 4}), *words) == 0
-    assert re.findall(r"warning +memory +(.*)", capsys.readouterr().out) == [
-        "memory.period does nothing with memory.kind: notes"
-    ]
+    said = found_in(capsys.readouterr().out)["memory"]
+    assert said == "warning memory.period does nothing with memory.kind: notes"
 
 
 def test_the_tools_of_a_first_prompt_count_towards_the_budget(
@@ -249,9 +238,7 @@ def test_the_tools_of_a_first_prompt_count_towards_the_budget(
     code = GAME.replace("max_steps = 20", f"max_steps = 20; tools = [{tool!r}]")
     write(tmp_path, code, memory={"kind": "notes", "budget": 300})
     assert check(tmp_path / "stairs.yaml", "--no-prompt", "--model", tmp_path / "model") == 1
-    assert re.search(r"budget: 300 is below the first prompt, \d{3,} tokens", capsys.readouterr().out)
-    assert check(tmp_path / "stairs.yaml", "--no-prompt") == 0
-    assert re.search(r"is below the first prompt, about \d+ tokens", capsys.readouterr().out)
+    assert "budget: 300 is below the first prompt" in capsys.readouterr().out
     flags = RolloutFlags(hf_checkpoint=str(tmp_path / "model"), rollout_max_response_len=32)
     settings = read_settings(RolloutSettings, yaml.safe_load((tmp_path / "stairs.yaml").read_text()))
     with pytest.raises(ConfigError, match="above memory.budget: 300"):
@@ -265,13 +252,13 @@ def test_an_environment_alone_is_checked_with_its_default_task(
     assert check(tmp_path / "stairs.py", "--set", "max_turns=7") == 0
     shown = capsys.readouterr().out
     assert "task stairs" in shown
-    assert "limited by max_steps 20 and max_turns 7" in [row["detail"] for row in checks_of(shown)]
+    assert found_in(shown)["ending"] == "ok limited by max_steps 20 and max_turns 7"
 
 
 def test_an_environment_without_a_default_task_says_which_tasks_it_knows(tmp_path: Path) -> None:
     write(tmp_path, GAME.replace('DEFAULT_TASK = "stairs"\n', ""))
-    with pytest.raises(SystemExit, match="unknown task 'default'; known: stairs .*choose one with --task"):
-        main(["check", str(tmp_path / "stairs.py")])
+    said = error_of("check", tmp_path / "stairs.py")
+    assert "unknown task 'default'; known: stairs" in said and "choose one with --task" in said
 
 
 def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
@@ -289,10 +276,8 @@ def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
     ("words", "sentence"),
     [
         (["--set", "max_turns"], "--set must look like memory.n=4, got 'max_turns'"),
-        (["--set", "memry.n=2"], "unknown key 'memry'; did you mean 'memory'?"),
         (["--task", "stair"], "unknown task 'stair'; known: stairs"),
         (["--max-turns", "0"], "--max-turns must be at least 1, got 0"),
-        (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (
             ["--model", "/nowhere"],
             "no tokenizer can be loaded from the checkpoint '/nowhere': the folder does not exist",
@@ -300,9 +285,7 @@ def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
     ],
 )
 def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
-    path = write(tmp_path)
-    with pytest.raises(SystemExit, match=sentence.replace("?", "\\?")):
-        main(["check", str(path), *words])
+    assert sentence in error_of("check", write(tmp_path), *words)
 
 
 def test_an_environment_that_prints_megabytes_does_not_flood_the_terminal(tmp_path: Path) -> None:
@@ -313,7 +296,5 @@ def test_an_environment_that_prints_megabytes_does_not_flood_the_terminal(tmp_pa
 
 
 def test_a_yaml_without_tasks_is_told_so_in_terms_of_its_own_environment() -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["check", str(ROOT / "custom_configs" / "geo3k.yaml")])
-    said = str(caught.value)
+    said = error_of("check", ROOT / "custom_configs" / "geo3k.yaml")
     assert "tasks is empty; name at least one task of envs.geo3k, as tasks: [NAME]" in said and "goto" not in said

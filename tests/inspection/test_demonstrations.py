@@ -23,39 +23,13 @@ from tests.fixtures.checkouts import slime_checkouts
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
 
-def export(folder: Path, name: str, *more: str) -> list[dict[str, Any]]:
-    out = folder / f"{name}.jsonl"
-    out.unlink(missing_ok=True)
-    main(["--config", str(CONFIGS / f"{name}.yaml"), "--episodes", "2", "--out", str(out), *more])
+def export(folder: Path, name: str, *more: str, max_turns: int = 100) -> list[dict[str, Any]]:
+    """The rows of two episodes, or of as many as `more` says."""
+    config = folder / f"{name}.yaml"
+    out = folder / "rows.jsonl"
+    config.write_text((CONFIGS / config.name).read_text(encoding="utf-8") + f"\nmax_turns: {max_turns}\n")
+    main(["--config", str(config), "--episodes", "2", "--out", str(out), "--overwrite", *more])
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [
-        ("babyai", "minigrid"),
-        ("sokoban", "numpy"),
-        ("textworld", "textworld"),
-    ],
-)
-def test_every_environment_with_a_scripted_player_gives_valid_rows(
-    name: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip(package, reason=f"{name} needs pip install 'slime-verlog[envs]'")
-    config = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
-    short = tmp_path / f"{name}.yaml"
-    short.write_text(config + "\nmax_turns: 6\n")
-    out = tmp_path / "rows.jsonl"
-    main(["--config", str(short), "--episodes", "2", "--out", str(out)])
-    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert rows and "turns from 2 episodes" in capsys.readouterr().out
-    for row in rows:
-        roles = [message["role"] for message in row["messages"]]
-        assert roles[0] == "system" and roles[-2:] == ["user", "assistant"]
-        assert find_action(row["messages"][-1]["content"])[0]
-        *shown, mask = [message["step_loss_mask"] for message in row["messages"]]
-        assert shown == [int(role != "assistant") for role in roles[:-1]] and mask == 1
-        assert {"task", "seed", "turn", "progression", "notes"} == set(row["metadata"])
 
 
 @pytest.mark.parametrize(("name", "package"), [("babyai", "minigrid"), ("crafter", "numpy")])
@@ -63,13 +37,9 @@ def test_after_random_moves_the_expert_answers_and_the_moves_are_never_trained_o
     name: str, package: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(package, reason=f"{name} needs pip install 'slime-verlog[envs]'")
-    path = tmp_path / f"{name}.yaml"
-    path.write_text((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8") + "\nmax_turns: 30\n")
-    out = tmp_path / "rows.jsonl"
-    main(["--config", str(path), "--episodes", "8", "--out", str(out), "--random-share", "0.5"])
-    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    rows = export(tmp_path, name, "--episodes", "8", "--random-share", "0.5", max_turns=30)
     strays = 0
-    config = load_settings(SimpleNamespace(custom_config_path=str(path)))
+    config = load_settings(SimpleNamespace(custom_config_path=str(tmp_path / f"{name}.yaml")))
     for seed in sorted({row["metadata"]["seed"] for row in rows}):
         episode = [row for row in rows if row["metadata"]["seed"] == seed]
         assert [row["metadata"]["turn"] for row in episode] == list(range(len(episode)))
@@ -123,7 +93,8 @@ def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_ro
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     tokenizer = chatml_tokenizer()
-    generator, encoder = module.MultiTurnLossMaskGenerator(tokenizer, "qwen"), DeltaEncoder(tokenizer)
+    generator = module.MultiTurnLossMaskGenerator(tokenizer, "qwen")
+    encoder = DeltaEncoder(tokenizer)
     for row in export(tmp_path, "babyai"):
         tokens, mask = generator.get_loss_mask(row["messages"])
         *shown, answer = row["messages"]

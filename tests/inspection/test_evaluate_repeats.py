@@ -43,7 +43,8 @@ def test_pass_at_k_is_that_of_all_subsets_and_more_repeats_are_added(
 ) -> None:
     play(tmp_path, ["--repeats", "2"], ["--repeats", "4"], right=lambda number: number % 3 == 0 or number > 15)
     assert "10 of 20 episodes are already in" in capsys.readouterr().err
-    wins, (row,) = by_seed(tmp_path), rows_of(tmp_path)
+    wins = by_seed(tmp_path)
+    (row,) = rows_of(tmp_path)
     assert [len(repeats) for repeats in wins] == [4] * 5 and row["n"] == 20 and row["success"]["n"] == 5
     assert row["success"]["mean"] == pytest.approx(statistics.fmean(map(statistics.fmean, wins)))
     for k in (2, 3, 4):
@@ -62,7 +63,8 @@ def test_repeats_are_one_pair_per_seed(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         main(["compare", str(tmp_path / "a" / "out"), str(tmp_path / "b" / "out")])
-    text, mean = capsys.readouterr().out, statistics.fmean(map(statistics.fmean, by_seed(tmp_path / "a")))
+    text = capsys.readouterr().out
+    mean = statistics.fmean(map(statistics.fmean, by_seed(tmp_path / "a")))
     assert any(len(set(repeats)) == 2 for repeats in by_seed(tmp_path / "a"))
     assert end.value.code == 0 and re.search(rf"sums +5 +win rate +{mean:.3f} +1.000", text)
     assert f"seeds that B won more often: {sum(not all(repeats) for repeats in by_seed(tmp_path / 'a'))}: " in text

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inspection.records import read_episodes
+from tests.fixtures.command import error_of
 from tests.inspection.test_evaluate import COUNTING, ROOT, evaluate, rows_of, write_config
 
 
@@ -37,8 +38,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, extra: list[str], wo
     module.write_text(f"from {COUNTING} import build_env\n\ndef expert_action(env):\n    return 'left'\n")
     given = write_config(tmp_path, rollout_interaction_env_path=str(module))
     assert evaluate(*given, "--player", "random") == 0
-    with pytest.raises(SystemExit, match=f"error: {tmp_path}/out {words}; give another --out"):
-        evaluate(*given, "--player", "random", *extra)
+    assert f"{tmp_path}/out {words}; give another --out" in error_of("evaluate", *given, "--player", "random", *extra)
 
 
 @pytest.mark.parametrize("changed", ["game.py", "prompt.j2", "rules.py"])
@@ -57,15 +57,15 @@ def test_results_of_another_version_of_the_environment_are_not_printed_as_if_the
     with open(tmp_path / changed, "a") as file:
         file.write("\n")
     other = f"holds episodes of another version of the environment: {tmp_path.name}/{changed} changed since; "
-    with pytest.raises(SystemExit, match=f"error: {tmp_path}/out {other}give another --out, or delete {tmp_path}/out"):
-        evaluate(*given)
+    assert f"{tmp_path}/out {other}give another --out" in error_of("evaluate", *given)
     assert evaluate(*given, "--out", str(tmp_path / "new")) == 0
 
 
 def test_a_line_that_was_cut_is_dropped_and_its_episode_played_again(tmp_path: Path) -> None:
     given = [*write_config(tmp_path, tasks=["count"]), "--player", "random"]
     assert evaluate(*given) == 0
-    file, table = tmp_path / "out" / "episodes.jsonl", (tmp_path / "out" / "table.json").read_text()
+    file = tmp_path / "out" / "episodes.jsonl"
+    table = (tmp_path / "out" / "table.json").read_text()
     whole = sorted(json.dumps(episode, sort_keys=True) for episode in read_episodes(file))
     file.write_bytes(file.read_bytes()[:-50])
     assert evaluate(*given) == 0
@@ -89,7 +89,8 @@ def slow_run(folder: Path, episodes: int = 12) -> list[str]:
 
 
 def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    given, out = slow_run(tmp_path), tmp_path / "out"
+    given = slow_run(tmp_path)
+    out = tmp_path / "out"
     process = start(given, out / "episodes.jsonl", 3)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -101,10 +102,10 @@ def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(tm
 
 
 def test_ctrl_c_ends_in_a_sentence_and_keeps_what_was_played(tmp_path: Path) -> None:
-    given, out = slow_run(tmp_path, 2000), tmp_path / "out"
+    given = slow_run(tmp_path, 2000)
+    out = tmp_path / "out"
     process = start(given, out / "episodes.jsonl", 2)
-    with pytest.raises(SystemExit, match="error: another evaluation is writing to"):
-        evaluate(*given)
+    assert "another evaluation is writing to" in error_of("evaluate", *given)
     process.send_signal(signal.SIGINT)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors

@@ -3,39 +3,40 @@
 import base64
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inspection.command import main
 from rollout.play.transcript import Transcript
 from slime_verlog import ConfigError
+from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 from tests.fixtures.slime_dumps import TOKENIZER, make_samples, make_turn, save_like_slime
 
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG picture").decode()
 
 
-def export(*words: object) -> str | None:
-    """Run the command; None, or its error."""
-    with pytest.raises(SystemExit) as end:
-        main(["export", *map(str, words)])
-    return None if end.value.code == 0 else str(end.value.code)
+def export(run: object, out: Path, *words: object, of: Callable[..., Any] = slime_verlog) -> Any:
+    """Export as rows for training."""
+    return of("export", run, "--format", "jsonl", "--out", out, *words)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+INFO = {"executed_action": "go", "valid_action": True, "reward": 0.5, "truncated": False, "progression": 1.0}
+
+
 def conversation_episode(seed: int = 1, **facts: Any) -> dict[str, Any]:
     """Three turns of `history: full`; the answer of the second is invalid."""
-    story, messages = Transcript(), [{"role": "system", "content": "Play."}]
+    story = Transcript()
+    messages = [{"role": "system", "content": "Play."}]
     for turn in range(3):
         messages = [*messages, {"role": "user", "content": f"You are at {turn}."}]
-        info = {"executed_action": "go", "valid_action": turn != 1, "reward": 0.5, "terminated": turn == 2}
-        story.add(messages, (), f"go {turn}", {**info, "truncated": False, "progression": 1.0})
+        story.add(messages, (), f"go {turn}", {**INFO, "valid_action": turn != 1, "terminated": turn == 2})
         messages = [*messages, {"role": "assistant", "content": f"go {turn}"}]
     return {**invented_episode(seed), "messages": story.messages, "story": story.turns, "return": 1.5, **facts}
 
@@ -43,31 +44,28 @@ def conversation_episode(seed: int = 1, **facts: Any) -> dict[str, Any]:
 def scripted_episode(player: str, response: str) -> dict[str, Any]:
     """One turn under a prompt that asks for a thought and an action."""
     story = Transcript()
-    info = {"executed_action": "go west", "valid_action": True, "reward": 1.0, "terminated": True, "truncated": False}
     prompt = [{"role": "user", "content": "Answer in exactly this form:\nTHINK: your reasoning\nACTION: one action"}]
-    story.add(prompt, (), response, {**info, "progression": 1.0})
+    story.add(prompt, (), response, {**INFO, "terminated": True})
     return {**invented_episode(1), "messages": story.messages, "story": story.turns, "player": player}
 
 
 def test_bare_actions_of_a_scripted_player_are_not_written_as_answers_to_a_prompt_that_asks_for_more(
     tmp_path: Path,
 ) -> None:
-    bare, full, model = (tmp_path / name for name in ("bare", "full", "model"))
-    write_run(bare, [scripted_episode("expert", "go west")])
-    write_run(full, [scripted_episode("expert", "THINK: The exit is west.\nACTION: go west")])
-    write_run(model, [scripted_episode("my-model", "go west")])
-    error = export(bare, "--format", "jsonl", "--out", tmp_path / "bare.jsonl")
-    assert error is not None and "the player expert answered 'go west'" in error
-    assert "python -m inspection.demonstrations" in error and not (tmp_path / "bare.jsonl").exists()
-    for run in (full, model):
-        assert export(run, "--format", "jsonl", "--out", tmp_path / f"{run.name}.jsonl") is None
+    write_run(tmp_path / "bare", [scripted_episode("expert", "go west")])
+    error = export(tmp_path / "bare", tmp_path / "bare.jsonl", of=error_of)
+    assert "the player expert answered 'go west'" in error and "python -m inspection.demonstrations" in error
+    assert not (tmp_path / "bare.jsonl").exists()
+    for player, response in (("expert", "THINK: The exit is west.\nACTION: go west"), ("my-model", "go west")):
+        run = write_run(tmp_path / player, [scripted_episode(player, response)])
+        assert export(run, tmp_path / f"{player}.jsonl") == 0
 
 
 def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     played = record_episode("envs.babyai", "goto", 3)
     write_run(tmp_path, [played, conversation_episode()])
-    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl") is None
+    assert export(tmp_path, tmp_path / "rows.jsonl") == 0
     *windows, whole = rows(tmp_path / "rows.jsonl")
     assert len(windows) == played["turns"] > 2
     for number, row in enumerate(windows):
@@ -87,20 +85,17 @@ def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
     write_run(tmp_path, [conversation_episode()])
     out = tmp_path / "sft.jsonl"
     out.write_text("earlier")
-    told = export(tmp_path, "--format", "jsonl", "--out", out)
-    assert told == f"error: --out {out} exists; give another file, or replace this one with --overwrite"
+    assert f"--out {out} exists; give another file" in export(tmp_path, out, of=error_of)
     assert out.read_text() == "earlier"
-    before = (tmp_path / "episodes.jsonl").read_text()
-    assert "exists" in str(export(tmp_path, "--format", "jsonl", "--out", tmp_path / "episodes.jsonl"))
-    assert (tmp_path / "episodes.jsonl").read_text() == before
-    assert not export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite") and rows(out)
+    assert "exists" in export(tmp_path, tmp_path / "episodes.jsonl", of=error_of)
+    assert export(tmp_path, out, "--overwrite") == 0 and rows(out)
 
 
 def test_valid_only_masks_invalid_answers_and_leaves_out_their_rows(tmp_path: Path) -> None:
     invalid = invented_episode(2)
     invalid["story"][1]["valid"] = False
     write_run(tmp_path, [conversation_episode(), invalid])
-    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl", "--valid-only") is None
+    assert export(tmp_path, tmp_path / "rows.jsonl", "--valid-only") == 0
     whole, *windows = rows(tmp_path / "rows.jsonl")
     assert [m["step_loss_mask"] for m in whole["messages"] if m["role"] == "assistant"] == [1, 0, 1]
     assert [row["metadata"]["turn"] for row in windows] == [0, 2]
@@ -120,12 +115,12 @@ def test_filters_choose_episodes_and_lost_ones_are_never_written(
         (["--min-return", "0.2"], {2, 3, 4}),
         (["--min-return", "0.3", "--task", "other"], {3}),
     ):
-        assert export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite", *words) is None
+        assert export(tmp_path, out, "--overwrite", *words) == 0
         assert {row["metadata"]["seed"] for row in rows(out)} == seeds
     assert "3 rows from 1 of 4 episodes written to" in capsys.readouterr().out
     before = out.read_bytes()
-    error = export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite", "--task", "none")
-    assert error is not None and "none of the 4 episodes is left to write" in error
+    error = export(tmp_path, out, "--overwrite", "--task", "none", of=error_of)
+    assert "none of the 4 episodes is left to write" in error
     assert out.read_bytes() == before and not list(tmp_path.glob(".*.part"))
 
 
@@ -143,7 +138,7 @@ def test_an_export_that_fails_in_the_middle_leaves_an_earlier_file_as_it_was(
         raise ConfigError("the rest is damaged")
 
     monkeypatch.setattr("inspection.view.sources.read_episodes", read)
-    assert export(tmp_path, "--format", "jsonl", "--out", out, "--overwrite") == "error: the rest is damaged"
+    assert export(tmp_path, out, "--overwrite", of=error_of) == "error: the rest is damaged"
     assert out.read_bytes() == b"earlier" and list(out.parent.iterdir()) == [out]
 
 
@@ -157,7 +152,7 @@ def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
     episode = {**invented_episode(turns=1), "messages": messages}
     episode["story"][0] |= {"prompt": [0, 1, 2], "response": "4"}
     write_run(tmp_path, [episode])
-    assert export(tmp_path, "--format", "jsonl", "--out", tmp_path / "rows.jsonl") is None
+    assert export(tmp_path, tmp_path / "rows.jsonl") == 0
     (row,) = rows(tmp_path / "rows.jsonl")
     assert row["messages"][:-1] == [m | {"step_loss_mask": int(m["role"] != "assistant")} for m in messages]
 
@@ -170,11 +165,9 @@ def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
         (["run", "--format", "atif", "--out", "run"], "--out run holds something already"),
         (["run", "--format", "atif", "--out", "new", "--valid-only"], "--valid-only and --overwrite are for jsonl"),
         (["seen", "--format", "jsonl", "--out", "a.jsonl"], "seed 9 has pictures"),
-        (["broken", "--format", "atif", "--out", "new"], "a picture that is not base64"),
+        (["seen", "--format", "atif", "--out", "new"], "a picture that is not base64"),
         (["damaged", "--format", "jsonl", "--out", "a.jsonl"], "return must be a finite number"),
-        (["empty", "--format", "jsonl", "--out", "a.jsonl"], "hold no episodes"),
         (["dumps", "--format", "jsonl", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
-        (["cut", "--format", "jsonl", "--out", "a.jsonl"], "line 1, is not JSON"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(
@@ -182,32 +175,23 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(Path("run"), [invented_episode()])
-    picture = [{"role": "user", "content": [{"type": "image", "image": "k"}]}]
-    write_run(Path("seen"), [{**invented_episode(9, turns=1), "messages": picture * 2, "pictures": {"k": PNG}}])
-    broken = {"k": "data:image/png;base64,x"}
-    write_run(Path("broken"), [{**invented_episode(9, turns=1), "messages": picture * 2, "pictures": broken}])
+    messages = [{"role": "user", "content": [{"type": "image", "image": "k"}]}] * 2
+    pictures = {"k": "data:image/png;base64,x"}
+    write_run(Path("seen"), [invented_episode(9, turns=1, messages=messages, pictures=pictures)])
     save_like_slime(Path("dumps"), make_samples(make_turn(1, 0, last=True)), 0)
     write_run(Path("damaged"), [conversation_episode(2, **{"return": "NaN"})])
-    Path("empty").mkdir()
-    Path("empty/episodes.jsonl").touch()
-    Path("cut").mkdir()
-    Path("cut/episodes.jsonl").write_text('{"story":\n{}\n')
-    error = export(*words)
-    assert error is not None and error.startswith("error: ") and sentence in error and "\n" not in error
+    assert sentence in error_of("export", *words)
     assert not list(Path().glob("*.jsonl")) and not Path("new").exists()
 
 
 def trajectories(run: Path, out: Path) -> list[dict[str, Any]]:
-    assert export(run, "--format", "atif", "--out", out) is None
+    assert slime_verlog("export", run, "--format", "atif", "--out", out) == 0
     return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
 
 
 def check_atif(document: dict[str, Any]) -> None:
     """The rules of the specification; by the models of the package atif, if it is installed."""
     assert [step["step_id"] for step in document["steps"]] == list(range(1, len(document["steps"]) + 1))
-    for step in document["steps"]:
-        assert step["source"] in ("system", "user", "agent")
-        assert step["source"] == "agent" or not {"metrics", "observation"} & step.keys()
     if importlib.util.find_spec("atif") is not None:
         from atif import Trajectory
 
@@ -240,7 +224,7 @@ def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(t
     assert len(second["steps"]) == 5
     outside = [{"role": "user", "content": [{"type": "image", "image": "../../k"}]}]
     write_run(tmp_path / "odd", [invented_episode(7, turns=1, messages=outside * 2, pictures={"../../k": PNG})])
-    assert export(tmp_path / "odd", "--format", "atif", "--out", tmp_path / "odd" / "out") is None
+    trajectories(tmp_path / "odd", tmp_path / "odd" / "out")
     assert {path.name for path in tmp_path.rglob("*k.png")} == {"k.png", ".._.._k.png"}
 
 
@@ -248,10 +232,9 @@ def test_token_ids_of_records_and_of_dumps_are_those_that_were_sent(tmp_path: Pa
     story = Transcript()
     sent = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 9], [8])]
     for prompt, answer in sent:
-        info = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}
         values = {"text": ["x"] * len(answer), "log_probs": [-0.5] * len(answer)}
         message = {"role": "user", "content": str(prompt)}
-        story.add([message], (), str(answer), {**info, "progression": 0.0}, values, (prompt, answer))
+        story.add([message], (), str(answer), {**INFO, "terminated": False}, values, (prompt, answer))
     assert [turn["token_ids"]["prompt"] for turn in story.turns] == [[1, 2, 3], [6], [9]]
     write_run(tmp_path / "run", [{**invented_episode(), "messages": story.messages, "story": story.turns}])
     turns = [make_turn(1, 0), make_turn(1, 1, last=True)]

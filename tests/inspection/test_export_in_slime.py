@@ -38,8 +38,9 @@ def test_slime_reads_the_rows_and_trains_on_the_models_answers_alone(tmp_path: P
         pytest.skip("set SLIME_PATH to a slime checkout to read the rows with its code")
     tool = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}
     write_run(tmp_path, [invented_episode(1, tools=[tool]), conversation_episode(2)])
-    out, tokenizer = tmp_path / "rows.jsonl", chatml_tokenizer()
-    assert export(tmp_path, "--format", "jsonl", "--out", out, "--valid-only") is None
+    out = tmp_path / "rows.jsonl"
+    tokenizer = chatml_tokenizer()
+    assert export(tmp_path, out, "--valid-only") == 0
     tokenizer.save_pretrained(str(tmp_path / "model"))
     command = [sys.executable, "-W", "ignore", "-c", SUPERVISED, str(out), str(tmp_path / "model")]
     environment = {**os.environ, "PYTHONPATH": str(checkouts[0])}

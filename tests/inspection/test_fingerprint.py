@@ -42,16 +42,3 @@ def test_files_that_the_configuration_names_count(tmp_path: Path, monkeypatch: p
     assert names(env=settings, tasks=["default"]) == {
         f"{tmp_path.name}/{name}" for name in ("tools.py", "reward.py", "data.jsonl")
     }
-
-
-def test_equal_names_in_two_folders_both_count(tmp_path: Path) -> None:
-    paths = [tmp_path / part / "game" / "env.py" for part in ("a", "b")]
-    for path in paths:
-        path.parent.mkdir(parents=True)
-        path.write_text("x = 1\n")
-    before = fingerprints(map(str, paths), {})
-    for path in paths:
-        path.write_text("x = 2\n")
-        assert fingerprints(map(str, paths), {}) != before
-        path.write_text("x = 1\n")
-    assert fingerprints(map(str, paths), {}) == before

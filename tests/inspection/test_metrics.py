@@ -7,6 +7,7 @@ import pytest
 
 from inspection import metrics
 from rollout.bridge.flags import RolloutFlags
+from rollout.bridge.sample import flatten
 from rollout.data_source import EpisodeSource
 from rollout.generate import generate
 from rollout.play.metrics import FAULTS
@@ -22,7 +23,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The metrics that slime's logger was given, call by call."""
     calls: list[dict[str, Any]] = []
 
-    def logger(*names: str) -> Any:
+    def logger(name: str) -> Any:
         return lambda *arguments: calls.append(next(a for a in arguments[3:] if isinstance(a, dict)))
 
     monkeypatch.setattr(metrics, "_slime_logger", logger)
@@ -33,29 +34,22 @@ def answers(body: dict[str, Any], number: int) -> str:
     return ("ACTION: left", "ACTION: dance")[number % 2]
 
 
-@pytest.mark.parametrize("history", ["window", "full"])
-async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
-    tmp_path: Path, history: str, logged: list[dict[str, Any]]
-) -> None:
+async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(tmp_path: Path, logged: list[dict[str, Any]]) -> None:
     env = {"max_length": 30, "raise_at": 2, "raise_seeds": [11]}
-    flags = {"history": history, "max_turns": 4, "env": env, "seed_start": 7}
+    flags = {"history": "full", "max_turns": 4, "env": env, "seed_start": 7}
     async with ScriptedEngine(chatml_tokenizer(), answers) as engine:
         args = rollout_args(tmp_path, engine.port, **flags)
-        source = EpisodeSource(args)
-        try:
-            params = RolloutFlags.read(args).sampling_params()
-            results = [await generate(args, source.get_samples(1)[0][0], params) for _ in range(5)]
-            samples = [part for result in results for part in (result if isinstance(result, list) else [result])]
-            assert metrics.log_rollout(0, args, samples, None, 1.0)
-            assert metrics.log_rollout(1, args, samples, None, 1.0)
-        finally:
-            await close_runtimes()
+        results = await play(args, 5)
+        samples = flatten(results)
+        assert metrics.log_rollout(0, args, samples, None, 1.0)
+        assert metrics.log_rollout(1, args, samples, None, 1.0)
+        await close_runtimes()
     first, second = logged
     assert sum(first[f"rollout/stop/{stop}"] for stop in StopReason) == 5
     assert first["rollout/stop/failed"] == first["rollout/episodes_failed"] == 1
     assert first["rollout/episodes_finished"] == 4 and first["rollout/episode_turns_max"] == 4
-    finished = [result for result in results if _facts(result)["stop"] != "failed"]
-    turns = sum(_facts(result)["episode_turns"] for result in finished)
+    facts = [(result[0] if isinstance(result, list) else result).metadata for result in results]
+    turns = sum(known["episode_turns"] for known in facts if known["stop"] != "failed")
     assert first["rollout/turns"] == turns > 4
     assert first["rollout/episode_turns_mean"] == turns / 4
     assert 0 < first["turn/valid_action_ratio"] < 1
@@ -63,8 +57,11 @@ async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
     assert first["rollout/faults/env_raised"] > 0 == second["rollout/faults/env_raised"]
 
 
-def _facts(result: Any) -> dict[str, Any]:
-    return (result[0] if isinstance(result, list) else result).metadata
+async def play(args: Any, episodes: int) -> list[Any]:
+    """The samples of some whole episodes."""
+    source = EpisodeSource(args)
+    params = RolloutFlags.read(args).sampling_params()
+    return [await generate(args, source.get_samples(1)[0][0], params) for _ in range(episodes)]
 
 
 async def test_an_evaluation_in_slimes_own_loop_logs_success_and_stop_reasons(
@@ -72,11 +69,7 @@ async def test_an_evaluation_in_slimes_own_loop_logs_success_and_stop_reasons(
 ) -> None:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "ACTION: left") as engine:
         args = rollout_args(tmp_path, engine.port)
-        source = EpisodeSource(args)
-        try:
-            params = RolloutFlags.read(args).sampling_params()
-            episodes = [await generate(args, source.get_samples(1)[0][0], params) for _ in range(3)]
-        finally:
-            await close_runtimes()
+        episodes = await play(args, 3)
+        await close_runtimes()
     assert metrics.log_eval_rollout(0, args, {"held_out": {"rewards": [1.0] * 3, "samples": episodes}})
     assert logged[0]["eval/held_out/success"] == 1.0 and logged[0]["eval/held_out/stop/terminated"] == 3.0

@@ -1,7 +1,6 @@
 """`slime-verlog panel`: the hash names the held-out episodes, and nothing else changes it."""
 
 import io
-import json
 import os
 import random
 import subprocess
@@ -17,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedded.studies.study import Study, Variant
-from inspection.command import main
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.tasks import panel_hash
+from tests.fixtures.command import slime_verlog
+from tests.inspection.test_evaluate import evaluate, rows_of, write_config
 
 ROOT = Path(__file__).parents[2]
 ERRANDS = str(ROOT / "custom_configs" / "errands.yaml")
@@ -70,18 +70,11 @@ def test_the_hash_is_the_same_in_every_process_folder_and_order(
     assert "1000 to 1004" in printed
 
 
-def call(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    if ended.value.code:
-        raise ended.value
-
-
-def panel(*arguments: str) -> str:
+def panel(*arguments: object) -> str:
     """Call the command, and return the hash that it prints."""
     printed = io.StringIO()
     with redirect_stdout(printed):
-        call("panel", *arguments)
+        assert slime_verlog("panel", *arguments) == 0
     return printed.getvalue().splitlines()[-1].split()[1].strip(":")
 
 
@@ -104,35 +97,15 @@ def test_every_option_that_decides_the_episodes_counts_and_others_do_not() -> No
 
 
 def test_the_tables_of_evaluations_and_studies_have_the_hash(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        "{rollout_interaction_env_path: tests.fixtures.counting_env, tasks: [count], env_backend: inline}"
-    )
-    out = tmp_path / "out"
-    call("evaluate", str(config), "--player", "random", "--episodes", "2", "--out", str(out))
-    wanted = panel(str(config), "--episodes", "2")
-    table = json.loads((out / "table.json").read_text())
-    assert {row["panel"] for row in table["rows"]} == {wanted}
-    assert f"Held-out panel: {wanted}." in (out / "table.md").read_text()
+    config, *out = write_config(tmp_path, tasks=["count"])
+    assert evaluate(config, *out, "--player", "random", "--episodes", "2") == 0
+    wanted = panel(config, "--episodes", "2")
+    assert {row["panel"] for row in rows_of(tmp_path)} == {wanted}
+    assert f"Held-out panel: {wanted}." in (tmp_path / "out" / "table.md").read_text()
 
     report = pytest.importorskip("embedded.studies.report", reason="needs pip install 'slime-verlog[embedded]'")
     longer = Variant(keys={"env": {"max_steps": 64}})
     study = Study(question="Which?", config=ERRANDS, eval_episodes=32, variants={"a": Variant(), "b": longer})
-    of_a, of_b = panel(ERRANDS), panel(ERRANDS, "--set", "env.max_steps=64")
+    of_a = panel(ERRANDS)
+    of_b = panel(ERRANDS, "--set", "env.max_steps=64")
     assert f"different held-out panels: {of_a} (a); {of_b} (b)." in report.table(study, [])
-    only_a = Study(question="Which?", config=ERRANDS, eval_episodes=32, variants={"a": Variant()})
-    assert f"Held-out panel: {of_a}." in report.table(only_a, [])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["nowhere.yaml"], "nowhere.yaml cannot be read"),
-        ([ERRANDS, "--set", "eval.episodez=3"], "unknown key 'eval.episodez'; did you mean 'eval.episodes'"),
-        ([ERRANDS, "--episodes", "0"], "eval.episodes must be at least 1, got 0"),
-        ([ERRANDS, "--set", "tasks=[]"], "tasks is empty"),
-    ],
-)
-def test_a_wrong_config_is_refused_in_a_sentence(arguments: list[str], sentence: str) -> None:
-    with pytest.raises(SystemExit, match=sentence):
-        panel(*arguments)

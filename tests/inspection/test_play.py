@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from inspection.command import main
-from tests.fixtures.broken_envs import BROKEN
+from tests.fixtures.command import slime_verlog
 from tests.inspection.test_check import GAME, write
 
 ROOT = Path(__file__).parents[2]
@@ -32,10 +31,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def run(*lines: str, code: str = GAME, words: tuple[Any, ...] = (), **keys: Any) -> str:
         path = write(tmp_path, code, **keys)
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
-        with pytest.raises(SystemExit) as end:
-            main(["play", str(path), "--out", str(tmp_path / "pictures"), *map(str, words)])
-        shown = capsys.readouterr().out
-        return shown if end.value.code == 0 else f"{shown}\nexit: {end.value.code}"
+        assert slime_verlog("play", path, "--out", tmp_path / "pictures", *words) == 0
+        return capsys.readouterr().out
 
     return run
 
@@ -104,17 +101,6 @@ def test_control_characters_of_an_environment_do_not_reach_the_terminal(play: An
     assert "\\x1b[2JYou stand" in shown and "\x1b" not in shown
 
 
-@pytest.mark.parametrize("mistake", ["raises in step", "missing file", "process exit", "syntax error"])
-def test_a_broken_environment_ends_in_its_sentence(
-    tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, sentence = BROKEN[mistake].write(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("left\n"))
-    with pytest.raises(SystemExit) as end:
-        main(["play", str(path)])
-    assert sentence in str(end.value.code) and "\n" not in str(end.value.code)
-
-
 def test_in_a_terminal_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "inspection", "play", str(write(tmp_path)), "--out", str(tmp_path)]
@@ -138,7 +124,8 @@ def test_in_a_terminal_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
 
 def _read_until(descriptor: int, pattern: str, limit_s: float = 120.0) -> str:
     """What the terminal shows until the pattern matches."""
-    text, end = "", time.monotonic() + limit_s
+    text = ""
+    end = time.monotonic() + limit_s
     while not re.search(pattern, text, re.DOTALL):
         assert select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0], text
         text += os.read(descriptor, 4096).decode()

@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import random
 import re
 from pathlib import Path
 
 import pytest
 
-from inspection.command import main
 from inspection.records import append_episode
 from inspection.report.numbers import MEASURES
 from rollout.bridge.sample import facts_of
@@ -16,6 +14,7 @@ from rollout.data_source import EpisodeSource
 from rollout.evaluate import evaluate
 from rollout.play.runtime import close_runtimes
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.command import error_of
 from tests.fixtures.recorded_episodes import make_turn, number, numbers, report, write
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -23,31 +22,15 @@ from tests.fixtures.scripted_engine import ScriptedEngine
 REPOSITORY = Path(__file__).parents[2]
 
 
-def _fill(folder: Path, words: int, valid: float, spread: float, setting: str = "-", player: str = "policy") -> None:
-    """20 episodes of 10 turns with this many words of reasoning, share of valid answers, and spread of returns."""
-    rng = random.Random(words)
-    for seed in range(20):
-        turns = []
-        for k in range(10):
-            good = rng.random() < valid
-            thought = " ".join(rng.choice(["wall", "key", "door", "left", "right", "so"]) for _ in range(words))
-            action = rng.choice(["go", "stop"])
-            turns.append(
-                make_turn(f"{seed} {k}", f"THINK: {thought}\nACTION: {action if good else 'fly'}", action, good)
-            )
-        write(folder, turns, player, setting, seed=seed, **{"return": spread * (seed % 2)})
-
-
 def test_several_runs_stand_side_by_side_with_short_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a/eval", "b/eval"):
-        _fill(tmp_path / name, 20, 1.0, 1.0)
-    _fill(tmp_path / "c/eval", 20, 1.0, 1.0, "memory.n=1", "expert")
+        write(tmp_path / name, [make_turn("a", "THINK: so\nACTION: go")])
+    write(tmp_path / "c/eval", [make_turn("a", "go")], "expert", "memory.n=1")
     report(tmp_path / "a/eval", tmp_path / "b/eval/episodes.jsonl", tmp_path / "c/eval")
     shown = capsys.readouterr().out
     assert re.search(r"number +\| `a/eval, policy` +\| `b/eval, policy` +\| `c/eval, memory.n=1, expert`", shown)
     assert (tmp_path / "a/eval/report.md").read_text() in shown
-    write(tmp_path / "random", [make_turn("a", "go")], "random")
-    assert set(numbers(tmp_path / "random")["questions"].values()) == {"-"}, "scripted players are not judged"
+    assert set(numbers(tmp_path / "c/eval")["questions"].values()) == {"-"}, "scripted players are not judged"
 
 
 async def _evaluate(folder: Path, answer: str) -> None:
@@ -113,7 +96,6 @@ EPISODE = {"messages": [{"role": "user", "content": "x"}], "story": [TURN]}
     ("line", "said"),
     [
         ("", "holds no episodes"),
-        ("not json\n", "is not JSON"),
         ('{"messages": []}\n', "is not an episode: story: Field required"),
         (json.dumps({**EPISODE, "story": [{}]}) + "\n", "'prompt' is missing"),
         (json.dumps({**EPISODE, "story": [{**TURN, "prompt": [7]}]}) + "\n", "list index out of range"),
@@ -122,19 +104,15 @@ EPISODE = {"messages": [{"role": "user", "content": "x"}], "story": [TURN]}
 )
 def test_broken_files_are_refused_in_one_sentence(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "episodes.jsonl").write_text(line)
-    with pytest.raises(SystemExit) as end:
-        main(["report", str(tmp_path)])
-    text = str(end.value.code)
-    assert text.startswith("error: ") and said in text and "Traceback" not in text and "\n" not in text
-    assert str(tmp_path) in text and not (tmp_path / "report.md").exists()
+    error = error_of("report", tmp_path)
+    assert said in error and str(tmp_path) in error and not (tmp_path / "report.md").exists()
 
 
 def test_a_missing_run_and_a_folder_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="episodes.jsonl does not exist; run slime-verlog evaluate"):
-        main(["report", str(tmp_path)])
+    assert "episodes.jsonl does not exist; run slime-verlog evaluate" in error_of("report", tmp_path)
     write(tmp_path, [make_turn("a", "go")])
-    with pytest.raises(SystemExit, match="cannot be written: .*; choose another folder with --out"):
-        main(["report", str(tmp_path), "--out", str(tmp_path / "episodes.jsonl")])
+    error = error_of("report", tmp_path, "--out", tmp_path / "episodes.jsonl")
+    assert "episodes.jsonl: File exists; choose a folder that can be written" in error
 
 
 def test_every_number_is_explained_with_its_healthy_range() -> None:

@@ -1,15 +1,15 @@
 """`slime-verlog rescore`: another reward or judge over recorded episodes, without playing them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from inspection.command import main
 from inspection.records import read_episodes
-from slime_verlog import ConfigError
+from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.judge_server import JudgeServer
 from tests.fixtures.recorded_episodes import make_turn, write
 
@@ -35,12 +35,8 @@ def broken(episode):
 RUBRIC = {"criteria": [{"name": "care", "description": "Is it careful?"}]}
 
 
-def rescore(*arguments: object) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["rescore", *map(str, arguments)])
-    if isinstance(end.value.code, str):
-        raise ConfigError(end.value.code)
-    assert end.value.code == 0
+def rescore(*words: object, of: Callable[..., Any] = slime_verlog) -> Any:
+    return of("rescore", *words)
 
 
 @pytest.fixture
@@ -57,7 +53,7 @@ def test_a_number_is_paid_in_the_last_turn_and_old_and_new_are_compared(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = run.parent / "new"
-    rescore(run, "--with", f"{run.parent}/rewards.py:number", "--out", out)
+    assert rescore(run, "--with", f"{run.parent}/rewards.py:number", "--out", out) == 0
     new = list(read_episodes(out))
     assert [episode["return"] for episode in new] == pytest.approx([0.7, 0.7])
     assert [turn["reward"] for turn in new[0]["story"]] == pytest.approx([0.0, 0.0, 0.7])
@@ -73,28 +69,26 @@ def test_a_number_is_paid_in_the_last_turn_and_old_and_new_are_compared(
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("text", r"task t, seed 1 \(3 turns\) is 'good'; return a number"),
-        ("short", r"is \[1.0\]; return a number, or one number per turn"),
+        ("text", "task t, seed 1 (3 turns) is 'good'; return a number"),
+        ("short", "is [1.0]; return a number, or one number per turn"),
         ("infinite", "is inf; return"),
-        ("broken", r"fails on task t, seed 1: KeyError: 'nothing' at .*rewards.py:\d+"),
+        ("broken", "fails on task t, seed 1: KeyError: 'nothing' at "),
     ],
 )
 def test_a_reward_that_cannot_be_used_gives_one_sentence_and_writes_nothing(
     run: Path, function: str, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
-        rescore(run, "--with", f"{run.parent}/rewards.py:{function}", "--out", run.parent / "new")
+    given = ["--with", f"{run.parent}/rewards.py:{function}", "--out", run.parent / "new"]
+    assert words in rescore(run, *given, of=error_of)
     assert not (run.parent / "new" / "episodes.jsonl").exists()
 
 
 def test_episodes_that_are_there_are_replaced_only_on_request(run: Path) -> None:
-    arguments = (run, "--with", f"{run.parent}/rewards.py:number", "--out", run.parent / "new")
-    rescore(*arguments)
-    with pytest.raises(ConfigError, match="--overwrite"):
-        rescore(*arguments)
-    rescore(*arguments, "--overwrite")
-    with pytest.raises(ConfigError, match="would be lost"):
-        rescore(run, "--with", f"{run.parent}/rewards.py:number", "--out", run, "--overwrite")
+    given = ["--with", f"{run.parent}/rewards.py:number", "--out"]
+    rescore(run, *given, run.parent / "new")
+    assert "--overwrite" in rescore(run, *given, run.parent / "new", of=error_of)
+    rescore(run, *given, run.parent / "new", "--overwrite")
+    assert "would be lost" in rescore(run, *given, run, "--overwrite", of=error_of)
     assert next(read_episodes(run))["return"] == 0.75
 
 
@@ -112,8 +106,7 @@ def test_a_judge_pays_what_it_would_have_paid_in_play(tmp_path: Path, when: str)
         for name, path, env in (("plain", "envs.babyai", game), ("judged", "envs.judge", judged)):
             config = {"rollout_interaction_env_path": path, "env": env, **shared}
             (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
-            with pytest.raises(SystemExit):
-                main(["evaluate", f"{tmp_path / name}.yaml", "--player", "random", "--out", str(tmp_path / name)])
+            slime_verlog("evaluate", f"{tmp_path / name}.yaml", "--player", "random", "--out", tmp_path / name)
         rescore(tmp_path / "plain", "--judge", tmp_path / "judged.yaml", "--out", tmp_path / "new")
     played, new = (list(read_episodes(tmp_path / name)) for name in ("judged", "new"))
     rewards = [{e["seed"]: [turn["reward"] for turn in e["story"]] for e in episodes} for episodes in (played, new)]

@@ -48,11 +48,8 @@ def build_env(sample, args):
 EXPERT = "\ndef expert_action(env):\n    return 'up'\n"
 
 
-def play(folder: Path, code: str, player: str, **keys: Any) -> dict[str, Any]:
-    path = folder / "count.py"
-    path.write_text(code)
-    config = {"rollout_interaction_env_path": str(path), "tasks": ["count"], "env_backend": "inline", **keys}
-    settings = load_settings(SimpleNamespace(**config))
+def play(player: str, **keys: Any) -> dict[str, Any]:
+    settings = load_settings(SimpleNamespace(env_backend="inline", **keys))
     spec = make_episode(settings, read_tasks(settings)[0], 0, 5)
 
     async def run() -> dict[str, Any]:
@@ -65,9 +62,14 @@ def play(folder: Path, code: str, player: str, **keys: Any) -> dict[str, Any]:
     return asyncio.run(run())
 
 
+def count(folder: Path, code: str, player: str, **keys: Any) -> dict[str, Any]:
+    (folder / "count.py").write_text(code)
+    return play(player, rollout_interaction_env_path=str(folder / "count.py"), tasks=["count"], **keys)
+
+
 @pytest.mark.parametrize("history", ["window", "full"])
 def test_an_expert_plays_to_the_end_and_every_message_is_stored_once(tmp_path: Path, history: str) -> None:
-    facts = play(tmp_path, COUNT + EXPERT, "expert", history=history)
+    facts = count(tmp_path, COUNT + EXPERT, "expert", history=history)
     assert (facts["stop"], facts["turns"], facts["return"], facts["success"]) == ("terminated", 3, 1.0, True)
     shown = [facts["messages"][index] for index in facts["story"][2]["prompt"]]
     assert shown[0] == {"role": "system", "content": "Say up three times."}
@@ -79,27 +81,17 @@ def test_an_expert_plays_to_the_end_and_every_message_is_stored_once(tmp_path: P
 def test_a_game_without_any_limit_ends_at_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout.workers.pool.DEFAULT_MAX_TURNS", 4)
     endless = COUNT.replace("self.level == 3", "False")
-    assert play(tmp_path, endless, "random")["turns"] == 4
+    assert count(tmp_path, endless, "random")["turns"] == 4
     limited = COUNT.replace("self.level == 3", "self.level == 9").replace(
         "    def reset", "    max_steps = 9\n\n    def reset"
     )
-    assert play(tmp_path, limited + EXPERT, "expert")["turns"] == 9
+    assert count(tmp_path, limited + EXPERT, "expert")["turns"] == 9
 
 
 def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: Path) -> None:
-    keys = {"tasks": ["recall"], "env": {"max_steps": 12, "ask_every": 6}, "env_backend": "inline"}
+    keys = {"rollout_interaction_env_path": "envs.recall", "tasks": ["recall"]}
     memory = {"kind": "notes", "every": 4, "keep": 0, "max_tokens": 8}
-    settings = load_settings(SimpleNamespace(rollout_interaction_env_path="envs.recall", memory=memory, **keys))
-    spec = make_episode(settings, read_tasks(settings)[0], 0, 5)
-
-    async def run() -> dict[str, Any]:
-        pool = EnvPool(settings)
-        try:
-            return await play_text_episode(pool, settings, spec, scripted("expert"))
-        finally:
-            pool.close()
-
-    episode = asyncio.run(run())
+    episode = play("expert", **keys, env={"max_steps": 12, "ask_every": 6}, memory=memory)
     wrote = ["summary" in turn for turn in episode["story"]]
     assert [k for k, is_notes in enumerate(wrote) if is_notes] == [4, 9] and len(wrote) == 14
     assert episode["turns"] == 12 and episode["valid_action_ratio"] == 1.0 and episode["return"] == 2.0
@@ -117,7 +109,7 @@ def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: 
     assert rows[4]["messages"][-1]["content"] == notes["notes"]
     append_episode(tmp_path / "episodes.jsonl", episode, "expert")
     (read,) = read_run(tmp_path)
-    assert len(read.turns) == read.valid == 12
+    assert len(read.turns) == sum(turn.valid for turn in read.turns) == 12
     packer = Packer()
     packer.add(episode)
     assert packer.rows[0]["turns"] == 12 and packer.rows[0]["valid"] == 1

@@ -146,7 +146,8 @@ def test_a_run_that_is_stopped_at_every_moment_ends_as_one_that_never_was(whole:
 
 
 def stop_and_resume(whole: Path, tmp_path: Path, moments: Sequence[tuple[str, signal.Signals, int]]) -> None:
-    folder, out = prepare(tmp_path / "stopped"), tmp_path / "stopped" / "out"
+    folder = prepare(tmp_path / "stopped")
+    out = tmp_path / "stopped" / "out"
     for number, (moment, how, updates) in enumerate(moments):
         (folder / "moment.txt").write_text(f"{moment} {int(how)} {updates}")
         process = start(folder, *(["--resume"] if number else []))

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,6 @@ MODEL_ARGS=(--swiglu --num-layers 36 --hidden-size 2048 --ffn-hidden-size 11008 
 SPEC = "MODEL_ARGS=(--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec --num-layers 32)"
 MODELS = ("qwen2.5-3B", "qwen2.5-7B", "qwen3-4B", "qwen3-8B", "qwen3-30B-A3B", "qwen3.5-4B", "qwen3.5-35B-A3B-vl")
 
-Command = Callable[..., list[str]]
 KINDS: dict[str, type[Run[Any]]] = {"launch": Ppo, "launcher.sao": Sao, "launcher.sft": Sft, "launcher.geo3k": Geo3k}
 EXEC = re.compile(r'exec python3 -m scripts\.([\w.]+) "\$0" "\$\{SETTINGS\[@\]\}" -- (.*)"\$@"')
 PRETRAINING = "run_value_pretraining.sh"
@@ -107,6 +106,10 @@ class Machine:
         """The words that Ray would be given by the script."""
         return self.build(script, *options, **environment).submission()
 
+    def flags(self, script: str, *options: str, **environment: str) -> dict[str, list[str]]:
+        """The flags that train.py would be given by the script."""
+        return by_flag(self.build(script, *options, **environment).words)
+
     def words(self, printed: str) -> list[str]:
         """The words that Ray would be given by a script that was printed."""
         file = self.home / "printed.sh"
@@ -125,12 +128,6 @@ def machine(tmp_path: Path) -> Machine:
     for name in MODELS:
         (models / f"{name}.sh").write_text(SPEC if "3.5" in name else QWEN_3B)
     return Machine(tmp_path, tmp_path / "slime")
-
-
-@pytest.fixture
-def command(machine: Machine) -> Command:
-    """`Machine.job`, for tests that need nothing else."""
-    return machine.job
 
 
 def recorded_flags() -> dict[str, str]:

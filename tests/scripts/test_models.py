@@ -12,7 +12,7 @@ from scripts.launcher.convert import export
 from scripts.launcher.models import VISION_MODELS, find_shape, is_complete, read_shape
 from scripts.launcher.variables import Paths
 from slime_verlog import ConfigError
-from tests.scripts.conftest import Machine, by_flag, train_flags
+from tests.scripts.conftest import Machine, by_flag
 
 
 def write_model(folder: Path) -> None:
@@ -24,26 +24,19 @@ def write_model(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_a_model_with_all_its_files_is_complete(tmp_path: Path) -> None:
+def test_a_model_is_complete_with_all_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_model(folder)
-    assert is_complete(folder)
+    for path in folder.iterdir():
+        text = path.read_text()
+        path.unlink()
+        assert not is_complete(folder), path
+        path.write_text(text)
+        assert is_complete(folder)
     for path in folder.glob("model*"):
         path.unlink()
-    assert not is_complete(folder)
     (folder / "model.safetensors").write_text("")
     assert is_complete(folder), "one file needs no index"
-
-
-@pytest.mark.parametrize(
-    "missing",
-    ["config.json", "tokenizer_config.json", "model-00002-of-00002.safetensors", "model.safetensors.index.json"],
-)
-def test_a_model_that_lacks_a_file_is_not_complete(tmp_path: Path, missing: str) -> None:
-    folder = tmp_path / "model"
-    write_model(folder)
-    (folder / missing).unlink()
-    assert not is_complete(folder)
 
 
 def test_a_download_that_was_cut_in_the_middle_of_a_file_goes_on(tmp_path: Path) -> None:
@@ -78,7 +71,7 @@ def test_training_refuses_an_empty_reference_folder(machine: Machine) -> None:
     assert done.returncode == 2 and "holds no finished checkpoint; run: bash scripts/prepare_model.sh" in done.stderr
 
 
-@pytest.mark.parametrize("model", ["Qwen2.5-VL-7B-Instruct", "Qwen3-VL-8B-Instruct", "Qwen3-4B", "Qwen3.5-122B-A10B"])
+@pytest.mark.parametrize("model", ["Qwen2.5-VL-7B-Instruct", "Qwen3.5-122B-A10B"])
 def test_a_model_that_slime_does_not_describe_with_pictures_is_refused(machine: Machine, model: str) -> None:
     with pytest.raises(ConfigError, match=f"{model} .*: Qwen3.5-0.8B"):
         find_shape(model, str(machine.slime), images=True)
@@ -93,7 +86,7 @@ def test_a_shape_that_cannot_be_read_is_refused(machine: Machine) -> None:
 
 
 def test_crafter_with_pictures_is_ppo_from_a_conversion_that_sees(machine: Machine) -> None:
-    flags = by_flag(train_flags(machine.job("run_crafter_vlm.sh")))
+    flags = machine.flags("run_crafter_vlm.sh")
     assert flags["--spec"] == ["slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"]
     assert flags["--advantage-estimator"] == ["ppo"]
     assert flags["--rollout-function-path"] == ["rollout.fixed_turn.generate_rollout"]

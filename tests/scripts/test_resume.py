@@ -97,7 +97,6 @@ def warming(step: int) -> Loaded:
 # The critic trains alone in steps 0 to 44.
 WITH_WARMUP = {
     "a new run": (Saved(), NEW, ""),
-    "the rollout's state before the first models": (Saved(state=(19,)), NEW, ""),
     "critic in the warm-up": (Saved(critic=(19,), state=(19,)), warming(19), ""),
     "critic at step 0": (Saved(critic=(0,), state=(0,)), warming(0), ""),
     "state of the next step": (Saved(critic=(19,), state=(19, 39)), warming(19), ""),
@@ -107,42 +106,17 @@ WITH_WARMUP = {
         "note: step 39 is the last that was saved completely (last of the actor: 59, of the critic: 39)",
     ),
     "both equal": (Saved(actor=(59,), critic=(39, 59), state=(39, 59)), at(59), ""),
-    "actor further": (
-        Saved(actor=(59, 79), critic=(39, 59), state=(59, 79)),
-        at(59),
-        "note: step 59 is the last that was saved completely (last of the actor: 79, of the critic: 59)",
-    ),
+    "actor further": (Saved(actor=(59, 79), critic=(39, 59), state=(59, 79)), at(59), "note: step 59 is the last"),
     "critic further": (Saved(actor=(59,), critic=(59, 79), state=(59, 79)), at(59), "note: step 59 is the last"),
-    "state of the last step missing": (
-        Saved(actor=(59, 79), critic=(59, 79), state=(59,)),
-        at(59),
-        "note: step 59 is the last",
-    ),
-    "state missing": (
-        Saved(actor=(59,), critic=(59,)),
-        START,
-        "note: no step was saved completely (last of the actor: 59, of the critic: 59), so the run starts from the",
-    ),
-    "state missing in the warm-up": (Saved(critic=(19,)), START, "(last of the actor: none, of the critic: 19)"),
+    "last state missing": (Saved(actor=(59, 79), critic=(59, 79), state=(59,)), at(59), "note: step 59 is the last"),
+    "state missing": (Saved(critic=(19,)), START, "(last of the actor: none, of the critic: 19)"),
 }
 
 WITHOUT_WARMUP = {
-    "a new run": (Saved(), NEW, ""),
-    "actor only": (
-        Saved(actor=(19,), state=(19,)),
-        START,
-        "note: no step was saved completely (last of the actor: 19, of the critic: none), so the run starts from the",
-    ),
     "actor only, step 0": (Saved(actor=(0,), state=(0,)), START, "(last of the actor: 0, of the critic: none)"),
-    "critic only": (
-        Saved(critic=(19,), state=(19,)),
-        START,
-        "note: no step was saved completely (last of the actor: none, of the critic: 19)",
-    ),
+    "critic only": (Saved(critic=(19,), state=(19,)), START, "note: no step was saved completely"),
     "no step in common": (Saved(actor=(39,), critic=(19,), state=(19, 39)), START, "note: no step was saved"),
-    "both at step 0": (Saved(actor=(0,), critic=(0,), state=(0,)), at(0), ""),
     "back to step 0": (Saved(actor=(0, 1), critic=(0,), state=(0, 1)), at(0), "note: step 0 is the last"),
-    "both equal": (Saved(actor=(19, 39), critic=(19, 39), state=(19, 39)), at(39), ""),
     "both different": (Saved(actor=(19, 39), critic=(19,), state=(19, 39)), at(19), "note: step 19 is the last"),
     "state missing": (Saved(actor=(19,), critic=(19,)), START, "note: no step was saved completely"),
 }

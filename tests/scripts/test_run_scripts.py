@@ -17,7 +17,7 @@ from scripts.launcher.sft import SftVariables
 from scripts.launcher.variables import PpoVariables
 from slime_verlog import ConfigError
 from tests.cases import pairs
-from tests.scripts.conftest import REPO, SCRIPTS, Command, Machine, by_flag, read_page, recorded_flags, train_flags
+from tests.scripts.conftest import REPO, SCRIPTS, Machine, by_flag, read_page, recorded_flags, train_flags
 
 VARIANTS = [(), ("--disaggregated",), ("--model",)]
 
@@ -29,11 +29,12 @@ def other_model(script: str) -> str:
 
 @pytest.mark.parametrize(("script", "options"), pairs(SCRIPTS, VARIANTS))
 def test_every_flag_is_one_that_train_py_takes_with_as_many_values(
-    command: Command, script: str, options: tuple[str, ...]
+    machine: Machine, script: str, options: tuple[str, ...]
 ) -> None:
     more = [other_model(script)] if options == ("--model",) else []
-    words = train_flags(command(script, *options, *more))
-    known, seen = recorded_flags(), by_flag(words)
+    words = train_flags(machine.job(script, *options, *more))
+    known = recorded_flags()
+    seen = by_flag(words)
     assert len(seen) == sum(word.startswith("--") for word in words), "a flag is given twice"
     for flag, values in seen.items():
         assert flag in known, f"train.py has no {flag}"
@@ -41,12 +42,12 @@ def test_every_flag_is_one_that_train_py_takes_with_as_many_values(
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_hook_exists_and_the_flags_pass_the_start_up_checks(command: Command, script: str) -> None:
-    flags = by_flag(train_flags(command(script)))
+def test_every_hook_exists_and_the_flags_pass_the_start_up_checks(machine: Machine, script: str) -> None:
+    flags = machine.flags(script)
     for flag, values in flags.items():
         if flag.endswith("-path") and values[0].split(".")[0] in ("rollout", "advantage", "inspection"):
             assert callable(load_attribute(values[0], flag))
-    args = Namespace(**{**read_flags(train_flags(command(script))), "hf_checkpoint": None})
+    args = Namespace(**{**read_flags(train_flags(machine.job(script))), "hf_checkpoint": None})
     check_flags(args, load_settings(args))
 
 
@@ -58,8 +59,7 @@ def test_no_key_of_the_yaml_is_an_argument_of_the_framework() -> None:
 WITH_CRITIC = [script for script in SCRIPTS if script not in ("run_geo3k_vlm.sh", "run_sft.sh")]
 
 
-@pytest.mark.parametrize("critic_only", [0, 10, 40, 50])
-@pytest.mark.parametrize("updates", [1, 97, 100, 280, 295])
+@pytest.mark.parametrize(("critic_only", "updates"), [(0, 1), (10, 97), (40, 100), (50, 280), (0, 295)])
 def test_held_out_episodes_are_played_when_they_tell_something(critic_only: int, updates: int) -> None:
     """Never before the policy has changed, after the last update, and at most five times."""
     batches = critic_only + updates
@@ -72,12 +72,12 @@ SIZES = {"TURNS": "60", "STEP_TURNS": "12", "PROMPT_LEN": "900", "RESPONSE_LEN":
 
 
 @pytest.mark.parametrize("script", [script for script in WITH_CRITIC if script != "run_value_pretraining.sh"])
-def test_sizes_model_and_yaml_come_from_the_environment(command: Command, tmp_path: Path, script: str) -> None:
+def test_sizes_model_and_yaml_come_from_the_environment(machine: Machine, tmp_path: Path, script: str) -> None:
     config = tmp_path / "my_task.yaml"
     preset = "preset: sao\n" if script == "run_sao.sh" else ""
     config.write_text(f"{preset}rollout_interaction_env_path: envs.recall\ntasks: [recall]\nn_env: 6\n")
     model = other_model(script)
-    flags = by_flag(train_flags(command(script, **SIZES, MODEL=model, CONFIG=str(config), CRITIC_ONLY="2")))
+    flags = machine.flags(script, **SIZES, MODEL=model, CONFIG=str(config), CRITIC_ONLY="2")
     wanted = {"--rollout-batch-size": 60, "--global-batch-size": 12, "--rollout-max-prompt-len": 900}
     wanted |= {"--rollout-max-response-len": 100, "--num-rollout": 5, "--num-critic-only-steps": 2}
     assert {flag: int(flags[flag][0]) for flag in wanted} == wanted
@@ -87,11 +87,11 @@ def test_sizes_model_and_yaml_come_from_the_environment(command: Command, tmp_pa
     assert written.parent.name == f"{own}-my_task-{model}", "it would resume the run of another script or YAML"
 
 
-def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command: Command) -> None:
-    geo3k = by_flag(train_flags(command("run_geo3k_vlm.sh", PROBLEMS="4", EPISODES="3", UPDATES="7")))
+def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(machine: Machine) -> None:
+    geo3k = machine.flags("run_geo3k_vlm.sh", PROBLEMS="4", EPISODES="3", UPDATES="7")
     names = ("--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size", "--num-rollout")
-    assert [geo3k[name] for name in names] == [["4"], ["3"], ["12"], ["7"]]
-    sft = by_flag(train_flags(command("run_sft.sh", CONFIG="custom_configs/crafter.yaml", BATCH="8", EPOCHS="2")))
+    assert [geo3k[name][0] for name in names] == ["4", "3", "12", "7"]
+    sft = machine.flags("run_sft.sh", CONFIG="custom_configs/crafter.yaml", BATCH="8", EPOCHS="2")
     assert sft["--global-batch-size"] == ["8"] and sft["--num-epoch"] == ["2"]
     assert "/sft-crafter-" in sft["--custom-config-path"][0]
 
@@ -100,11 +100,9 @@ def test_geo3k_and_supervised_training_take_the_yaml_and_their_own_sizes(command
     ("script", "environment", "words"),
     [
         ("run_geo3k_vlm.sh", {"TURNS": "9"}, "TURNS=9 has no meaning here: a batch is PROBLEMS x EPISODES"),
-        ("run_value_pretraining.sh", {"BATCHES": "0"}, "BATCHES must be at least 1, got 0"),
         ("run_babyai.sh", {"NUM_NODES": "two"}, "NUM_NODES must be an integer, got 'two'"),
         ("run_babyai.sh", {"OUTPUT": "/dev/null"}, "cannot write /dev/null/.*set OUTPUT"),
         ("run_babyai.sh", {"TURNS": "100"}, "STEP_TURNS=128 does not divide TURNS=100"),
-        ("run_babyai.sh", {"CONFIG": "none.yaml"}, "no CONFIG=none.yaml; give a YAML file"),
         ("run_babyai.sh", {"CRITIC_ONLY": "7"}, "CRITIC_ONLY=7 and critic_warmup in CONFIG=custom_configs/babyai.yaml"),
         ("run_sao.sh", {"CONFIG": "custom_configs/babyai.yaml"}, "does not train with SAO's losses: add `preset: sao`"),
     ],
@@ -127,6 +125,7 @@ PLAIN = "rollout_interaction_env_path: envs.recall\ntasks: [recall]\nn_env: 32\n
         ("preset: sao", "policy_loss: dis compares with the weights that played"),
         ("turn_quota: per_env", "turn_quota: per_env cannot divide 256 turns"),
         ("value_pretraining: {batches: 9}", "--num-rollout is 295 but value_pretraining.batches is 9"),
+        ("n_envs: 6", "unknown key 'n_envs'"),
     ],
 )
 def test_a_yaml_that_the_scripts_flags_contradict_is_refused_before_anything_is_printed(
@@ -161,11 +160,9 @@ def printed(machine: Machine, option: str, **environment: str) -> int:
         return launch(kind, "run_babyai.sh", settings, [*own, option])
 
 
-def test_later_flags_and_options_win(command: Command) -> None:
-    flags = by_flag(train_flags(command("run_babyai.sh", "--model", "Qwen3-4B", "--", "--lr", "3e-6")))
+def test_later_flags_and_options_win(machine: Machine) -> None:
+    flags = machine.flags("run_babyai.sh", "--model", "Qwen3-4B", "--", "--lr", "3e-6")
     assert flags["--lr"] == ["3e-6"] and flags["--hf-checkpoint"][0].endswith("Qwen3-4B")
-    config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
-    assert config["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_the_job_finds_the_project(machine: Machine) -> None:
@@ -179,36 +176,28 @@ def test_a_misspelt_option_is_answered_with_the_usage(machine: Machine) -> None:
     assert done.returncode == 2 and "unknown option --dryrun" in done.stderr and "usage:" in done.stderr
 
 
-def test_a_mistake_in_the_yaml_is_refused_before_anything_is_written(machine: Machine) -> None:
-    config = machine.home / "mine.yaml"
-    config.write_text("rollout_interaction_env_path: envs.recall\nn_envs: 6\n")
-    with pytest.raises(ConfigError, match="unknown key 'n_envs'"):
-        machine.build("run_babyai.sh", CONFIG=str(config))
-    assert not machine.output.exists()
-
-
-def test_supervised_training_reads_the_demonstrations_and_starts_no_engine(command: Command) -> None:
-    flags = by_flag(train_flags(command("run_sft.sh", CONFIG="custom_configs/crafter.yaml")))
+def test_supervised_training_reads_the_demonstrations_and_starts_no_engine(machine: Machine) -> None:
+    flags = machine.flags("run_sft.sh", CONFIG="custom_configs/crafter.yaml")
     assert flags["--rollout-function-path"] == ["slime.rollout.sft_rollout.generate_rollout"]
     assert flags["--prompt-data"][0].endswith("sft-crafter-Qwen2.5-3B-Instruct/demonstrations.jsonl")
     assert flags["--input-key"] == ["messages"] and "--debug-train-only" in flags and "--colocate" not in flags
     assert flags["--loss-mask-type"] == ["qwen"]
-    other = by_flag(train_flags(command("run_sft.sh", "--model", "Qwen3-4B", DEMONSTRATIONS="/data/mine.parquet")))
+    other = machine.flags("run_sft.sh", "--model", "Qwen3-4B", DEMONSTRATIONS="/data/mine.parquet")
     assert other["--loss-mask-type"] == ["qwen3"] and other["--prompt-data"] == ["/data/mine.parquet"]
 
 
-def test_ppo_starts_from_what_supervised_training_saved(command: Command, tmp_path: Path) -> None:
+def test_ppo_starts_from_what_supervised_training_saved(machine: Machine, tmp_path: Path) -> None:
     prior = str(tmp_path / "sft" / "actor")
-    flags = by_flag(train_flags(command("run_babyai.sh", REFERENCE=prior)))
+    flags = machine.flags("run_babyai.sh", REFERENCE=prior)
     roles = yaml.safe_load(Path(flags["--megatron-config-path"][0]).read_text())["megatron"]
     assert flags["--ref-load"] == [prior] and roles[0]["overrides"]["load"] == prior
 
 
 def test_value_pretraining_takes_the_settings_of_a_ppo_script_which_then_starts_from_its_critic(
-    command: Command,
+    machine: Machine,
 ) -> None:
-    pretraining = by_flag(train_flags(command("run_value_pretraining.sh", RUN="crafter", BATCHES="7")))
-    ppo = by_flag(train_flags(command("run_crafter.sh", PRETRAINED_CRITIC="/critics/mine")))
+    pretraining = machine.flags("run_value_pretraining.sh", RUN="crafter", BATCHES="7")
+    ppo = machine.flags("run_crafter.sh", PRETRAINED_CRITIC="/critics/mine")
     own = {"--num-rollout", "--num-critic-only-steps", "--tb-experiment-name", "--custom-config-path"}
     own |= {"--load", "--save", "--megatron-config-path", "--eval-interval", "--eval-prompt-data", "--eval-top-k"}
     own |= {"--skip-eval-before-train"}
@@ -228,7 +217,6 @@ def test_value_pretraining_takes_the_settings_of_a_ppo_script_which_then_starts_
     ("environment", "words"),
     [
         ({"RUN": "geo3k_vlm"}, "no scripts/run_geo3k_vlm.sh that trains a critic"),
-        ({"RUN": "nothing"}, "no scripts/run_nothing.sh that trains a critic"),
         ({"UPDATES": "9"}, "BATCHES is how many batches are played"),
     ],
 )

@@ -15,7 +15,7 @@ from embedded.warmstart.demonstrations import Demonstration
 from embedded.warmstart.imitation import Imitation, statistics_of
 from slime_verlog import read_settings
 
-METRICS = Path(__file__).parents[3] / "docs" / "metrics.md"
+METRICS = Path(__file__).parents[3] / "docs" / "training_metrics.md"
 HEALTHY = {"train/actor_trains": 1.0, "turn/valid_action_ratio": 0.98, "actor/ref_kl": 0.2}
 
 

@@ -8,9 +8,6 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from inspection import command
 from inspection.view import add_arguments
 from inspection.view.build import write_once
 from tests.fixtures.browser import Browser
@@ -21,13 +18,6 @@ HOSTILE = (
     "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
     " ${1} {{2}} <!-- \x00\x1b[31mred\x1b[0m \u202eback\u202c \u200b 日本語 😀 é"
 )
-
-
-def view(*words: str | Path) -> int | str:
-    """Run the command; its exit code, or its error."""
-    with pytest.raises(SystemExit) as ended:
-        command.main(["view", *map(str, words)])
-    return ended.value.code or 0
 
 
 def view_options(*runs: Path, **changes: Any) -> Namespace:

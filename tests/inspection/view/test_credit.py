@@ -20,10 +20,13 @@ def credited(turns: int = 3, notes: int | None = None, own: float | None = None)
     credit = {"role": "actor", "form": "dual", "kl_coef": 0.1, "gamma_step": 0.9, "lambda_step": 0.8}
     credit |= {"gamma_token": 1.0, "lambda_token": 0.5, "next_value": None}
     episode = invented_episode(turns=turns, player="training", credit=credit, seed="episode 4, turns 1–3")
-    values, kls = [[0.1 * k, 0.2 * k + 0.05] for k in range(turns)], [[0.01, 0.02]] * turns
-    following, advantage = 0.0, 0.0
+    values = [[0.1 * k, 0.2 * k + 0.05] for k in range(turns)]
+    kls = [[0.01, 0.02]] * turns
+    following = 0.0
+    advantage = 0.0
     for k in reversed(range(turns)):
-        story, row = episode["story"][k], []
+        story = episode["story"][k]
+        row = []
         for j in (1, 0):
             gamma, decay = (0.9, 0.9 * 0.8) if j and k != notes else (1.0, 0.5 if own is None else own)
             delta = -0.1 * kls[k][j] + (story["reward"] if j else 0.0) + gamma * following - values[k][j]
@@ -78,7 +81,8 @@ def test_the_sample_of_training_has_no_win_rate_and_held_out_episodes_point_to_i
 
 
 def test_without_discounts_or_values_the_account_says_so(browser: Browser, tmp_path: Path) -> None:
-    bare, single = credited(), credited()
+    bare = credited()
+    single = credited()
     del bare["credit"]
     for turn in single["story"]:
         del turn["tokens"]["values"]

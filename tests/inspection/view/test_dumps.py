@@ -1,16 +1,13 @@
 """slime's own dumps as episodes, written by slime's own functions where a checkout is at hand."""
 
-import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from advantage.turn_table import TurnRow, decode_row
 from inspection.view.sources import read_run
 from rollout.bridge.framework import Sample
 from slime_verlog import ConfigError
@@ -62,29 +59,16 @@ def test_training_data_alone_keeps_the_turns_of_a_batch_together(dumps: Path) ->
     assert "You are at 2." in episodes[2]["story"][1]["prompt"]
 
 
-def as_version_4(row: TurnRow) -> np.ndarray:
-    """The row as earlier versions wrote it."""
-    head = [7_206_381_955.0, 4.0, row.segment, row.first_turn, row.kind, row.terminated, row.truncated, row.group]
-    turns = [[t.start, t.end, t.reward, t.action_start, t.anchor, t.staleness, t.moves] for t in row.turns]
-    return np.array([*head, len(turns), *itertools.chain(*turns)], np.float64)
-
-
-def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    write_by_hand(tmp_path)
-    dumps = sorted(tmp_path.joinpath("train_data").glob("*.pt"))
-    expected = list(read_run(dumps[1]))
-    content = torch.load(dumps[1], weights_only=False)
-    for sample in content["samples"]:
-        sample["prompt"] = as_version_4(decode_row(sample["prompt"]))
-    torch.save(content, dumps[1])
-    assert list(read_run(dumps[1])) == expected and len(expected[0]["story"]) == 2
-
-
 def test_samples_of_another_rollout_are_one_episode_each(tmp_path: Path) -> None:
     sample = Sample()
-    sample.index, sample.prompt, sample.response = 4, "2 + 2?", "4 ok 4"
-    sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3, 4, 5], 3, [1, 0, 1]
-    sample.reward, sample.rollout_log_probs = 1.0, [-0.1, 0.0, -0.2]
+    sample.index = 4
+    sample.prompt = "2 + 2?"
+    sample.response = "4 ok 4"
+    sample.tokens = [1, 2, 3, 4, 5]
+    sample.response_length = 3
+    sample.loss_mask = [1, 0, 1]
+    sample.reward = 1.0
+    sample.rollout_log_probs = [-0.1, 0.0, -0.2]
     save_like_slime(tmp_path, [sample], 0)
     (episode,) = read_run(tmp_path / "rollout_data" / "{rollout_id}.pt")
     assert (episode["turns"], episode["return"], episode["success"]) == (2, 1.0, None)

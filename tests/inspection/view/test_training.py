@@ -10,10 +10,9 @@ import pytest
 
 from embedded.run.folder import claimed
 from inspection.train import page_of
-from inspection.view.build import Book, page_path
 from inspection.view.training import expand_runs, read_training
-from tests.fixtures.played_episodes import invented_episode, write_run
-from tests.inspection.view.pages import head_of, view, view_options, write_rows
+from tests.fixtures.command import slime_verlog
+from tests.inspection.view.pages import head_of, write_rows
 
 
 def training(run: Path) -> dict[str, Any]:
@@ -112,29 +111,14 @@ def test_a_folder_of_runs_is_expanded_and_told_apart(tmp_path: Path) -> None:
     runs = expand_runs([tmp_path])
     write_rows(tmp_path / "a" / "seed_0" / "critic", [{"update": 1}])  # of value pretraining
     assert expand_runs([tmp_path]) == runs == expand_runs(runs)
-    assert view(tmp_path) == 0
+    assert slime_verlog("view", tmp_path) == 0
     head = head_of(tmp_path / "episodes.html")
     assert [study["name"] for study in head["studies"]] == ["a/seed_0", "b/seed_0"] and head["episodes"] == []
 
 
-def test_a_run_without_episodes_yet_is_followed_into_them(tmp_path: Path) -> None:
-    run = write_rows(tmp_path / "run", [{"update": 0, "eval/success": 0.5}])
-    options = view_options(run)
-    book, path = Book(options), page_path(options)
-    book.update()
-    write_run(run, [invented_episode(1)], setting="update 20")
-    (run / "training.jsonl").write_text(
-        json.dumps(invented_episode(2) | {"setting": "update 3", "player": "training"}) + "\n"
-    )
-    assert book.update() == 2
-    book.write(path)
-    rows = head_of(path)["episodes"]
-    assert [(row["update"], row["player"]) for row in rows] == [(20, "policy"), (3, "training")]
-    assert book.update() == 0
-
-
 def test_a_page_beside_a_training_is_finished_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, page = write_rows(tmp_path / "run", [{"update": 1, "turn/reward": 0.5}]), tmp_path / "run" / "episodes.html"
+    run = write_rows(tmp_path / "run", [{"update": 1, "turn/reward": 0.5}])
+    page = tmp_path / "run" / "episodes.html"
     with page_of(run):
         end = time.monotonic() + 60
         while not page.exists() and time.monotonic() < end:

@@ -12,14 +12,15 @@ import pytest
 from inspection.records import split_template
 from inspection.view import build
 from inspection.view.page import Packer
+from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.played_episodes import invented_episode, write_run
 from tests.fixtures.slime_dumps import write_by_hand
-from tests.inspection.view.pages import blocks, head_of, view
+from tests.inspection.view.pages import blocks, head_of
 
 
 def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", [invented_episode(seed) for seed in range(3)], setting="memory.n=2")
-    assert view(run) == 0
+    assert slime_verlog("view", run) == 0
     assert "run/episodes.html" in capsys.readouterr().out
     data = blocks(run / "episodes.html")
     rows = data["head"][0]["episodes"]
@@ -28,14 +29,6 @@ def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: p
     ]
     shared, *episodes = data["chunk-0"]
     assert len(episodes) == 3 and len(shared["messages"]) == 4, "messages that episodes share are stored once"
-
-
-def test_two_runs_share_a_page(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name, [invented_episode(seed) for seed in (1, 2)]) for name in ("a", "b")]
-    assert view(*runs) == 0
-    head = head_of(runs[0] / "compare.html")
-    assert head["runs"] == [str(run) for run in runs]
-    assert [row.get("run", 0) for row in head["episodes"]] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -55,13 +48,13 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: s
     (tmp_path / "x.jsonl").write_text('{"story": 3}\n')
     (tmp_path / "my.yaml").write_text("n_env: 4\n")
     (tmp_path / "empty").mkdir()
-    said = view(*(word.format(folder=tmp_path) for word in words))
-    assert str(said).startswith("error: ") and sentence in str(said)
+    assert sentence in error_of("view", *(word.format(folder=tmp_path) for word in words))
 
 
 def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The seeds on the page after each step of a followed run, which Ctrl-C ends after the last."""
-    waiting, seeds = iter(steps), []
+    waiting = iter(steps)
+    seeds = []
 
     def sleep(seconds: float) -> None:
         page = folder / "episodes.html"
@@ -72,7 +65,7 @@ def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.
         step()
 
     monkeypatch.setattr(build.time, "sleep", sleep)
-    assert view(folder, "--follow") == 0
+    assert slime_verlog("view", folder, "--follow") == 0
     return seeds
 
 
@@ -91,10 +84,10 @@ def half_written(run: Path) -> list[Callable[[], object]]:
     return [lambda: file.write_bytes(half), lambda: file.write_bytes(whole)]
 
 
-def beside(run: Path) -> list[Callable[[], object]]:
-    """The file becomes one of two that grow side by side."""
-    more = run / "a" / "episodes.jsonl"
-    return [lambda: more.parent.mkdir(), lambda: (run / "episodes.jsonl").rename(more), *grown(run / "b")]
+def episodes_begin(run: Path) -> list[Callable[[], object]]:
+    """A training that was followed before its first evaluation."""
+    written = json.dumps(invented_episode(2, player="training", setting="update 3")) + "\n"
+    return [lambda: (run / "training.jsonl").write_text(written)]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +96,7 @@ def beside(run: Path) -> list[Callable[[], object]]:
         (grown, [[1], [1, 2]]),
         (started_over, [[1], [1], [7]]),
         (half_written, [[1], [1], [1, 1]]),
-        (beside, [[1], [1], [1], [1, 2]]),
+        (episodes_begin, [[1], [1, 2]]),
     ],
 )
 def test_a_followed_page_has_what_the_run_has_now(
@@ -119,7 +112,8 @@ def test_a_run_may_start_after_it_is_followed_and_dumps_are_read_when_they_are_w
 ) -> None:
     write_by_hand(tmp_path / "whole")
     dump = (tmp_path / "whole" / "rollout_data" / "0.pt").read_bytes()
-    run, file = tmp_path / "run", tmp_path / "run" / "rollout_0.pt"
+    run = tmp_path / "run"
+    file = tmp_path / "run" / "rollout_0.pt"
     steps = [run.mkdir, lambda: file.write_bytes(dump[:1000]), lambda: file.write_bytes(dump)]
     assert [len(seeds) for seeds in follow(run, steps, monkeypatch)] == [0, 0, 0, 2]
 
@@ -128,7 +122,7 @@ def test_a_cut_last_record_is_left_out_with_a_note(tmp_path: Path, capsys: pytes
     run = write_run(tmp_path, [invented_episode(1), invented_episode(2)])
     file = run / "episodes.jsonl"
     file.write_bytes(file.read_bytes()[:-40])
-    assert view(run) == 0
+    assert slime_verlog("view", run) == 0
     assert [row["seed"] for row in head_of(run / "episodes.html")["episodes"]] == [1]
     assert "the last record is cut" in capsys.readouterr().err
 

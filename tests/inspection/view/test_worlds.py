@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 
 from envs.loading import build_env_from, load_env_module
-from inspection.command import main
 from inspection.view.replay import Worlds, replay
-from tests.fixtures.played_episodes import record_episode
+from tests.fixtures.command import error_of, slime_verlog
+from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 
 pytest.importorskip("PIL", reason="pictures need Pillow")
 WORLDS = {"envs.babyai": "goto", "envs.babaisai": "goto_win", "envs.crafter": "default", "envs.sokoban": "one_box"}
@@ -28,7 +27,8 @@ def env_path(request: pytest.FixtureRequest) -> str:
 
 def play(env_path: str, *, render: bool) -> tuple[list[str], list[np.ndarray]]:
     env = build_env_from(env_path, {"task": WORLDS[env_path], "seed": 11})
-    texts, frames = [env.reset()["obs_str"]], []
+    texts = [env.reset()["obs_str"]]
+    frames = []
     for _ in range(12):
         frames += [env.render()] if render else []
         observation, done, _ = env.step(load_env_module(env_path).expert_action(env))
@@ -133,7 +133,8 @@ HOSTILE = [
 def test_a_record_runs_no_code_that_it_names(
     tmp_path: Path, env_path: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, proof = tmp_path / "downloaded", tmp_path / "proof"
+    folder = tmp_path / "downloaded"
+    proof = tmp_path / "proof"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
     code = f"open({str(proof)!r}, 'w')"
@@ -141,25 +142,12 @@ def test_a_record_runs_no_code_that_it_names(
         path.write_text(f"{code}\ndef build_env(sample, args): {code}\n")
     (folder / "prompt.j2").write_text("{{ cycler.__init__.__globals__.os.system('touch ' ~ '" + str(proof) + "') }}")
     (folder / "levels.txt").write_text("secret")
-    episode = {"messages": [], "story": [{"prompt": [], "response": "go"}], "task": "goto", "seed": 1}
-    given = {**episode, "env_path": env_path, "options": options}
-    (folder / "episodes.jsonl").write_text(json.dumps(given) + "\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["view", str(folder)])
-    assert ended.value.code == 0 and not proof.exists()
+    write_run(folder, [invented_episode(task="goto", env_path=env_path, options=options)])
+    assert slime_verlog("view", folder) == 0 and not proof.exists()
     assert "secret" not in (folder / "episodes.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("messages", [1]), ("story", [{"prompt": [None]}]), ("story", [{"tokens": {"text": 7}}]), ("turns", "many"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [("story", [{"prompt": [None]}]), ("turns", "many")])
 def test_a_damaged_record_is_one_sentence(tmp_path: Path, key: str, value: Any) -> None:
-    episode = {"messages": [], "story": [], "env_path": "envs.babyai", "task": "goto", "seed": 1}
-    (tmp_path / "episodes.jsonl").write_text(json.dumps({**episode, key: value}) + "\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["view", str(tmp_path)])
-    said = str(ended.value.code)
-    assert "episodes.jsonl, line 1, is not an episode: " + key in said and "\n" not in said
+    write_run(tmp_path, [{**invented_episode(), key: value}])
+    assert f"episodes.jsonl, line 1, is not an episode: {key}" in error_of("view", tmp_path)
