@@ -198,12 +198,14 @@ class RolloutSettings(AdvantageSettings):
     @model_validator(mode="before")
     @classmethod
     def _compact_in_preset(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or data.get("preset") != "glm52":
+        if not isinstance(data, Mapping):
             return data
         given = cast(Mapping[str, Any], data)
-        memory = given.get("memory", {})
+        if given.get("preset") != "glm52":
+            return given
+        memory: Any = given.get("memory", {})
         if isinstance(memory, Mapping) and "kind" not in memory and given.get("history") != "window":
-            memory = {**COMPACTED, **memory}
+            memory = {**COMPACTED, **cast(Mapping[str, Any], memory)}
         return {"history": "full", **given, "memory": memory}
 
     @model_validator(mode="after")
