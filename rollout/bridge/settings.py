@@ -205,7 +205,7 @@ class RolloutSettings(AdvantageSettings):
             return given
         memory: Any = given.get("memory", {})
         if isinstance(memory, Mapping) and "kind" not in memory and given.get("history") != "window":
-            memory = {**COMPACTED, **cast(Mapping[str, Any], memory)}
+            memory = cast(Any, {**COMPACTED, **cast(Mapping[str, Any], memory)})
         return {"history": "full", **given, "memory": memory}
 
     @model_validator(mode="after")
