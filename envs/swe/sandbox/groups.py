@@ -19,7 +19,6 @@ _CONTROLLERS = ("memory", "pids", "cpuacct")
 _LEAF = "slime-verlog"
 """Group of the processes that were in a version 2 group before it was delegated."""
 _END_S = 10.0
-_LAUNCH = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
 NO_GROUPS = (
     "control groups cannot be made here, so a sandbox has no limit on the memory, sockets and CPU time of all its "
     "processes together, only on each process, on /tmp and on seconds; start the trainer as root with writable "
@@ -38,10 +37,10 @@ class Group:
 
     folders: Mapping[str, Path]
 
-    @property
-    def launcher(self) -> list[str]:
-        """Command that enters the groups and then runs the command that follows."""
-        return ["/bin/sh", "-c", _LAUNCH, "sh", *map(str, self._all()), "--"]
+    def take(self, process: int) -> None:
+        """Move a process, which has no children yet, into the groups."""
+        for folder in self._all():
+            (folder / "cgroup.procs").write_text(str(process))
 
     def broken(self, memory_bytes: float, cpu_seconds: float) -> str:
         """The limit that was broken: `memory`, `time`, or none."""

@@ -89,20 +89,8 @@ class Sandbox:
         # No process writes into another one's memory through /proc.
         inner += ["--remount-ro", "/proc", FILTERS]
         inner += ["--chdir", self.folder, *self._variables()]
-        return [*outer, *drop, *self._limits(), *inner, *argv]
-
-    def _limits(self) -> list[str]:
-        limits = self.limits
-        return [
-            *((find_tool("setarch"), "--addr-no-randomize") if self.fixed_addresses else ()),
-            find_tool("prlimit"),
-            f"--nproc={limits.processes}",
-            f"--as={(limits.address_mb or limits.memory_mb) << 20}",
-            f"--fsize={limits.file_mb << 20}",
-            "--core=0",
-            "--nofile=1024",
-            "--",
-        ]
+        addresses = [find_tool("setarch"), "--addr-no-randomize"] if self.fixed_addresses else []
+        return [*outer, *drop, *addresses, *inner, *argv]
 
     def _mounts(self) -> list[str]:
         mounts = [*system_mounts(), *self._own_files()]
