@@ -17,16 +17,15 @@ _KEPT_DOLLAR = re.compile(r"\\\$|'[^']*\$[^']*'")
 """A `$` that is not the beginning of a variable."""
 _FLAGS = re.compile(r"^(--[\w-]+(=\S*)?\s*)+")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_TOOLS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("alpine", "bash", "debian", "ubuntu"), ()),
-    **{name: (name,) for name in ("node", "perl", "php", "ruby")},
-    "buildpack-deps": ("gcc", "make"),
-    "gcc": ("gcc", "g++", "make"),
-    "golang": ("go",),
-    "python": ("python3",),
-    "rust": ("cargo",),
+_TOOLS: Mapping[str, str] = {
+    **dict.fromkeys(("alpine", "bash", "debian", "ubuntu"), "bash"),
+    **{name: name for name in ("node", "perl", "php", "ruby")},
+    **dict.fromkeys(("buildpack-deps", "gcc"), "g++"),
+    "golang": "go",
+    "python": "python3",
+    "rust": "cargo",
 }
-"""Programs that come with each official image, beside a shell and the usual commands."""
+"""The program for which each official image is used."""
 WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 """Instructions that change nothing for a command that is given."""
 
@@ -155,9 +154,8 @@ def read_image(text: str, has_tool: Callable[[str], bool]) -> Image:
             short = re.sub(r"[:@].*", "", re.sub(r"^(docker\.io/)?(library/)?", "", name))
             if short not in _TOOLS:
                 raise UnsupportedLine(f"{step.line} names an image with unknown programs")
-            lacking = [tool for tool in _TOOLS[short] if not has_tool(tool)]
-            if lacking:
-                raise UnsupportedLine(f"{step.line} brings {', '.join(lacking)}, which this machine does not have")
+            if not has_tool(_TOOLS[short]):
+                raise UnsupportedLine(f"{step.line} brings {_TOOLS[short]}, which this machine does not have")
         elif step.name == "COPY":
             if dict(step.flags).keys() - {"chown"}:
                 raise UnsupportedLine(f"{step.line} needs an image build")

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -161,24 +161,19 @@ def key_of(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def digest_of(paths: Iterable[Path]) -> str:
-    """A key for the names, modes and contents of files and folders."""
-    found = hashlib.sha256()
-    for top in paths:
-        inside = sorted(Path(entry.path) for entry in walk(top)) if top.is_dir() and not top.is_symlink() else []
-        for path in [top, *inside]:
-            status = path.lstat()
-            about = (str(path.relative_to(top.parent)), stat.S_IFMT(status.st_mode), status.st_mode & 0o111)
-            found.update(repr(about).encode())
-            if path.is_symlink():
-                found.update(os.readlink(path).encode())
-            elif stat.S_ISREG(status.st_mode):
-                with path.open("rb") as file:
-                    found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()
-
-
 @functools.lru_cache(maxsize=8192)
 def context_digest(context: Path) -> str:
-    """Return a key for the content of a task's folder `environment`; it is read once per process."""
-    return digest_of([context]) if context.is_dir() else ""
+    """Return a key for names, modes and contents in a task's folder `environment`; it is read once per process."""
+    if not context.is_dir():
+        return ""
+    found = hashlib.sha256()
+    for path in [context, *sorted(Path(entry.path) for entry in walk(context))]:
+        mode = path.lstat().st_mode
+        about = (str(path.relative_to(context.parent)), stat.S_IFMT(mode), mode & 0o111)
+        found.update(repr(about).encode())
+        if path.is_symlink():
+            found.update(os.readlink(path).encode())
+        elif stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()

@@ -35,7 +35,7 @@ _BUILD = (
     *("bud", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
     *("--cap-drop", "CAP_SYS_CHROOT", "--env", f"APT_CONFIG={_APT}", "--unsetenv", "APT_CONFIG"),
 )
-_PROCESSES = 1024
+_PROCESSES, _FILES = 1024, 1 << 16
 UNLIMITED_MB = 1 << 20
 _VARIABLES = {
     "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
@@ -111,7 +111,10 @@ class Buildah:
         limits = Limits(
             seconds=max(self.stop_at - time.monotonic(), 1.0),
             memory_mb=self.settings.memory_mb,
+            address_mb=UNLIMITED_MB,
             processes=_PROCESSES,
+            file_mb=megabytes,
+            files=_FILES,
             tree_mb=megabytes,
             output_mb=1024,
             keep_bytes=1 << 20,
@@ -123,8 +126,7 @@ class Buildah:
             # Only buildah writes to `out`, copies of layers among others, and closes some of its own folders there.
             return tree_bytes(self.out, may_hide=True) + sum(map(tree_bytes, fresh))
 
-        limited = [find_tool("prlimit"), f"--nproc={_PROCESSES}", f"--fsize={megabytes << 20}", "--core=0", "--"]
-        return supervise([*self._machine(), *limited, *_as_root(), *argv], [build_filter()], limits, written)
+        return supervise([*self._machine(), *_as_root(), *argv], [build_filter()], limits, written)
 
     def _machine(self) -> list[str]:
         """The outer layer: mounts, and a user without rights."""

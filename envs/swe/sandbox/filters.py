@@ -16,8 +16,9 @@ from typing import Any
 
 from envs.errors import MissingDependencyError
 
-_REFUSED = ("io_uring_setup", "io_uring_enter", "io_uring_register", "vmsplice", "memfd_secret")
-"""Calls that hold memory past the limits; rings also open files and sockets past the filters."""
+_REFUSED = ("io_uring_setup", "io_uring_enter", "io_uring_register", "vmsplice", "memfd_secret", "io_setup")
+"""Calls that hold memory past the limits; rings also open files and sockets past the filters. The machine has one
+small number of `io_setup` requests for everybody."""
 _REFUSED_IN_VERDICTS = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp", "truncate")
 """Calls by which a tested program could change the process that judges it, or a reward without opening its file."""
 _FAMILIES = (1, 2, 10, 16)

@@ -19,11 +19,15 @@ _CONTROLLERS = ("memory", "pids", "cpuacct")
 _LEAF = "slime-verlog"
 """Group of the processes that were in a version 2 group before it was delegated."""
 _END_S = 10.0
-_LAUNCH = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
-NOTE = (
+NO_GROUPS = (
     "control groups cannot be made here, so a sandbox has no limit on the memory, sockets and CPU time of all its "
     "processes together, only on each process, on /tmp and on seconds; start the trainer as root with writable "
     "/sys/fs/cgroup to limit them"
+)
+ONE_USER = (
+    "the trainer is not root, so all sandboxes run as its user and share what the kernel grants to one user: buffers "
+    "of pipes, inotify instances, descriptors sent through sockets; one sandbox can use them up for the others; start "
+    "the trainer as root to give each sandbox a user"
 )
 
 
@@ -33,10 +37,10 @@ class Group:
 
     folders: Mapping[str, Path]
 
-    @property
-    def launcher(self) -> list[str]:
-        """Command that enters the groups and then runs the command that follows."""
-        return ["/bin/sh", "-c", _LAUNCH, "sh", *map(str, self._all()), "--"]
+    def take(self, process: int) -> None:
+        """Move a process, which has no children yet, into the groups."""
+        for folder in self._all():
+            (folder / "cgroup.procs").write_text(str(process))
 
     def broken(self, memory_bytes: float, cpu_seconds: float) -> str:
         """The limit that was broken: `memory`, `time`, or none."""
@@ -54,17 +58,8 @@ class Group:
         """Remove the groups, in which nothing runs any more; the kernel may need a moment."""
         deadline = time.monotonic() + _END_S
         for folder in self._all():
-            while True:
-                try:
-                    folder.rmdir()
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:
-                        break
-                    time.sleep(0.005)
-                else:
-                    break
+            while not _is_removed(folder) and time.monotonic() < deadline:
+                time.sleep(0.005)
 
     def _all(self) -> Sequence[Path]:
         return list(dict.fromkeys(self.folders.values()))
@@ -104,7 +99,7 @@ def make_group(name: str, memory_bytes: int, processes: int) -> Group | None:
         _limit(group, memory_bytes, processes)
     except OSError:
         group.remove()
-        return _refuse()
+        return say_once(NO_GROUPS)
     return group
 
 
@@ -126,9 +121,10 @@ def _limit(group: Group, memory_bytes: int, processes: int) -> None:
     _write_if_there(memory / "memory.kmem.tcp.limit_in_bytes", str(memory_bytes))
 
 
-@functools.lru_cache(maxsize=1)
-def _refuse() -> None:
-    logger.warning(NOTE)
+@functools.cache
+def say_once(text: str) -> None:
+    """Warn once per process about limits that do not hold on this machine."""
+    logger.warning(text)
 
 
 def _parents() -> dict[str, Path]:
@@ -140,7 +136,7 @@ def _parents() -> dict[str, Path]:
         return dict.fromkeys((*_CONTROLLERS, "unified"), parent) if parent is not None else {}
     found = {name: own[name] for name in (*_CONTROLLERS, "unified") if name in own}
     if not all(name in found and os.access(found[name], os.W_OK) for name in _CONTROLLERS):
-        _refuse()
+        say_once(NO_GROUPS)
         return {}
     if unified is not None and not os.access(unified, os.W_OK):
         del found["unified"]
@@ -161,7 +157,7 @@ def _delegate(unified: Path) -> Path | None:
                     (parent / _LEAF / "cgroup.procs").write_text(process)
             (parent / "cgroup.subtree_control").write_text("+memory +pids")
     except OSError:
-        return _refuse()
+        return say_once(NO_GROUPS)
     return parent
 
 
@@ -188,6 +184,12 @@ def _own_groups(mounts: str, own: str) -> Iterator[tuple[str, Path]]:
             if is_here and set(names) <= {"unified", *options.split(",")} and Path(path).is_relative_to(root):
                 folder = Path(place) / Path(path).relative_to(root)
                 yield from ((name, folder) for name in names)
+
+
+def _is_removed(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
 
 
 def _write_if_there(file: Path, text: str) -> None:

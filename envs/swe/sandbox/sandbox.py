@@ -20,6 +20,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from envs.swe.sandbox.filters import filters
+from envs.swe.sandbox.groups import ONE_USER, say_once
 from envs.swe.sandbox.supervise import FILTERS, Limits, Outcome, supervise
 from envs.swe.sandbox.usage import tree_bytes
 from envs.swe.sandbox.workspace import AGENT_ID, TESTBED, per_process, process_folder, user_of
@@ -29,6 +30,8 @@ _TOOLS = "/usr/bin:/bin:/usr/local/bin"
 """Where this machine's own tools are searched: what the sandbox shows of it."""
 _IMAGE = "/image"
 """Where an image is put together before it becomes the root."""
+_OWN = Path(__file__).resolve().parents[2]
+"""The package `envs`, which holds tests and solutions of our tasks."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +89,8 @@ class Sandbox:
         # No process writes into another one's memory through /proc.
         inner += ["--remount-ro", "/proc", FILTERS]
         inner += ["--chdir", self.folder, *self._variables()]
-        return [*outer, *drop, *self._limits(), *inner, *argv]
-
-    def _limits(self) -> list[str]:
-        limits = self.limits
-        return [
-            *((find_tool("setarch"), "--addr-no-randomize") if self.fixed_addresses else ()),
-            find_tool("prlimit"),
-            f"--nproc={limits.processes}",
-            f"--as={(limits.address_mb or limits.memory_mb) << 20}",
-            f"--fsize={limits.file_mb << 20}",
-            "--core=0",
-            "--nofile=1024",
-            "--",
-        ]
+        addresses = [find_tool("setarch"), "--addr-no-randomize"] if self.fixed_addresses else []
+        return [*outer, *drop, *addresses, *inner, *argv]
 
     def _mounts(self) -> list[str]:
         mounts = [*system_mounts(), *self._own_files()]
@@ -111,6 +102,8 @@ class Sandbox:
             inside = [(path, place) for path, place in shown if path.is_relative_to(part)]
             # Not listable, so that `rm -rf /tmp/*` says one sentence about it and not one for each file.
             mounts += ["--perms", "0111", "--tmpfs", str(part), *_read_only(inside), "--remount-ro", str(part)]
+        if any(_OWN.is_relative_to(folder) for folder in ("/usr", *python_folders(self.python))):
+            mounts += ["--perms", "0111", "--tmpfs", str(_OWN), "--remount-ro", str(_OWN)]
         return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def _image_mounts(self, root: Path) -> list[str]:
@@ -250,6 +243,8 @@ def check_sandbox(sandbox: Sandbox) -> None:
         EnvironmentFault: the machine does not let bubblewrap make namespaces, as in most unprivileged containers.
     """
     filters(sandbox.is_verdict)
+    if os.geteuid() != 0:
+        say_once(ONE_USER)
     outcome = sandbox.run(["bash", "-c", ":"], seconds=30)
     if outcome.returncode != 0:
         raise EnvironmentFault(

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import select
 import selectors
 import signal
@@ -51,9 +52,25 @@ class Limits:
     file_mb: int = 64
     tree_mb: int = 512
     tmp_mb: int = 256
+    files: int = 1024
+    """Files that each process may have open."""
     output_mb: int = 16
     """Output past this stops the command; of the rest, `keep_bytes` at either end are kept."""
     keep_bytes: int = 16384
+
+    def restrict(self, process: int) -> None:
+        """Set the limits that each process has, on one that has no children yet, to at most those of our own."""
+        wanted = {
+            resource.RLIMIT_NPROC: self.processes,
+            resource.RLIMIT_AS: (self.address_mb or self.memory_mb) << 20,
+            resource.RLIMIT_FSIZE: self.file_mb << 20,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_NOFILE: self.files,
+        }
+        for kind, most in wanted.items():
+            own = resource.getrlimit(kind)[1]
+            most = most if own == resource.RLIM_INFINITY else min(most, own)
+            resource.prlimit(process, kind, (most, most))
 
 
 @dataclass(frozen=True)
@@ -146,7 +163,8 @@ class _Run:
         self.stdin_pipe, self.stdout_pipe = self.process.stdin, self.process.stdout
         self.out_fd, self.in_fd, self.report_fd = self.stdout_pipe.fileno(), self.stdin_pipe.fileno(), report_fd
         self.selector = selectors.DefaultSelector()
-        self.open = self.selector.get_map()
+        self.ended_fd = os.pidfd_open(self.process.pid)
+        self.selector.register(self.ended_fd, selectors.EVENT_READ)
         for fd in (self.out_fd, self.in_fd, *([report_fd] if report_fd >= 0 else [])):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_WRITE if fd == self.in_fd else selectors.EVENT_READ)
@@ -157,11 +175,11 @@ class _Run:
         deadline = time.monotonic() + self.limits.seconds
         check_at = time.monotonic() + _TICK_S
         while self.process.poll() is None:
-            if not self.open:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(_TICK_S)
-            for key, _ in self.selector.select(_TICK_S) if self.open else ():
-                self._write() if key.fd == self.in_fd else self._read(key.fd)
+            for key, _ in self.selector.select(_TICK_S):
+                if key.fd == self.in_fd:
+                    self._write()
+                elif key.fd != self.ended_fd:
+                    self._read(key.fd)
             now = time.monotonic()
             if now > deadline:
                 return "time"
@@ -212,10 +230,11 @@ class _Run:
 
     def finish(self) -> None:
         """Read what the dead processes left in the pipes, and close them."""
-        for fd in {key.fd for key in self.open.values()} - {self.in_fd}:
+        for fd in {key.fd for key in self.selector.get_map().values()} - {self.in_fd, self.ended_fd}:
             while self._read(fd):
                 pass
         self.selector.close()
+        os.close(self.ended_fd)
         with contextlib.suppress(BrokenPipeError):
             self.stdin_pipe.close()
         self.stdout_pipe.close()
@@ -231,16 +250,18 @@ class Namespace:
     def __init__(self, argv: Sequence[str], filters: Sequence[bytes], limits: Limits, pass_fds: Sequence[int]) -> None:
         name = f"{process_folder().path.name}-{next(_numbers)}"
         self.group = groups.make_group(name, limits.memory_mb << 20, limits.processes + _OWN_PROCESSES)
-        launcher = self.group.launcher if self.group else []
         with contextlib.ExitStack() as ends:
             info_read, info_write = _pipe(ends)
-            fds = [*pass_fds, info_write.fileno()]
-            words = [argv[0], "--info-fd", str(info_write.fileno()), *argv[1:]]
+            # bwrap waits for the end of this pipe before it starts anything, so all processes are limited.
+            wait_read, _ = _pipe(ends)
+            fds = [*pass_fds, info_write.fileno(), wait_read.fileno()]
+            options = ["--info-fd", str(info_write.fileno()), "--block-fd", str(wait_read.fileno())]
+            words = [argv[0], *options, *argv[1:]]
             programs = [ends.enter_context(_memory_file(program)).fileno() for program in filters]
             place = words.index(FILTERS)  # before the command, which could hold the same word
             words[place : place + 1] = [w for fd in programs for w in ("--add-seccomp-fd", str(fd))]
             self.process = subprocess.Popen(
-                [*launcher, *words],
+                words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -249,7 +270,22 @@ class Namespace:
                 env={},
             )
             info_write.close()
-            self._first = _open_first(info_read.fileno())
+            self._first: int | None = None
+            first = _find_first(info_read.fileno())
+            if first is not None:
+                self._limit(first, limits)
+
+    def _limit(self, first: int, limits: Limits) -> None:
+        try:
+            self._first = os.pidfd_open(first)
+            limits.restrict(first)
+            if self.group:
+                self.group.take(first)
+        except ProcessLookupError:  # it has ended: bwrap cannot build the sandbox, and says why
+            return
+        except OSError as error:
+            self.end()
+            raise EnvironmentFault(f"a sandbox (bwrap, pid {self.process.pid}) cannot be limited: {error}") from error
 
     def broken(self, limits: Limits) -> str:
         """The limit of the control group that was broken, if any."""
@@ -286,8 +322,8 @@ def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     return ends.enter_context(os.fdopen(read, "rb", 0)), ends.enter_context(os.fdopen(write, "wb", 0))
 
 
-def _open_first(info_fd: int) -> int | None:
-    """A handle on the namespace's first process, from what bwrap tells; None if bwrap made no namespace."""
+def _find_first(info_fd: int) -> int | None:
+    """The namespace's first process, from what bwrap tells; None if bwrap made no namespace."""
     told, deadline = b"", time.monotonic() + _END_S
     while b"}" not in told:
         ready, _, _ = select.select([info_fd], [], [], max(deadline - time.monotonic(), 0))
@@ -295,7 +331,4 @@ def _open_first(info_fd: int) -> int | None:
         if not data:
             return None
         told += data
-    try:
-        return os.pidfd_open(json.loads(told)["child-pid"])
-    except ProcessLookupError:
-        return None
+    return json.loads(told)["child-pid"]

@@ -6,8 +6,8 @@ agent is alive (see `supervise`), so a path that was checked does not change.
 
 import contextlib
 import fcntl
+import functools
 import os
-import queue
 import random
 import stat
 import subprocess
@@ -35,8 +35,12 @@ PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 T = TypeVar("T")
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
-_MAX_WAITING = 16
-"""Discarded folders that wait for their removal; `discard` removes further ones itself."""
+_MAX_REMOVING = 16
+"""Discarded folders that are removed in the background at once; `discard` waits for the removal of further ones."""
+_REMOVE = r"""
+rm -rf -- "$1" || [ -L "$1" ] || { find -P "$1" -type d -execdir chmod u+rwx {} ";"; rm -rf -- "$1"; }
+"""
+"""Only a user other than root needs permissions, and only those of folders: a file may have links elsewhere."""
 
 
 class ProcessFolder:
@@ -54,13 +58,9 @@ class ProcessFolder:
         self._lock, name = tempfile.mkstemp(prefix=PREFIX)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.rename(name, self.path / _LOCK)  # locked before others see it
-        self._pid, self._ended = os.getpid(), threading.Event()
-        # The garbage collector may call `discard` inside of `discard`, so both must be reentrant.
-        self._starting = threading.RLock()
-        self._waiting: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
-        self._remover: threading.Thread | None = None
+        self._removing: list[subprocess.Popen[bytes]] = []
         # Unlike `weakref.finalize`, this also runs when a process of multiprocessing ends.
-        Finalize(None, self._end, exitpriority=0)
+        Finalize(None, remove_tree, (self.path,), exitpriority=0)
 
     def make(self) -> Path:
         """A new folder for an episode."""
@@ -71,42 +71,22 @@ class ProcessFolder:
     def discard(self, folder: Path) -> None:
         """Take one of the folders away at once, and remove it in the background, or at the end of the process."""
         aside = self.path / f"discarded-{uuid.uuid4().hex}"
-        try:
+        with contextlib.suppress(OSError):  # it is gone, or this machine cannot start a process now
             os.rename(folder, aside)
-        except FileNotFoundError:
-            return
-        # Threads do not survive a fork.
-        if os.getpid() != self._pid or self._ended.is_set() or self._waiting.qsize() >= _MAX_WAITING:
-            remove_tree(aside)
-            return
-        with self._starting:
-            if self._remover is None:
-                self._remover = threading.Thread(target=self._remove, name="discarded folders", daemon=True)
-                self._remover.start()
-        self._waiting.put(aside)
-
-    def _remove(self) -> None:
-        while (folder := self._waiting.get()) is not None and not self._ended.is_set():
-            remove_tree(folder)
-
-    def _end(self) -> None:
-        self._ended.set()
-        self._waiting.put(None)
-        if self._remover is not None and os.getpid() == self._pid:
-            self._remover.join()
-        remove_tree(self.path)
+            self._removing = [process for process in self._removing if process.poll() is None]
+            if len(self._removing) >= _MAX_REMOVING:
+                remove_tree(aside)
+            else:
+                self._removing.append(_start("sh", "-c", _REMOVE, "sh", str(aside)))
 
 
 def per_process(make: Callable[[], T]) -> Callable[[], T]:
     """Return a function that calls `make` once in each process; a fork has neither its threads nor its locks."""
-    made: dict[int, T] = {}
-    making = threading.Lock()
+    made, making = functools.cache(lambda process: make()), threading.Lock()
 
     def made_here() -> T:
         with making:
-            if os.getpid() not in made:
-                made[os.getpid()] = make()
-            return made[os.getpid()]
+            return made(os.getpid())
 
     return made_here
 
@@ -117,30 +97,23 @@ process_folder = per_process(ProcessFolder)
 
 def remove_tree(folder: Path) -> None:
     """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
-    remove = ["rm", "-rf", "--", str(folder)]
-    # Only a user other than root needs permissions, and only those of folders: a file may have links elsewhere.
     with contextlib.suppress(OSError):  # this machine cannot start a process now; the next process removes the folder
-        if _run(*remove) and not folder.is_symlink():
-            _run("find", "-P", str(folder), "-type", "d", "-execdir", "chmod", "u+rwx", "{}", ";")
-            _run(*remove)
+        _start("sh", "-c", _REMOVE, "sh", str(folder)).wait()
 
 
 def run_program(*argv: str) -> None:
     """Run a program without our variables; raises EnvironmentFault, with its last line, if it fails."""
     with tempfile.TemporaryFile() as said:
-        if _run(*argv, stderr=said):
+        if _start(*argv, stderr=said).wait():
             said.seek(max(0, said.seek(0, os.SEEK_END) - 1000))
             lines = said.read().decode(errors="replace").strip().splitlines()
             raise EnvironmentFault(f"{argv[0]} failed: {lines[-1] if lines else 'it printed nothing'}")
 
 
-def _run(*argv: str, stderr: Any = subprocess.DEVNULL) -> int:
-    env = {"PATH": PROGRAMS, "LC_ALL": "C"}
+def _start(*argv: str, stderr: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    env, null = {"PATH": PROGRAMS, "LC_ALL": "C"}, subprocess.DEVNULL
     # In a new session, so that Ctrl-C in the terminal does not interrupt it.
-    done = subprocess.run(
-        argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
-    )
-    return done.returncode
+    return subprocess.Popen(argv, env=env, stdin=null, stdout=null, stderr=stderr, start_new_session=True)
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:

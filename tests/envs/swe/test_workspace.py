@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,41 +76,22 @@ def test_a_closed_folder_is_opened_and_the_files_in_it_keep_their_rights(tmp_pat
 def test_close_takes_a_tree_away_without_waiting_for_its_removal(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released, remove = threading.Event(), folders.remove_tree
-
-    def held(folder: Path) -> None:
-        released.wait()
-        remove(folder)
-
-    owner = ProcessFolder()
-    monkeypatch.setattr("envs.swe.sandbox.workspace.process_folder", lambda: owner)
-    workspace = Workspace(lambda tree: tree.mkdir())
-    monkeypatch.setattr(folders, "remove_tree", held)
-    workspace.close()
-    assert not workspace.folder.exists() and len(os.listdir(owner.path)) == 2
-    released.set()
-    owner._end()
-    assert not os.listdir(temporary)
-
-
-def test_a_long_queue_makes_close_remove_its_own_tree(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, begun, released, remove = ProcessFolder(), threading.Event(), threading.Event(), folders.remove_tree
-
-    def held(folder: Path) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            begun.set()
-            released.wait()
-        remove(folder)
-
-    monkeypatch.setattr(folders, "remove_tree", held)
+    """The removal waits for a file. When many removals are under way, `close` waits for its own."""
+    owner, go = ProcessFolder(), temporary / "go"
+    removal = f'case "$1" in *first*) until [ -e {go} ]; do sleep 0.05; done;; esac; rm -rf -- "$1"'
+    monkeypatch.setattr(folders, "_REMOVE", removal)
+    monkeypatch.setattr(folders, "process_folder", lambda: owner)
+    monkeypatch.setattr(folders.uuid, "uuid4", lambda: SimpleNamespace(hex=f"first{len(os.listdir(owner.path))}"))
+    for number in range(folders._MAX_REMOVING):
+        workspace = Workspace(lambda tree: tree.mkdir())
+        workspace.close()
+        assert not workspace.folder.exists() and len(os.listdir(owner.path)) == number + 2
+    monkeypatch.setattr(folders.uuid, "uuid4", lambda: SimpleNamespace(hex="last"))
     owner.discard(owner.make())
-    begun.wait()
-    for _ in range(40):
-        owner.discard(owner.make())
-    assert len(os.listdir(owner.path)) == 1 + 1 + folders._MAX_WAITING
-    released.set()
-    owner._end()
-    assert not os.listdir(temporary)
+    assert len(os.listdir(owner.path)) == folders._MAX_REMOVING + 1
+    go.touch()
+    while len(os.listdir(owner.path)) > 1:
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("end", ["", "os.fork() or os._exit(0); os.wait()", "raise SystemExit(3)"])
