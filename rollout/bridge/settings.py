@@ -203,10 +203,11 @@ class RolloutSettings(AdvantageSettings):
         given = cast(Mapping[str, Any], data)
         if given.get("preset") != "glm52":
             return given
-        memory: Any = given.get("memory", {})
-        if isinstance(memory, Mapping) and "kind" not in memory and given.get("history") != "window":
-            memory = cast(Any, {**COMPACTED, **cast(Mapping[str, Any], memory)})
-        return {"history": "full", **given, "memory": memory}
+        keys: dict[str, Any] = {"history": "full", **given}
+        memory = given.get("memory", {})
+        if isinstance(memory, Mapping) and "kind" not in memory and keys["history"] == "full":
+            keys["memory"] = {**COMPACTED, **cast(Mapping[str, Any], memory)}
+        return keys
 
     @model_validator(mode="after")
     def _possible_together(self) -> Self:
