@@ -96,8 +96,8 @@ def _names(file: Path) -> set[str]:
 
 
 def test_every_guarantee_of_reliability_names_its_test() -> None:
-    text = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
-    guarantees = text.split("## Soak test", 1)[0]
+    pages = [page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs").glob("reliability*.md")]
+    guarantees = "\n".join(page.split("## Soak test", 1)[0] for page in pages)
     rows = [line for line in guarantees.splitlines() if line.startswith("| ") and line != "| guarantee | test |"]
     assert len(rows) > 20
     assert all(NAMED.search(row.rsplit("|", 2)[1]) and "::" in row for row in rows)

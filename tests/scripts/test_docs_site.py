@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_function_of_a_page_links_to_its_line(site: Path) -> None:
     links = 0
-    for page in ("formulas", "reliability", "algorithms"):
+    for page in ("formulas", "reliability", "reliability_sandbox", "algorithms"):
         html = (site / f"{page}.html").read_text(encoding="utf-8").replace("<wbr>", "")
         for path, line, name in re.findall(
             r'<a href="source/([\w./]+\.py)\.html#__codelineno-0-(\d+)"><code>[\w./]+::(\w+)</code>', html
