@@ -62,12 +62,15 @@ async def generate(
             return mark_aborted(sample)
     finally:
         await slot.leave()
+    if settings.group_estimator == "branches" and not evaluation and isinstance(whole.ended, Segment):
+        try:
+            whole.ended = await with_baselines(runtime, spec, whole.ended, whole.played, sampling_params)
+        except EnvironmentFault as fault:
+            whole.ended = fault
     if isinstance(whole.ended, EnvironmentFault):
         runtime.counters["episodes_failed"] += 1
         return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(whole.ended)))
     ended = replace(whole.ended, turns=runtime.trainable(whole.ended.turns))
-    if settings.group_estimator == "branches" and not evaluation:
-        ended = await with_baselines(runtime, spec, ended, whole.played, sampling_params)
     segment = replace(ended, bootstrap=None) if evaluation else ended
     samples = episode_samples(runtime.samples, sample, segment, joined=settings.joins_episodes, stale=stale)
     return _in_form(runtime, samples[-1:] if evaluation else samples)
