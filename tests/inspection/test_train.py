@@ -272,9 +272,10 @@ def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(
     path = "tests.fixtures.counting_env"
     out = tmp_path / "out"
     config = write(tmp_path, rollout_interaction_env_path=path, env=env, **limits)
-    error = train(config, out, "--updates", "2", of=error_of)
+    with pytest.raises(SystemExit, match="error: ") as caught:
+        train(config, out, "--updates", "2")
     assert "after 0 updates: 3 of 3 held-out episodes failed and count as 0\n" in capsys.readouterr().out
     stopped = json.loads((out / "about.json").read_text())["stopped"]
-    assert error == f"error: {stopped}"
+    assert str(caught.value) == f"error: {stopped}", stopped
     training = read_training(out, "out")
     assert training is not None and training["state"] == f"stopped: {stopped}" and not training["healthy"]
