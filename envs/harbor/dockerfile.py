@@ -203,10 +203,11 @@ def _absolute(step: Instruction, path: str, folder: str) -> str:
     return str(whole)
 
 
-def with_base_images(text: str, build_args: Mapping[str, str], base_of: Callable[[str], str]) -> str:
+def with_base_images(text: str, build_args: Mapping[str, str], base_of: Callable[[str], str], first: str) -> str:
     """Return the Dockerfile, one instruction per line, with `base_of(name)` in place of each image that it names.
 
-    Raises UnsupportedLine for what cannot be read, and what `base_of` raises.
+    `first` is a line that each stage begins with. Raises UnsupportedLine for what cannot be read, and what `base_of`
+    raises.
     """
     arguments, stages, lines = dict[str, str](), set[str](), list[str]()
     for step in read_instructions(text):
@@ -225,6 +226,8 @@ def with_base_images(text: str, build_args: Mapping[str, str], base_of: Callable
             rest = rest.replace(f"--from={flags['from']}", f"--from={base_of(flags['from'])}", 1)
         # At the end of a file, a backslash would join the line with one that is added behind it.
         lines.append(f"{step.name} {rest}".rstrip("\\") + "\n")
+        if step.name == "FROM":
+            lines.append(first)
     return "".join(lines)
 
 

@@ -2,7 +2,8 @@
 
 `reward.txt` and `reward.json` are mounts in the sandbox, so nothing there can replace, move or link them. Each is
 created empty, and the kernel reports every time that one is opened for writing, closed, or changed in its mode. A
-reward counts only if it was written in one go: a process that a tested program left behind would be a second writer.
+reward counts only if it was written in one go, and no other writer was kept out meanwhile: a process that a tested
+program left behind would be a second writer. One change of the mode is allowed, as `shutil.copy` makes it.
 """
 
 import ctypes
@@ -77,13 +78,14 @@ class RewardWatch:
         counts = self.counts[name]
         if counts[_OVERFLOW] or counts[_OPEN] != counts[_CLOSE_WRITE] + counts[_CLOSE_NOWRITE]:
             raise TamperedError(f"{name} was opened by several processes at once")
-        if counts[_ATTRIB]:
+        writable = (self.folder / name).stat().st_mode & 0o200
+        if counts[_ATTRIB] > 1 or not writable:
             raise TamperedError(f"the mode or times of {name} were changed")
         return counts[_CLOSE_WRITE]
 
 
 def make_files(folder: Path) -> None:
-    """Make the empty reward files; any user may write them, and only their owner may change their mode."""
+    """Make the empty reward files."""
     folder.mkdir()
     for name in FILES:
         (folder / name).touch()

@@ -52,8 +52,8 @@ def verify(machine: Machine) -> Verdict:
         remove_tree(folder)
         folder.mkdir()
         give(folder, tree)
-    hand_over(tree, new_user())
     make_files(machine.rewards)
+    hand_over(tree, new_user())
     script = f"{TESTS}/test.sh"
     argv = ["bash", "-c", command, script] if command else ["bash", script]
     if task.is_judged_in_place:

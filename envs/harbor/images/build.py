@@ -4,6 +4,7 @@ Finished trees are never changed. Files that several images have are hard links 
 """
 
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import PATH, Image, with_base_images
 from envs.harbor.images.bases import fetch_base
-from envs.harbor.images.buildah import BUILD_USER, WORK, Buildah
+from envs.harbor.images.buildah import BUILD_USER, FIRST_LINE, WORK, Buildah
 from envs.harbor.places import IMAGE_SYSTEM, find_dockerignore
 from envs.harbor.settings import HarborSettings, Recipe, has_image, keep_image, key_of
 from envs.swe.sandbox.usage import walk
@@ -67,7 +68,8 @@ def _unfinished(store: Path) -> Iterator[Path]:
 def _build(recipe: Recipe, buildah: Buildah, say: Callable[[str], object]) -> Image:
     """Build the image into `out / "tree"`; return its settings."""
     work, settings = buildah.work, buildah.settings
-    text = with_base_images(recipe.text, settings.build_args, lambda name: fetch_base(name, buildah, say))
+    fetch = functools.partial(fetch_base, buildah=buildah, say=say)
+    text = with_base_images(recipe.text, settings.build_args, fetch, FIRST_LINE)
     if settings.build_command:
         text += f"RUN {json.dumps(['/bin/sh', '-c', settings.build_command])}\n"
     (work / "Dockerfile").write_text(text, encoding="utf-8")

@@ -112,6 +112,7 @@ def test_a_pytest_session_that_imported_code_ends_early_pays_nothing(tmp_path: P
 THEN = [
     f"os.chmod('{REWARD}', 0)",
     f"os.chmod('{REWARD}', 0o444); os.chmod('/logs/verifier', 0o555)",
+    f"os.chmod('{REWARD}', 0o444); os.fork() or (time.sleep(1), os.chmod('{REWARD}', 0o644), os._exit(0))",
     f"os.remove('{REWARD}')",
     f"os.link('{REWARD}', '/logs/verifier/other')",
     "os.rename('/logs/verifier', '/logs/gone')",
@@ -119,7 +120,7 @@ THEN = [
     "[open(f'/proc/{p}/mem', 'r+b') for p in range(2, os.getpid())]",
 ]
 PLANT = """
-import os
+import os, time
 if not os.path.exists('/app/done'):
     open('/app/done', 'w').close()
     open('/logs/verifier/reward.txt', 'w').write('1')
@@ -164,7 +165,7 @@ HONEST_WRITES = [
 
 @pytest.mark.parametrize("write", some(HONEST_WRITES, HONEST_WRITES[1:4]))
 def test_the_tests_may_write_the_reward_in_many_ways(tmp_path: Path, write: str) -> None:
-    test = "python3 /tests/check.py; cat /logs/verifier/reward.*; [ -f /logs/verifier/reward.txt ]"
+    test = "set -e; python3 /tests/check.py; cat /logs/verifier/reward.*; [ -f /logs/verifier/reward.txt ]"
     make_task(tmp_path, test=test, files={"tests/check.py": write}, dockerfile=DOCKERFILE)
     env, info, _ = play(tmp_path, "echo 'x = 1' > solution.py")
     assert env.verdict is not None and info["reward"] == 1.0, env.verdict

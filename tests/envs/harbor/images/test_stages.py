@@ -33,13 +33,16 @@ def test_names_of_images_are_replaced_and_those_of_stages_and_scratch_are_kept()
         "# a comment\nARG V=1\nARG W=$V.2\nFROM --platform=linux/amd64 a:$W AS One\nFROM ONE\nARG V=3\nFROM scratch\n"
         "COPY --chown=1 --from=one /x /y\nCOPY --from=0 /x /y\nCOPY --from=b/c:1 --chmod=700 /x /y\nRUN end \\\n"
     )
-    assert with_base_images(text, {"V": "7"}, lambda name: f"<{name}>").splitlines() == [
+    assert with_base_images(text, {"V": "7"}, lambda name: f"<{name}>", "ARG X=1\n").splitlines() == [
         "ARG V=1",
         "ARG W=$V.2",
         "FROM <a:7.2> AS One",
+        "ARG X=1",
         "FROM ONE",
+        "ARG X=1",
         "ARG V=3",
         "FROM scratch",
+        "ARG X=1",
         "COPY --chown=1 --from=one /x /y",
         "COPY --from=0 /x /y",
         "COPY --from=<b/c:1> --chmod=700 /x /y",
