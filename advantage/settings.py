@@ -145,9 +145,11 @@ class AdvantageSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        given = cast(Mapping[str, Any], data)
+        return cls.with_preset(cast(Mapping[str, Any], data)) if isinstance(data, Mapping) else data
+
+    @classmethod
+    def with_preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The given keys, and those that their preset sets besides."""
         return {**PRESETS.get(str(given.get("preset")), {}), **given}
 
     @model_validator(mode="after")

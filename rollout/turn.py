@@ -295,3 +295,11 @@ class Batch:
     """Seconds for which it had enough turns and waited for turns that would have become too old."""
     masked: int = 0
     """Turns that are too old and therefore have no loss."""
+
+
+def discounted_return(turns: Sequence[tuple[float, bool]], gamma: float) -> float:
+    """Sum the rewards of turns, each given as reward and `moves`, discounted by the environment's moves before it."""
+    total = 0.0
+    for reward, moves in reversed(turns):
+        total = reward + (gamma if moves else 1.0) * total
+    return total

@@ -105,7 +105,7 @@ class ArgumentCheck:
         for name in arguments:
             if self._names is not None and name not in self._names:
                 known = ", ".join(self._names) or "none"
-                return f"{self.name}: there is no argument {short(name)}; there are {known}"
+                return f"{self.name}: {short(name)} is not an argument; the arguments are {known}"
         return None
 
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:

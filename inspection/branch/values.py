@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inspection.records import Record
+from rollout.turn import discounted_return
 
 FEWEST = 4
 """Branches of a state, or episodes of a sample, for an interval."""
@@ -36,11 +37,8 @@ def return_to_go(turns: Sequence[Record], gamma: float) -> float:
 
     Notes, and turns that an environment marks with `moves: false`, are not discounted.
     """
-    total = 0.0
-    for turn in reversed(turns):
-        moves = turn.get("moves", True) and "summary" not in turn
-        total = turn["reward"] + (gamma if moves else 1.0) * total
-    return total
+    moved = [(turn["reward"], turn.get("moves", True) and "summary" not in turn) for turn in turns]
+    return discounted_return(moved, gamma)
 
 
 def mean_of(returns: Sequence[float]) -> Estimate:

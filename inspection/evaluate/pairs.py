@@ -21,7 +21,7 @@ SHOWN = 20  # seeds that a list names before it is cut
 CAPTION = (
     f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
     "resampled on its own, and in `all` the settings of a seed together; * marks an interval without 0. "
-    f"With fewer than {FEWEST} pairs of a task there is no interval (–)."
+    f"A task with fewer than {FEWEST} pairs has no interval (–)."
 )
 
 Key = tuple[str, str, int]

@@ -195,12 +195,10 @@ class RolloutSettings(AdvantageSettings):
         """Whether a whole episode is one sample: its prompts only grow, and its turns share samples."""
         return self.history == "full" and self.samples == "chains"
 
-    @model_validator(mode="before")
     @classmethod
-    def _compact_in_preset(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        given = cast(Mapping[str, Any], data)
+    def with_preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As in the base class; `glm52` sets `history` and `memory` as well."""
+        given = super().with_preset(given)
         if given.get("preset") != "glm52":
             return given
         keys: dict[str, Any] = {"history": "full", **given}

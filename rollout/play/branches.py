@@ -1,7 +1,7 @@
 """What the states of an episode are worth, from continuations by the same policy (`group_estimator: branches`)."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from rollout.play.episode import open_episode
 from rollout.play.loop import LiveEpisode, Slot, gather, play
 from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import Generation, Segment, Turn
+from rollout.turn import Generation, Segment, Turn, discounted_return
 from rollout.workers.pool import ReplayError
 
 
@@ -30,7 +30,7 @@ async def with_baselines(
     places = asyncio.Semaphore(runtime.settings.n_env)
 
     async def continued(position: int, number: int) -> float:
-        # The sampling depends on the id, so each continuation has one of its own.
+        # The id decides what is sampled, so continuations need different ones.
         one = replace(spec, episode_id=(position + 1) * 1_000_000 + number)
         async with places:
             return await _continued(runtime, one, _first(played, position), params)
@@ -60,15 +60,7 @@ async def _continued(runtime: Runtime, spec: EpisodeSpec, before: Replay, params
         await play(slot, continuation)
     finally:
         await slot.leave()
-    return discounted_return(continuation.turns, runtime.settings.gamma_step)
-
-
-def discounted_return(turns: Sequence[Turn], gamma: float) -> float:
-    """Sum the rewards, each discounted by the environment's moves before it."""
-    total = 0.0
-    for turn in reversed(turns):
-        total = turn.reward + (gamma if turn.moves else 1.0) * total
-    return total
+    return discounted_return([(turn.reward, turn.moves) for turn in continuation.turns], runtime.settings.gamma_step)
 
 
 class _Continuation:

@@ -1,4 +1,4 @@
-"""`gae_form: compaction`: each stretch as an episode of its own."""
+"""`gae_form: compaction` computes GAE for each stretch as if it were an episode."""
 
 import random
 from dataclasses import replace

@@ -93,7 +93,7 @@ UNKNOWN_TYPE = {"type": "object", "properties": {"a": {"type": "int"}}}
         ({}, "'a' is a required property"),
         ({"a": "1"}, "add: a: '1' is not of type 'integer'"),
         ({"a": 1.0}, "1.0 is not of type 'integer'"),
-        ({"a": 1, "c": 2}, "there is no argument 'c'; there are a, b"),
+        ({"a": 1, "c": 2}, "'c' is not an argument; the arguments are a, b"),
     ],
 )
 def test_arguments_are_checked_against_the_schema(arguments: dict[str, Any], words: str | None) -> None:
