@@ -21,7 +21,7 @@ from inspection.records import Record, write_jsonl
 from inspection.target import check_free
 from inspection.text import HelpFormatter
 from rollout.bridge.settings import load_settings
-from rollout.play.memory import asks_for_notes
+from rollout.play.notes import asks_for_notes
 from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, command
 

@@ -19,10 +19,10 @@ from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, 
 from rollout.bridge.sample import build_samples
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.episode import open_episode
 from rollout.play.load import LoadMeter, full_gc_deferred, warn_of_bottleneck
 from rollout.play.loop import LiveEpisode, Slot, count_turns, gather, play
 from rollout.play.metrics import batch_metrics
+from rollout.play.opening import open_episode
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
 from rollout.play.slots import restore_slots

@@ -16,8 +16,8 @@ from rollout.bridge.sample import episode_spec, mark_aborted
 from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
 from rollout.play.branches import with_baselines
-from rollout.play.episode import start_episode
 from rollout.play.loop import LiveEpisode, Slot, play
+from rollout.play.opening import start_episode
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
 from rollout.samples import episode_samples, failed_samples

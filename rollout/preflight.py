@@ -30,7 +30,8 @@ from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError
 from rollout.play.build import encoders_of
-from rollout.play.memory import Conversation, memory_of
+from rollout.play.conversation import Conversation
+from rollout.play.memory import memory_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
 from rollout.tokens.rehearsal import rehearse

@@ -7,9 +7,11 @@ from pathlib import Path
 from envs.base import make_observation
 from rollout.bridge.settings import MemorySettings
 from rollout.evaluate import eval_metrics
+from rollout.play.conversation import Conversation
 from rollout.play.held_out import EpisodeResult
-from rollout.play.memory import Conversation, build_memory
-from rollout.play.metrics import FAULTS, batch_metrics, measure_notes, whole_episode_metrics
+from rollout.play.memory import build_memory
+from rollout.play.metrics import FAULTS, batch_metrics, whole_episode_metrics
+from rollout.play.notes import measure_notes
 from rollout.play.transcript import Transcript
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import EnvReply, FinishReason, Generation, NotesEvent, Prompt, StopReason

@@ -18,7 +18,9 @@ from envs.errors import describe
 from envs.loading import checked_text, load_env_module
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError, EnvironmentFault, SlimeVerlogError
-from rollout.play.memory import Compaction, Conversation, memory_of, write_facts
+from rollout.play.conversation import Conversation
+from rollout.play.memory import Compaction, memory_of
+from rollout.play.notes import write_facts
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode, pick_task, read_tasks
 from rollout.workers.worker import make_reply

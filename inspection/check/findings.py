@@ -9,7 +9,9 @@ from typing import Any
 from envs.base import StepInfo, text_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
-from rollout.play.memory import Conversation, Message, memory_of, write_facts
+from rollout.play.conversation import Conversation
+from rollout.play.memory import Message, memory_of
+from rollout.play.notes import write_facts
 from rollout.spec import CHARS_PER_TOKEN, EpisodeSpec
 from rollout.turn import EnvReply
 from rollout.workers.trial import Trial

@@ -22,9 +22,11 @@ from inspection.records import Record
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EngineError, EnvironmentFault
 from rollout.play.build import build_runtime
+from rollout.play.conversation import Conversation
 from rollout.play.engine import EngineClient
 from rollout.play.held_out import after_refusal, play_episode
-from rollout.play.memory import Conversation, Message, asks_for_notes, memory_of, write_facts
+from rollout.play.memory import Message, memory_of
+from rollout.play.notes import asks_for_notes, write_facts
 from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec, Past
 from rollout.tokens.image_files import data_uri, read_image

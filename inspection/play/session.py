@@ -15,7 +15,9 @@ from envs.base import StepInfo
 from envs.mixture import TaskSpec
 from inspection.target import Target
 from inspection.text import bold, printable
-from rollout.play.memory import Conversation, Message, memory_of, write_facts
+from rollout.play.conversation import Conversation
+from rollout.play.memory import Message, memory_of
+from rollout.play.notes import write_facts
 from rollout.tasks import make_episode
 from rollout.turn import EnvReply
 from rollout.workers.trial import Trial

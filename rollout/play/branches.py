@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.episode import open_episode
 from rollout.play.loop import LiveEpisode, Slot, gather, play
+from rollout.play.opening import open_episode
 from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import Generation, Segment, Turn, discounted_return

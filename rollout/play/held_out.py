@@ -6,9 +6,10 @@ from typing import Any
 
 from rollout.bridge.sample import turn_facts
 from rollout.errors import EngineError, EnvironmentFault
-from rollout.play.episode import Episode, start_episode
+from rollout.play.episode import Episode
 from rollout.play.loop import LiveEpisode, Slot, play
 from rollout.play.memory import Message
+from rollout.play.opening import start_episode
 from rollout.play.parts import Runtime
 from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec
@@ -72,7 +73,7 @@ class HeldOut:
         """Start the episode, with limits for evaluations."""
         episode = await start_episode(self._runtime, self._spec, self._runtime.flags.eval_max_response_len)
         episode.max_turns = episode.session.turn_limit
-        self.transcript.tools = episode.reply.tools
+        self.transcript.tools = episode.prompts.reply.tools
         return episode
 
     async def may_issue(self, slot: Slot) -> bool:
@@ -82,20 +83,20 @@ class HeldOut:
     async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
         """Note what the prompt shows, and return the response."""
         assert isinstance(episode, Episode)
-        self._messages = list(episode.conversation.messages)
+        self._messages = list(episode.prompts.conversation.messages)
         self._images = list(episode.prompt.image_data) if self._detailed else []
         if (past := self._spec.past) is not None:
-            past.check(episode.digests, episode.reply.deterministic)
+            past.check(episode.digests, episode.prompts.reply.deterministic)
             if len(self.turns) < len(past.turns):
                 past.check_notes(len(self.turns), episode.writes_notes)
-                return recorded_generation(past.turns[len(self.turns)], episode.encoder)
+                return recorded_generation(past.turns[len(self.turns)], episode.prompts.encoder)
         return await episode.generate(self._params)
 
     def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
         """Add the turn to the transcript."""
         assert isinstance(episode, Episode)
         self.turns.append(turn)
-        generation, encoder = turn.generation, episode.encoder
+        generation, encoder = turn.generation, episode.prompts.encoder
         ids = generation.token_ids
         answer = encoder.answer_text(ids, generation.stop_id)  # as the environment read it
         info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": str(generation.finish_reason)}

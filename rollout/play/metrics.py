@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.play.engine import EngineLoad
-from rollout.turn import FinishReason, Generation, NotesEvent, Prompt, Segment, StopReason, Turn
+from rollout.turn import FinishReason, NotesEvent, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage
 
 RETRIES = (
@@ -141,31 +141,6 @@ def count_notes(turns: Iterable[Turn]) -> dict[str, int]:
 
 def _notes_metrics(counts: Mapping[str, int], valid: int) -> dict[str, float]:
     return {f"turn/notes_{event}_ratio": count / max(valid, 1) for event, count in counts.items()}
-
-
-def measure_notes(
-    generation: Generation, text: str, prompt: Prompt, ends: Collection[int], control: Collection[int]
-) -> dict[str, float]:
-    """Return what can be wrong with notes; `copied` is left out if they have fewer than four tokens.
-
-    `ends` are the tokens that end a response, `control` all control tokens.
-    """
-    ids = list(generation.token_ids)
-    while ids and ids[-1] in ends:
-        ids.pop()
-    found = {
-        "tokens": float(len(generation.token_ids)),
-        "empty": float(not text.strip()),
-        "cut": float(generation.finish_reason is FinishReason.LENGTH),
-        "control_tokens": float(any(token in control for token in ids)),
-        "action_lines": float("ACTION:" in text),
-    }
-    shown, written = _four_grams(list(prompt.token_ids)), _four_grams(ids)
-    return {**found, "copied": len(written & shown) / len(written)} if written else found
-
-
-def _four_grams(ids: Sequence[int]) -> set[tuple[int, ...]]:
-    return set(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))
 
 
 def _summary_metrics(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:

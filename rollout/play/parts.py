@@ -108,6 +108,12 @@ class Runtime:
             ) from fault
         logger.warning("episode abandoned (%d of %d allowed): %s", failed, budget, fault)
 
+    def count_fault(self, fault: str, episode_id: int, words: object) -> None:
+        """Count a fault of an episode; the first of its kind is logged with `words`."""
+        if not self.counters[fault]:
+            logger.warning("%s, episode %d: %s", fault, episode_id, words)
+        self.counters[fault] += 1
+
     def fault_counts(self) -> Counter[str]:
         """All faults and retries so far, by name."""
         found = self._own_faults()

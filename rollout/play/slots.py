@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rollout.errors import EnvironmentFault
-from rollout.play.episode import open_episode
 from rollout.play.loop import LiveEpisode, Slot, gather
+from rollout.play.opening import open_episode
 from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from rollout.errors import PlayerError, SlimeVerlogError
 from rollout.play.build import build_runtime
 from rollout.play.clock import Demands
-from rollout.play.episode import open_episode
 from rollout.play.held_out import play_episode
 from rollout.play.loop import LiveEpisode
+from rollout.play.opening import open_episode
 from rollout.play.parts import Runtime
 from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
 from rollout.spec import EpisodeSpec, Replay

@@ -2,14 +2,12 @@
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from rollout.data_source import EpisodeSource
-from rollout.play.episode import Episode
-from rollout.spec import EpisodeSpec
+from rollout.play.request import sampling_seed
 from tests.fixtures.playing import content, place_of, play_batches, plays, turn_bytes, turns_of
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ABORTED
@@ -85,13 +83,7 @@ async def test_under_deterministic_inference_every_turn_has_its_own_seed_the_sam
 
 def test_sampling_seeds_of_long_episodes_and_of_held_out_episodes_with_the_same_ids_differ(tmp_path: Path) -> None:
     source = EpisodeSource(rollout_args(tmp_path, sglang_enable_deterministic_inference=True))
-    runtime = SimpleNamespace(flags=source.flags)
-
-    def seed(spec: EpisodeSpec, turn: int) -> int:
-        episode = SimpleNamespace(runtime=runtime, spec=spec, index=turn)
-        return Episode._seeded(cast(Episode, episode), {})["sampling_seed"]
-
     specs = [source.episode(0), source.episode(1), *source.eval_episodes()[:2]]
-    seeds = [seed(spec, turn) for spec in specs for turn in range(500)]
+    seeds = [sampling_seed(0, spec, turn) for spec in specs for turn in range(500)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)

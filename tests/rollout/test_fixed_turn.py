@@ -13,8 +13,8 @@ from advantage.turn_table import TurnKind, TurnRow
 from rollout.bridge.sample import row_of
 from rollout.errors import ConfigError, EncodingError, FailureBudgetError
 from rollout.fixed_turn import generate_rollout
-from rollout.play.episode import Episode
-from rollout.turn import Generation, Prompt
+from rollout.play.prompts import NextPrompt, Prompts
+from rollout.turn import Turn
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import no_gap_and_none_twice, place_of, places_of, play_batches, turns_of
@@ -117,14 +117,14 @@ async def test_a_time_limit_whose_final_observation_cannot_be_encoded_is_not_boo
     collect: Collect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt before it shows another state, so its value must not stand in."""
-    build = Episode._next_prompt
+    after = Prompts.after
 
-    async def broken_at_the_end(episode: Episode, generation: Generation) -> Prompt:
-        if episode.reply.done:
+    async def broken_at_the_end(prompts: Prompts, turn: Turn, may_write_notes: bool) -> NextPrompt:
+        if prompts.reply.done:
             raise EncodingError("the picture cannot be read")
-        return await build(episode, generation)
+        return await after(prompts, turn, may_write_notes)
 
-    monkeypatch.setattr(Episode, "_next_prompt", broken_at_the_end)
+    monkeypatch.setattr(Prompts, "after", broken_at_the_end)
     (output,) = await collect(bootstrap_on_time_limit=True, env={"max_length": 50, "time_limit": 3}, seed_start=1000)
     limited = [group for group in output.samples if any(row_of(s).truncated for s in group)]
     assert limited

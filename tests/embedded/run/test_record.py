@@ -14,7 +14,7 @@ from advantage.settings import advantage_settings
 from embedded.run.record import TURNS, TrainingRecord
 from embedded.train import train
 from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
-from rollout.play.memory import SUMMARY_REQUEST
+from rollout.play.notes import SUMMARY_REQUEST
 from tests.embedded.conftest import SIZE, TEXTS, sharpen
 from tests.embedded.test_train import Recorder, maker
 

@@ -10,7 +10,8 @@ from envs.errors import ConfigError
 from envs.questions import Question, QuestionSettings, read_question
 from envs.tools import build_env
 from rollout.bridge.settings import MemorySettings
-from rollout.play.memory import build_memory, build_messages
+from rollout.play.conversation import build_messages
+from rollout.play.memory import build_memory
 from tests.envs.tools.test_tool_env import call
 
 RED, BLUE = Image.new("RGB", (30, 20), "red"), Image.new("RGB", (20, 30), "blue")

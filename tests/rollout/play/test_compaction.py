@@ -7,7 +7,8 @@ import pytest
 from rollout import fixed_turn
 from rollout.bridge.sample import build_samples, row_of
 from rollout.errors import FailureBudgetError
-from rollout.play.memory import Compaction, Conversation
+from rollout.play.conversation import Conversation
+from rollout.play.memory import Compaction
 from rollout.turn import StopReason
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import playing

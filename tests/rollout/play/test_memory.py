@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from envs.base import make_observation
 from rollout.bridge.settings import MemorySettings
 from rollout.errors import ConfigError
-from rollout.play.memory import Exchange, build_memory, build_messages
+from rollout.play.conversation import build_messages
+from rollout.play.memory import Exchange, build_memory
 from tests.conftest import load_recording
 
 

@@ -13,8 +13,10 @@ from rollout import continuous, fixed_turn
 from rollout.bridge.settings import MemorySettings
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.evaluate import play_episodes
-from rollout.play.memory import Conversation, build_memory, read_notes
+from rollout.play.conversation import Conversation
+from rollout.play.memory import build_memory
 from rollout.play.metrics import whole_episode_metrics
+from rollout.play.notes import read_notes
 from rollout.turn import EnvReply
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import place_of, play_saved, playing, turns_of

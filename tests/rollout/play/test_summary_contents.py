@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollout.play.memory import SUMMARY_REQUEST
+from rollout.play.notes import SUMMARY_REQUEST
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import playing, turns_of

@@ -7,7 +7,9 @@ import pytest
 
 from envs.base import make_observation
 from rollout.bridge.settings import MemorySettings
-from rollout.play.memory import SUMMARY_REQUEST, Conversation, build_memory
+from rollout.play.conversation import Conversation
+from rollout.play.memory import build_memory
+from rollout.play.notes import SUMMARY_REQUEST
 from rollout.turn import EnvReply
 
 ASKED = "Write your notes now"

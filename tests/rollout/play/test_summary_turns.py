@@ -13,7 +13,7 @@ from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import row_of
 from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
-from rollout.play.metrics import measure_notes
+from rollout.play.notes import measure_notes
 from rollout.preflight import first_prompt_check
 from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
