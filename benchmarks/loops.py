@@ -28,6 +28,7 @@ from rollout.play.runtime import close_runtimes, get_runtime
 from rollout.players.manager import PlayerProcesses
 from rollout.turn import Batch
 from tests.fixtures.rollout_args import COUNTING
+from tests.fixtures.stand_ins import allow_absent_packages
 
 RULES = Path(__file__).with_name("rules.j2")
 WORDS = (
@@ -133,6 +134,45 @@ def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namesp
         "rollout_processes": case.processes,
     }
     return Namespace(**{**flags, **keys, **changes})
+
+
+ABSENT = (
+    "custom_rm_path",
+    "rm_type",
+    "rm_url",
+    "rollout_stop",
+    "rollout_stop_token_ids",
+    "rollout_sample_hook_path",
+    "dynamic_sampling_filter_path",
+    "rollout_sample_filter_path",
+    "rollout_all_samples_process_path",
+)
+OFF = (
+    "mask_offpolicy_in_partial_rollout",
+    "rollout_skip_special_tokens",
+    "use_distributed_post",
+    "group_rm",
+    "ci_test",
+)
+
+
+def slime_flags(case: Case) -> dict[str, Any]:
+    """Build the flags that slime's loop reads beside ours; batches are counted in episodes."""
+    episodes = max(1, round(case.turns / MEAN_EPISODE))
+    begun = {"slime": episodes, "slime-partial": episodes + case.slots, "slime-double": 2 * episodes}
+    return {
+        **dict.fromkeys(ABSENT),
+        **dict.fromkeys(OFF, False),
+        "rollout_batch_size": episodes,
+        "global_batch_size": episodes,
+        "over_sampling_batch_size": begun[case.loop],
+        "partial_rollout": case.loop != "slime",
+        "rollout_num_engines": case.engines,
+        "sglang_dp_size": 1,
+        "sglang_server_concurrency": 512,
+        "rollout_global_dataset": True,
+        "custom_generate_function_path": "rollout.generate.generate",
+    }
 
 
 class Meter:
@@ -273,7 +313,8 @@ class Loop:
     """How a loop is called, and its YAML keys."""
 
     label: str
-    collect: fixed_turn.Collect
+    collect: fixed_turn.Collect | None = None
+    """None: slime's own `generate_rollout`, with `rollout.generate.generate` playing the episodes."""
     order: Callable[[Trainer], None] = Trainer.one_after_the_other
     keys: Mapping[str, Any] | None = None
     whole_slots: bool = False
@@ -292,14 +333,34 @@ LOOPS = {
         {"max_staleness": 2, "on_update": "continue"},
     ),
     "continuous-async": Loop("continuous, train_async.py", continuous.collect, Trainer.ahead, {"max_staleness": 2}),
+    "slime": Loop("slime, default"),
+    "slime-partial": Loop("slime, partial rollout, over-sampling by the places"),
+    "slime-double": Loop("slime, partial rollout, over-sampling by 2"),
 }
 """By name on the command line."""
+
+
+def slimes_own(args: Namespace) -> Generate:
+    """Return slime's rollout function, as if it had not been called before."""
+    allow_absent_packages()
+    from slime.rollout.sglang_rollout import GenerateState, generate_rollout
+    from slime.utils import http_utils
+
+    GenerateState.clear_instances()
+    http_utils._http_client = None
+    http_utils.init_http_client(args)
+    return generate_rollout
+
+
+def our_own(collect: fixed_turn.Collect) -> Generate:
+    """Return the rollout function that collects batches in this way."""
+    return lambda args, rollout_id, source: run(fixed_turn.collect_or_draw(args, rollout_id, source, collect))
 
 
 def run_case(case: Case, checkpoint: Path) -> dict[str, Any]:
     """Play one case of one of `LOOPS`."""
     loop = LOOPS[case.loop]
-    keys = dict(loop.keys or {})
+    keys = dict(loop.keys or {}) if loop.collect else slime_flags(case)
     if case.max_staleness is not None:
         keys["max_staleness"] = case.max_staleness
     if loop.whole_slots:
@@ -310,19 +371,19 @@ def run_case(case: Case, checkpoint: Path) -> dict[str, Any]:
         case = replace(case, warm=max(case.warm, least(WARM_TURNS)), batches=max(case.batches, least(MEASURED_TURNS)))
     bodies: deque[bytes] = deque(maxlen=BARE_REQUESTS)
 
-    def generate(args: Namespace, rollout_id: int, source: EpisodeSource) -> Any:
-        return run(fixed_turn.collect_or_draw(args, rollout_id, source, loop.collect))
-
     def kept_body(*arguments: Any) -> bytes:
         bodies.append(write_body(*arguments))
         return bodies[-1]
 
     write_body = engine.request_body
     with make_engines(case, checkpoint) as engines, engines.sleeping():
-        trainer = Trainer(case, engines, make_args(case, engines.port, checkpoint, **keys), generate)
+        args = make_args(case, engines.port, checkpoint, **keys)
+        generate = our_own(loop.collect) if loop.collect else slimes_own(args)
+        trainer = Trainer(case, engines, args, generate)
         try:
             with mock.patch.object(engine, "request_body", kept_body):
-                _start_players(trainer)
+                if case.processes > 1:
+                    _start_players(trainer)
                 loop.order(trainer)
                 row = trainer.meter.row()  # before the players end, and the engines with them
         finally:
@@ -332,9 +393,9 @@ def run_case(case: Case, checkpoint: Path) -> dict[str, Any]:
 
 
 def _start_players(trainer: Trainer) -> None:
-    """Start the processes that play, if there are any, before anything is measured."""
+    """Start the processes that play before anything is measured."""
     players = run(get_runtime(trainer.args)).players
-    if isinstance(players, PlayerProcesses):
-        pids = run(players.start())
-        trainer.meter.players = [Host(pid) for pid in pids]
-        trainer.engines.count_players(pids)
+    assert isinstance(players, PlayerProcesses)
+    pids = run(players.start())
+    trainer.meter.players = [Host(pid) for pid in pids]
+    trainer.engines.count_players(pids)

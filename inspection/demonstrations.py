@@ -43,9 +43,7 @@ def explain(env: Any, observation: str, action: str) -> str:
 
 
 def to_row(turn: Demonstration) -> Record:
-    """Return one turn as a row, `messages` and `metadata`; raises ConfigError if a message has images."""
-    if any(not isinstance(message["content"], str) for message in turn.messages):
-        raise ConfigError("demonstrations are text only; remove env.vlm from the YAML")
+    """Return one turn as a row, `messages` and `metadata`."""
     shown = [{"role": m["role"], "content": m["content"]} for m in turn.messages]
     shown = [{**message, "step_loss_mask": int(message["role"] != "assistant")} for message in shown]
     answer = {"role": "assistant", "content": turn.response, "step_loss_mask": 1}

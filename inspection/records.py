@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from embedded.run.folder import append_text
 from envs.base import text_of
@@ -44,8 +44,8 @@ class _Turn(BaseModel):
     prompt: str | list[int | Record] | None = None
     response: str | None = None
     executed_action: str | None = None
-    reward: float | None = None
-    progression: float | None = None
+    reward: FiniteFloat | None = None
+    progression: FiniteFloat | None = None
     tokens: dict[str, list[Any] | None] | None = None
     metrics: Record | None = None
 
@@ -63,8 +63,10 @@ class _Episode(BaseModel):
     metrics: Record | None = None
     turns: int | None = None
     max_turns: int | None = None
-    valid_action_ratio: float | None = None
-    progression: float | None = None
+    total: FiniteFloat | None = Field(None, alias="return")
+    success: bool | None = None
+    valid_action_ratio: FiniteFloat | None = None
+    progression: FiniteFloat | None = None
     tools: list[Record] | None = None
     digests: list[str] | None = None
     branch: Record | None = None

@@ -6,7 +6,8 @@ The forward pass is written by hand, because for small models on a CPU most time
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -279,7 +280,17 @@ def load_hf_model(folder: str | Path) -> Any:
             found = f"'{folder}' has {name}: {getattr(config, name)} in its config.json"
             not_computed = "which embedded engine and trainer do not compute"
             raise ConfigError(f"{found}, {not_computed}. Serve it with SGLang instead")
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with loading(folder):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@contextmanager
+def loading(folder: str | Path) -> Iterator[None]:
+    """Raise ConfigError for files that transformers cannot load, such as those of a folder that was copied in part."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"'{folder}' cannot be loaded: {error}; copy the whole folder again") from error
 
 
 def write_policy(source: str | Path, weights: Weights, folder: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embedded.engine.decoder import Decoder, RowDecoder, load_hf_model
+from embedded.engine.decoder import Decoder, RowDecoder, load_hf_model, loading
 from embedded.engine.sampling import SamplingParams
 from embedded.engine.scheduler import Request, Scheduler
 from slime_verlog import ConfigError, Field, Settings, read_settings
@@ -54,7 +54,8 @@ class Engine:
 
         self.options, self.model_path = options, options.model_path
         self.decoder = self._load_decoder()
-        self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
+        with loading(options.model_path):
+            self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
         self._eos = end_tokens(options.model_path, self.tokenizer)
         self.scheduler = Scheduler(self.decoder, options.seed, self.SHARES_PREFIXES)
 

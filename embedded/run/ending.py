@@ -46,16 +46,8 @@ def describe_played(episodes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Compute the share of successful episodes, its binomial standard error, and the number of episodes."""
-    return share(episode["success"] for episode in episodes)
-
-
-def share(values: Iterable[float]) -> dict[str, float]:
-    """Compute the mean of zeros and ones, its binomial standard error, and their number."""
-    found = list(values)
-    rate, n = statistics.fmean(found or [0.0]), len(found)
-    variance = rate * (1 - rate) / max(n, 1)
-    return {"mean": round(rate, 4), "se": round(variance**0.5, 4), "n": n}
+    """Compute the share of successful episodes, its standard error, and the number of episodes."""
+    return spread(episode["success"] for episode in episodes)
 
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
@@ -117,8 +109,7 @@ class Change:
         after = [float(second[measure]) for _, second in pairs]
         change = spread(second - first for first, second in zip(before, after, strict=True))
         mean, reach = change["mean"], 2 * change["se"]
-        mean_of = share if measure == "success" else spread
-        return cls(measure, mean_of(before), mean_of(after), mean, (mean - reach, mean + reach), len(pairs))
+        return cls(measure, spread(before), spread(after), mean, (mean - reach, mean + reach), len(pairs))
 
     @property
     def verdict(self) -> str:

@@ -48,7 +48,7 @@ def check_folder(folder: Path, resume: bool) -> None:
 
 def has_begun(folder: Path) -> bool:
     """Whether a run has more in its folder than its settings; if not, it failed before it played anything."""
-    return not {path.name for path in folder.iterdir()} <= {SETTINGS, ABOUT, "config.yaml", "tensorboard"}
+    return not {path.name for path in folder.iterdir()} <= {SETTINGS, ABOUT, "config.yaml"}
 
 
 @contextmanager
@@ -60,21 +60,21 @@ def claimed(folder: Path, settings: Mapping[str, Any], resume: bool = True) -> I
     check_folder(folder, resume)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / SETTINGS).exists() and not has_begun(folder):
-        with _locked(folder):
+        with locked(folder / SETTINGS):
             (folder / SETTINGS).unlink()
     claim(folder, settings)
-    with _locked(folder):
+    with locked(folder / SETTINGS):
         yield
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder with settings; the lock ends with this process, however that ends."""
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out of this file's folder; the lock ends with this process, however that ends."""
     from slime_verlog import ConfigError
 
-    with open(folder / SETTINGS, encoding="utf-8") as file:
+    with open(path, encoding="utf-8") as file:
         if not (_lock(file, fcntl.LOCK_EX) or _lock(file, fcntl.LOCK_EX, after_s=0.2)):
-            raise ConfigError(f"another process runs in {folder}; wait for it, or choose another --out")
+            raise ConfigError(f"another process runs in {path.parent}; wait for it, or choose another --out")
         yield
 
 

@@ -1,6 +1,5 @@
-"""What a run writes: summary, learning curve, metrics, policies, and the records of its held-out episodes."""
+"""What a run writes: summary, metrics, policies, and the records of its held-out episodes."""
 
-import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from tqdm import tqdm
 from embedded.engine.decoder import Weights, write_policy
 from embedded.run import record
 from embedded.run.alarms import Alarms
-from embedded.run.ending import MEASURES, describe_played, is_better, judge, setting_of, share, spread, win_rate
+from embedded.run.ending import describe_played, is_better, judge, setting_of, spread, win_rate
 from embedded.run.folder import (
     EPISODES,
     METRICS,
@@ -23,7 +22,6 @@ from embedded.run.folder import (
     rewind,
     saved_updates,
     whole_lines,
-    write_bytes,
     write_text,
 )
 from rollout.play.metrics import mean
@@ -59,8 +57,6 @@ class RunReport:
     """When this session began, less the time of earlier ones, up to each one's last update."""
 
     def __post_init__(self) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / METRICS
         times = [row.get("wall_time_s", 0.0) for row in record.read_rows(log)]
@@ -79,7 +75,6 @@ class RunReport:
                 self.evaluations.setdefault(updates, []).append(episode)
         keep_lines(self.folder / EPISODES, kept)
         (self.folder / SUMMARY).unlink(missing_ok=True)  # of an interrupted session of this run
-        self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=saved + 1)
         self._log = record.MetricsLog(log)
         self._alarms = Alarms()
         for row in self.history:
@@ -97,8 +92,6 @@ class RunReport:
         """Record one update and print its line."""
         self.history.append({"update": rollout_id + 1, **metrics})
         self._log.update(rollout_id, {**metrics, "wall_time_s": self._wall_time()})
-        for key, value in metrics.items():
-            self._board.add_scalar(key, value, rollout_id + 1)
         parts = [f"update {rollout_id + 1:3d}"]
         parts += [f"{name} {metrics[key]:{form}}" for name, key, form in LINE if key in metrics]
         parts.append(f"{record.update_seconds(metrics):.1f} s")
@@ -109,8 +102,6 @@ class RunReport:
     def evaluation(self, rollout_id: int, result: Any, weights: Weights) -> None:
         """Record held-out episodes, played after `rollout_id` updates, and keep the policy that played them."""
         episodes = self.evaluations[rollout_id] = record.held_out(result)
-        for key, value in result.metrics.items():
-            self._board.add_scalar(key, value, rollout_id)
         if rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_after")
         if self._best() == rollout_id:
@@ -129,7 +120,6 @@ class RunReport:
 
         An interrupted run is not judged, and has only the updates that it can continue after.
         """
-        self._board.close()
         self.history = self.history[:interrupted_after]
         interrupted = interrupted_after is not None
         actor_updates = [row for row in self.history if row.get("train/actor_trains")]
@@ -147,7 +137,6 @@ class RunReport:
         }
         if self.evaluations:
             summary |= self._results()
-            plot_curve(self.folder / "curve.png", self.history, self.evaluations, summary["verdict"]["measure"])
         write_text(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -176,48 +165,6 @@ class RunReport:
             "failed_episodes": len(faults),
             "first_failure": faults[0].strip().splitlines()[0] if faults else None,
         }
-
-
-def plot_curve(
-    path: Path,
-    history: Sequence[Mapping[str, float]],
-    evaluations: Mapping[int, Sequence[Mapping[str, Any]]],
-    measure: str = "success",
-) -> None:
-    """Plot the measure that the verdict is about, on held-out seeds, and mean reward per turn over updates.
-
-    The win rate of training episodes would mislead: lost episodes last longest, so the first batches see only won
-    ones end.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5.5), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True)
-    mean_of = share if measure == "success" else spread
-    means, below, above = [], [], []
-    for _, played in sorted(evaluations.items()):
-        result = mean_of(float(episode[measure]) for episode in played)
-        means.append(result["mean"])
-        below.append(result["se"])
-        above.append(min(result["se"], 1 - result["mean"]) if measure == "success" else result["se"])
-    top.errorbar(sorted(evaluations), means, yerr=[below, above], fmt="o-", color="tab:red", capsize=4)
-    top.set(ylabel=f"{MEASURES[measure]}, held-out seeds ± SE", title="Embedded policy")
-    if measure != "return":
-        top.set_ylim(0, 1.02)
-    # Batches drawn during the critic's warm-up are not played, so they have no rewards.
-    rows = [row for row in history if "turn/reward" in row]
-    updates = [row["update"] for row in rows]
-    rewards = [row["turn/reward"] for row in rows]
-    smooth = [mean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
-    bottom.plot(updates, rewards, ".", color="0.75", label="batch")
-    bottom.plot(updates, smooth, color="tab:blue", label="mean of 5 batches")
-    bottom.set(xlabel="PPO update", ylabel="reward per turn")
-    bottom.legend(loc="lower right")
-    for axis in (top, bottom):
-        axis.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_bytes(path, picture.getvalue())
 
 
 def _valid_share(episodes: Sequence[Mapping[str, Any]]) -> float:

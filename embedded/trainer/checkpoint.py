@@ -90,8 +90,7 @@ def critic_record(folder: str | Path) -> dict[str, Any]:
     """Read what the latest checkpoint says about its critic; raises CheckpointError if it is unusable."""
     with _reading(folder):
         path, _ = _latest(folder)
-        info = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    return info.get("critic") or {"value_loss": "mse"}  # older checkpoints have nothing else
+        return json.loads((path / "state.json").read_text(encoding="utf-8"))["critic"]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from embedded.run.ending import PROGRAM
 from embedded.run.folder import write_text
-from inspection.branch.values import Estimate, explainable, explained_by, mean_of, return_to_go
+from inspection.branch.values import Estimate, explained, mean_of, return_to_go
 from inspection.evaluate.fingerprint import fingerprints
 from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
 from inspection.evaluate.session import OF_PLAYER, RUN, RunFolder, check_sources, exit_code, play_missing
@@ -27,7 +27,7 @@ from inspection.target import check_numbers
 from inspection.text import align
 from rollout.bridge.settings import check_keys, with_assignments
 from rollout.spec import EpisodeSpec, Past
-from slime_verlog import ConfigError, read_settings
+from slime_verlog import ConfigError
 
 VALUES = "values.json"
 RETURNS = ("return_to_go", "discounted")
@@ -107,7 +107,6 @@ def branch(options: Namespace) -> int:
     jobs = []
     for setting, point in points.items():
         specs = {key: state.spec(key[-1]) for key, state in by_key.items() if state.setting == setting}
-        _check_sessions(point, specs)
         jobs.append((point, specs))
     identity = {"player": player.identity(options), "config": config, "episodes": _digest(options.episodes)}
     with RunFolder(Path(options.out), player.name, identity, now) as folder:
@@ -149,14 +148,12 @@ def _check_times(options: Namespace, player: PlayerSpec) -> None:
 def _read_run(path: Path) -> tuple[Record, Mapping[str, str]]:
     """Return the settings with which the episodes were played, and the fingerprints of the environments' files."""
     file = (path if path.is_dir() else path.parent) / RUN
+    if not file.is_file():
+        why = f"there is no {file}, so the settings of the episodes are unknown"
+        raise ConfigError(f"{why}; branch takes what {PROGRAM} evaluate writes")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return found["config"], found.get("sources", {})
-    except FileNotFoundError as error:
-        if not path.exists():
-            raise ConfigError(f"{path} does not exist; branch takes what {PROGRAM} evaluate writes") from error
-        why = f"{path} has no {RUN}, so the settings of its episodes are unknown"
-        raise ConfigError(f"{why}; branch takes what {PROGRAM} evaluate writes") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
@@ -211,21 +208,6 @@ def _points(states: Sequence[State], config: Record, changes: Sequence[str]) -> 
     return points
 
 
-def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None:
-    """Raise ConfigError if OpenEnv servers have fewer sessions than branches are played at once."""
-    options = next((spec.env.options for spec in specs.values() if spec.env.env_path == "envs.openenv"), None)
-    if options is None:
-        return
-    from envs.openenv.session import count_sessions
-    from envs.openenv.settings import OpenEnvSettings
-
-    at_once = min(point.settings.n_env, len(specs))
-    sessions = count_sessions(read_settings(OpenEnvSettings, options, "env."), at_once)
-    if sessions < at_once:
-        more = f"{at_once} branches would be played at once, and the servers have {sessions} free sessions"
-        raise ConfigError(f"{more}; give --set n_env={max(sessions // 3, 1)}, or allow more on the servers")
-
-
 def _about(state: State, episode: Record, path: Path, gamma: float) -> Record:
     """Where a branch comes from, and what it earned from its turn on; raises ConfigError if it ended before that."""
     new = episode["story"][state.turn - 1 :]
@@ -266,11 +248,11 @@ def _write_values(
     if options.sample is not None and len(episodes) > 1:
         for name in RETURNS:
             returns = [[branch[name] for branch in played] for _, played in compared]
-            shares[name] = explainable(returns, episodes)
+            shares[name] = explained(returns, episodes)
     saved: Record = {"states": rows, "explainable": shares}
     if shares and guesses:
         discounted = [[branch["discounted"] for branch in played] for _, played in compared]
-        saved["critic"] = of_critic = explained_by(guesses, discounted, episodes)
+        saved["critic"] = of_critic = explained(discounted, episodes, guesses)
         found = f"{of_critic.value:.3f} {of_critic.interval()}"
         print(f"the critic explains {found} of the variance of the discounted return")
     write_text(folder.path / VALUES, json.dumps(saved, indent=1, default=vars) + "\n")
@@ -280,8 +262,8 @@ def _write_values(
     used = ", ".join(f"{gamma:g}" for gamma in sorted(set(gammas.values())))
     for name, share in shares.items():
         of = "return" if name == "return_to_go" else f"discounted return (gamma_step {used})"
-        explained = f"{share.value:.3f} {share.interval()}"
-        print(f"the state explains {explained} of the variance of the {of} from {of_what}")
+        found = f"{share.value:.3f} {share.interval()}"
+        print(f"the state explains {found} of the variance of the {of} from {of_what}")
     print(f"\nwritten to {folder.path}: {FILE}, {VALUES}", file=sys.stderr)
 
 

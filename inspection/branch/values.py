@@ -52,25 +52,19 @@ def mean_of(returns: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - reach, mean + reach)
 
 
-def explainable(states: Sequence[Sequence[float]], episodes: Sequence[int]) -> Estimate:
+def explained(
+    states: Sequence[Sequence[float]], episodes: Sequence[int], values: Sequence[float] | None = None
+) -> Estimate:
     """The share of the returns' variance that lies between states: what a perfect critic explains.
 
-    NaN if no return differs. The interval is a percentile bootstrap over episodes, because states of one episode are
-    not independent.
+    With a critic's value of each state, the share that this critic explains. NaN if no return differs. The interval is
+    a percentile bootstrap over episodes, because states of one episode are not independent.
 
     Args:
         states: the returns of each state's branches, at least two.
         episodes: the number of each state's episode.
     """
-    return _bootstrap(states, episodes, [math.nan] * len(states))
-
-
-def explained_by(values: Sequence[float], states: Sequence[Sequence[float]], episodes: Sequence[int]) -> Estimate:
-    """The share of the returns' variance that a critic explains with its value of each state; the rest as above."""
-    return _bootstrap(states, episodes, values)
-
-
-def _bootstrap(states: Sequence[Sequence[float]], episodes: Sequence[int], values: Sequence[float]) -> Estimate:
+    values = [math.nan] * len(states) if values is None else values
     rows = zip(states, values, strict=True)
     moments = np.array([(np.mean(found), np.var(found, ddof=1), len(found), value) for found, value in rows])
     share = _share(moments)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from inspection.records import Record, read_episodes, without_large
-from inspection.report.reading import read_record
 from inspection.text import align
 from slime_verlog import ConfigError
 
@@ -93,7 +92,6 @@ def _read(path: Path, setting: str | None) -> Episodes:
     for number, episode in enumerate(read_episodes(path), 1):
         if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
             raise ConfigError(f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared")
-        read_record(episode, f"{path}, episode {number},")
         settings.add(episode["setting"])
         if setting not in (None, episode["setting"]):
             continue

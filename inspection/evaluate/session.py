@@ -8,20 +8,19 @@ and repeat, all of one configuration, one version of the environment and one pla
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import re
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from pathlib import Path
 
 from tqdm import tqdm
 
 from embedded.run.ending import PROGRAM
-from embedded.run.folder import differences, write_text
+from embedded.run.folder import check_same, locked, write_text
 from inspection.evaluate.fingerprint import fingerprints
 from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
@@ -43,7 +42,7 @@ Job = tuple[SweepPoint, Mapping[Key, EpisodeSpec]]
 """The settings to play with, and the episodes."""
 
 
-class RunFolder(AbstractContextManager["RunFolder"]):
+class RunFolder(ExitStack):
     """A run's folder; a context manager that keeps other processes from writing into it."""
 
     def __init__(self, path: Path, player: str, identity: Record, sources: Mapping[str, str]) -> None:
@@ -51,21 +50,16 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
         `sources` are the fingerprints of the environments' files.
         """
+        super().__init__()
         self.path = path
         self.player = player
         self.rows: dict[Key, Record] = {}
         """Finished episodes without their messages; failed ones of this call included."""
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / ".lock", "w")  # noqa: SIM115 - held until the process ends or `__exit__`
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another evaluation is writing to {path}; wait for it, or give another --out") from error
+        (path / ".lock").touch()
+        self.enter_context(locked(path / ".lock"))
         self._check(json.loads(json.dumps(identity, default=str)), sources)
         self._read()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.close()
 
     def append(self, episode: Record, setting: str) -> None:
         """Keep an episode."""
@@ -90,9 +84,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; give another --out") from error
         check_sources(self.path, found.pop("sources", {}), sources, f"give another --out, or delete {self.path}")
-        for key, there, here in differences(found, identity):
-            differs = f"{key} is {there!r} there and {here!r} here"
-            raise ConfigError(f"{self.path} holds another run: {differs}; give another --out")
+        check_same(self.path, found, identity)
 
     def _read(self) -> None:
         """Read the finished episodes; drop failed ones, and a last line that was cut, from the file."""
@@ -146,7 +138,7 @@ def _write_table(points: Sequence[SweepPoint], folder: RunFolder) -> None:
     write_text(folder.path / "table.json", table.as_json())
     write_text(folder.path / "table.md", table.as_markdown())
     name = shlex.quote(str(folder.path))
-    print(f"{table.as_text()}\n\nwritten to {folder.path}: episodes.jsonl, table.json, table.md")
+    print(f"{table.as_markdown()}\nwritten to {folder.path}: episodes.jsonl, table.json, table.md")
     print(f"read the episodes:  {PROGRAM} view {name}\nsee what to change: {PROGRAM} report {name}")
 
 

@@ -142,17 +142,12 @@ class Table:
         """All rows with all metrics."""
         return json.dumps({"caption": self.caption, "rows": self.rows}, indent=1, default=str) + "\n"
 
-    def as_text(self) -> str:
-        """For the terminal: aligned columns."""
-        names, lines = self._grid()
-        return "\n".join([*align(lines, names), "", self.caption])
-
     def as_markdown(self) -> str:
-        """For documents: a table with the caption below it."""
+        """An aligned table with the caption below it, for documents and the terminal."""
         names, (titles, *lines) = self._grid()
         marks = ["---"] * names + ["---:"] * (len(titles) - names)
-        rows = [f"| {' | '.join(line)} |" for line in (titles, marks, *lines)]
-        return "\n".join([*rows, "", self.caption, ""])
+        rows = align([titles, marks, *lines], names, border=" | ")
+        return "\n".join([*(f"| {row} |" for row in rows), "", self.caption, ""])
 
     def _grid(self) -> tuple[int, list[list[str]]]:
         """How many columns name a row, and the titles and rows as texts.

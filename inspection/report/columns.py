@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from inspection.records import names_of
 from inspection.report.invalid import Rejections, sort_rejections
-from inspection.report.numbers import MEASURES, QUESTIONS, Value, Verdict, find_repeats, measure
+from inspection.report.numbers import MEASURES, QUESTIONS, Values, Verdict, find_repeats, measure
 from inspection.report.reading import EXCERPT, Episode, Place, place_of, read_run
 
 _FEW_EPISODES = 20
@@ -27,7 +27,7 @@ class Column:
     player: str
     episodes: Sequence[Episode]
     rejections: Rejections
-    values: Mapping[str, Value]
+    values: Values
     verdicts: Mapping[str, Verdict]
 
     @property
@@ -37,7 +37,7 @@ class Column:
     @property
     def is_scripted(self) -> bool:
         """Whether a scripted player gave the responses, without reasoning."""
-        return self.player in ("random", "expert") and not self.values["answers_with_reasoning"].number
+        return self.player in ("random", "expert") and not self.values["answers_with_reasoning"]
 
     @property
     def questions(self) -> Mapping[int, Verdict]:
@@ -53,13 +53,13 @@ class Column:
         """What limits the numbers, in sentences."""
         found = []
         if len(self.episodes) < _FEW_EPISODES:
-            few = f"Only {len(self.episodes)} episodes: success and the spread of returns mean little."
+            few = f"Only {len(self.episodes)} episodes: progression and the spread of returns mean little."
             found.append(f"{few} Evaluate at least 50.")
         if not self.turns:
             found.append("No episode has a turn: all failed before the first answer.")
         elif self.is_scripted:
             found.append(f"The {self.player} player is a baseline: it gives no reasons, and is not judged.")
-        elif not self.values["reasoning_words"].number:
+        elif not self.values["reasoning_words"]:
             found.append("The answers hold no reasoning, so its diversity is not measured.")
         return found
 

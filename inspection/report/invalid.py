@@ -6,18 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
-
-import yaml
 
 from inspection.report.reading import Episode, Place, Turn, place_of
 
-_DATA = yaml.safe_load(Path(__file__).with_name("invalid.yaml").read_text(encoding="utf-8"))
-CHANGES: dict[str, str] = _DATA["causes"]
+CHANGES = {
+    "near a legal action": "accept these forms in the environment (`translate`), or show the exact names in the prompt",
+    "empty answer": "raise the length limit or change the stop strings; the model answers nothing",
+    "cut at the length limit": "raise the length limit, or ask for shorter reasoning",
+    "no ACTION line": "ask for the line ACTION: in the prompt, or imitate demonstrations first",
+    "unknown action": "list the actions in the prompt, or offer these actions",
+}
 """Causes of invalid responses, with the change that each suggests."""
-_FILLER = frozenset(_DATA["filler_words"].split())
-_SEPARATOR = re.compile(r"[,;\n]|->|→|\band\b|\bthen\b")
-_MAX_CHARACTERS = 200
 _MAX_WORDS = 12
 """Words of a line in which an action is looked for."""
 _MIN_SIMILARITY = 0.85
@@ -25,47 +24,24 @@ _MIN_SIMILARITY = 0.85
 
 @lru_cache(maxsize=20_000)
 def find_match(candidate: str, actions: tuple[str, ...]) -> str | None:
-    """Return the legal action that the candidate probably means; None if there is none, or more than one.
+    """Return the legal action that the candidate's first line probably means; None if there is none.
 
-    Of several actions in one answer, it is the first. Otherwise the first line is compared: without filler words, with
-    other words before or after the action, and misspelt.
+    That is the first action that the line names among other words, or else the only one that is spelled nearly so.
     """
-    text = candidate.strip()[:_MAX_CHARACTERS]
+    words = _plain(candidate.partition("\n")[0]).split()[:_MAX_WORDS]
+    line = f" {' '.join(words)} "
     names = {_plain(action): action for action in actions}
-    names.pop("", None)
-    if "\ufffd" in text:  # a broken character
-        return None
-    for part in _SEPARATOR.split(text.lower()):
-        if _plain(part) in names:
-            return names[_plain(part)]
-    line = _plain(text.partition("\n")[0])
-    if not line or not names:
-        return None
-    same = [name for name in names if _drop_filler(name) == _drop_filler(line)]
-    if len(same) == 1:
-        return names[same[0]]
-    if inside := _find_inside(line, names):
-        return names[inside]
-    near = difflib.get_close_matches(line, list(names), n=2, cutoff=_MIN_SIMILARITY)
+    named = [name for name in names if name and f" {name} " in line]
+    if named:
+        first = min(named, key=lambda name: (line.index(f" {name} "), -len(name)))
+        return names[first]
+    near = difflib.get_close_matches(line.strip(), list(names), n=2, cutoff=_MIN_SIMILARITY)
     return names[near[0]] if len(near) == 1 else None
-
-
-def _find_inside(line: str, names: Iterable[str]) -> str | None:
-    """Return the action with which a short line begins or ends; the longest, if one contains the others."""
-    if len(line.split()) > _MAX_WORDS:
-        return None
-    found = [name for name in names if line.startswith(name + " ") or line.endswith(" " + name)]
-    longest = max(found, key=len, default=None)
-    return longest if longest and all(name in longest for name in found) else None
 
 
 def _plain(text: str) -> str:
     """Lower case; letters, digits and single spaces."""
     return " ".join(re.sub(r"[^\w' ]|_", " ", text.lower()).replace("'", "").split())
-
-
-def _drop_filler(text: str) -> str:
-    return " ".join(word for word in text.split() if word not in _FILLER)
 
 
 @dataclass

@@ -15,7 +15,6 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -49,16 +48,6 @@ class Verdict(enum.StrEnum):
     """Change something before you train."""
 
 
-@dataclass(frozen=True)
-class Value:
-    """A measured number."""
-
-    number: float | None
-    """None if it could not be measured."""
-    error: float | None = None
-    """Standard error."""
-
-
 class Measure(Settings):
     """One number of the report."""
 
@@ -75,14 +64,14 @@ class Measure(Settings):
     advice: str = ""
     """What to do outside of the healthy range."""
 
-    def judge(self, value: Value) -> Verdict:
+    def judge(self, value: float | None) -> Verdict:
         """Compare with the healthy range."""
-        if value.number is None or self.good is None:
+        if value is None or self.good is None:
             return Verdict.NONE
         sign = 1 if self.higher else -1
-        if sign * value.number >= sign * self.good:
+        if sign * value >= sign * self.good:
             return Verdict.GOOD
-        must_act = self.act is not None and sign * value.number <= sign * self.act
+        must_act = self.act is not None and sign * value <= sign * self.act
         return Verdict.ACT if must_act else Verdict.LOOK
 
     def show(self, number: float | None) -> str:
@@ -107,13 +96,17 @@ QUESTIONS: Mapping[int, str] = _DATA["questions"]
 MEASURES = tuple(Measure(key=key, **measure) for key, measure in _DATA["numbers"].items())
 
 
-def measure(episodes: Sequence[Episode], translatable: int) -> dict[str, Value]:
+Values = dict[str, float | None]
+"""Numbers by their key; None if one could not be measured."""
+
+
+def measure(episodes: Sequence[Episode], translatable: int) -> Values:
     """Return all values of a column by the keys of `MEASURES`; `translatable` invalid responses are near matches."""
     turns = [turn for episode in episodes for turn in episode.turns]
     return _reasoning(turns) | _validity(turns, translatable) | _failures(episodes)
 
 
-def _reasoning(turns: Sequence[Turn]) -> dict[str, Value]:
+def _reasoning(turns: Sequence[Turn]) -> Values:
     reasoned = [turn for turn in turns if turn.words]
     words = [turn.words for turn in reasoned]
     tokens = [turn.tokens for turn in turns if turn.tokens is not None]
@@ -125,35 +118,32 @@ def _reasoning(turns: Sequence[Turn]) -> dict[str, Value]:
         chance = 1 / CANDIDATES
         accuracy = max((accuracy - chance) / (1 - chance), 0.0)
     return {
-        "distinct_reasoning": Value(distinct),
-        "observation_retrieval": Value(accuracy),
+        "distinct_reasoning": distinct,
+        "observation_retrieval": accuracy,
         "answers_with_reasoning": _share(len(words), len(turns)),
-        "reasoning_words": Value(statistics.median(words) if words else None),
-        "response_tokens": Value(statistics.median(tokens) if tokens else None),
+        "reasoning_words": statistics.median(words) if words else None,
+        "response_tokens": statistics.median(tokens) if tokens else None,
     }
 
 
-def _validity(turns: Sequence[Turn], translatable: int) -> dict[str, Value]:
+def _validity(turns: Sequence[Turn], translatable: int) -> Values:
     actions = Counter(turn.executed for turn in turns if turn.valid)
     cut = [turn.cut for turn in turns if turn.cut is not None]
     return {
-        "effective_actions": Value(2 ** entropy(actions) if actions else None),
+        "effective_actions": 2 ** entropy(actions) if actions else None,
         "cut_answers": _share(sum(cut), len(cut)),
         "valid_actions": _share(actions.total(), len(turns)),
         "translatable": _share(translatable, len(turns)),
     }
 
 
-def _failures(episodes: Sequence[Episode]) -> dict[str, Value]:
+def _failures(episodes: Sequence[Episode]) -> Values:
     stops = Counter(episode.stop for episode in episodes if not episode.success)
     failed = sum(episode.fault is not None or episode.stop == "failed" for episode in episodes)
     repeated = sum(len(find_repeats(episode)) for episode in episodes)
     known = sum(turn.state is not None for episode in episodes for turn in episode.turns)
     return {
-        "success": _mean(episodes, attrgetter("success")),
-        "mean_return": _mean(episodes, attrgetter("episode_return")),
-        "mean_progression": _mean(episodes, attrgetter("progression")),
-        "mean_turns": _mean(episodes, lambda episode: len(episode.turns)),
+        "mean_progression": statistics.fmean(episode.progression for episode in episodes),
         "equal_returns": _equal_returns(episodes),
         "lost_environment": _share(failed, len(episodes)),
         "out_of_time": _share(stops["time_limit"] + stops["max_turns"], len(episodes)),
@@ -182,7 +172,7 @@ def find_repeats(episode: Episode) -> list[Turn]:
     return repeated
 
 
-def _equal_returns(episodes: Sequence[Episode]) -> Value:
+def _equal_returns(episodes: Sequence[Episode]) -> float | None:
     """Share of starts (task and seed) that were played more than once with one return; else of tasks.
 
     Those that were always won count as unequal: they are solved, which is no reason to worry.
@@ -194,11 +184,11 @@ def _equal_returns(episodes: Sequence[Episode]) -> Value:
             unsolved = [group for group in repeated if not all(episode.success for episode in group)]
             spreads = [statistics.pstdev(episode.episode_return for episode in group) for group in unsolved]
             return _share(sum(spread < 1e-9 for spread in spreads), len(repeated))
-    return Value(None)
+    return None
 
 
-def _share(count: int, total: int) -> Value:
-    return Value(count / total if total else None)
+def _share(count: int, total: int) -> float | None:
+    return count / total if total else None
 
 
 def _start(episode: Episode) -> Hashable:
@@ -210,13 +200,6 @@ def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> 
     for episode in episodes:
         found[key(episode)].append(episode)
     return found.values()
-
-
-def _mean(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> Value:
-    """Mean over starts with its standard error; the repeats of a start are not independent and count as one."""
-    values = [statistics.fmean(map(of, repeats)) for repeats in _groups(episodes, _start)]
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return Value(statistics.fmean(values), error)
 
 
 def entropy(counts: Counter[Any]) -> float:

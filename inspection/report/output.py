@@ -45,7 +45,7 @@ def _as_json(column: Column) -> Record:
     numbers = {}
     for item in MEASURES:
         judged = {"verdict": column.verdicts[item.key], "healthy": item.healthy()}
-        numbers[item.key] = {**vars(column.values[item.key]), **judged}
+        numbers[item.key] = {"number": column.values[item.key], **judged}
     return {
         "label": column.label,
         "player": column.player,
@@ -95,10 +95,7 @@ def _find_advice(columns: Sequence[Column]) -> list[str]:
 
 
 def _cell(column: Column, item: Measure) -> str:
-    """A number with its standard error, and its verdict unless that is good."""
-    value = column.values[item.key]
+    """A number, and its verdict unless that is good."""
     verdict = column.verdicts[item.key]
-    text = item.show(value.number)
-    if value.error is not None:
-        text += f" ± {item.show(value.error)}"
+    text = item.show(column.values[item.key])
     return f"{text} **{verdict}**" if verdict in (Verdict.LOOK, Verdict.ACT) else text

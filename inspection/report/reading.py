@@ -1,14 +1,14 @@
 """Reads `episodes.jsonl` as checked episodes and turns, and splits each response into reasoning and action."""
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from envs.base import text_of
 from envs.text_game import find_action
-from inspection.records import FILE, Record, read_episodes
+from inspection.records import FILE, Record, read_episodes, split_prompts
 from slime_verlog import ConfigError
 
 _LABEL = re.compile(r"\s*(?:THINK|THOUGHT|REASONING|<think>)\s*:?", re.IGNORECASE)
@@ -100,37 +100,34 @@ def read_run(path: Path) -> Iterator[Episode]:
         raise ConfigError(f"{where} does not exist; {advice}")
     number = 0
     for number, record in enumerate(read_episodes(path), 1):
-        yield read_record(record, f"{where}, episode {number},")
+        try:
+            yield _episode(record)
+        except KeyError as error:
+            raise ConfigError(
+                f"{where}, episode {number}, has a turn without {error}; report cannot judge it"
+            ) from error
     if not number:
         raise ConfigError(f"{where} holds no episodes")
 
 
-def read_record(record: Record, where: str) -> Episode:
-    """Read one record; raises ConfigError, which begins with `where`, if it is damaged."""
-    try:
-        return _episode(record)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        kind = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"{where} is not a record of an episode: {kind}") from error
-
-
 def _episode(record: Record) -> Episode:
-    messages = [_read_message(message) for message in record["messages"]]
+    messages, turns = split_prompts(record)
     return Episode(
         group=(str(record.get("setting", "-")), str(record.get("player", "-"))),
         task=str(record.get("task_name") or record.get("task") or "-"),
         seed=record.get("seed"),
         stop=str(record.get("stop", "-")),
         fault=None if record.get("fault") is None else str(record["fault"]),
-        episode_return=_number(record, "return"),
+        episode_return=float(record.get("return") or 0.0),
         success=bool(record.get("success")),
-        progression=_number(record, "progression"),
-        turns=[_turn(turn, messages, k) for k, turn in enumerate(record["story"], 1) if "summary" not in turn],
+        progression=float(record.get("progression") or 0.0),
+        turns=[_turn(turn, messages, k) for k, turn in enumerate(turns, 1) if "summary" not in turn],
     )
 
 
-def _turn(turn: Record, messages: Sequence[tuple[str, str | None]], number: int) -> Turn:
-    text, images = messages[turn["prompt"][-1]] if turn["prompt"] else ("", "")
+def _turn(turn: Record, messages: Sequence[Record], number: int) -> Turn:
+    shown = messages[turn["prompt"][-1]] if turn["prompt"] else {}
+    text = text_of(shown)
     observation = text.removeprefix(_HEADING)
     _, has_commands, tail = observation.partition(_COMMANDS)  # the line that `envs.text_game.list_commands` writes
     commands = tail.partition("\n")[0].rstrip(".").split(", ") if has_commands else ()
@@ -143,7 +140,7 @@ def _turn(turn: Record, messages: Sequence[tuple[str, str | None]], number: int)
     return Turn(
         number=number,
         observation=observation[:_MAX_TEXT],
-        state=None if images is None else hash((observation, images)),
+        state=_state(observation, shown.get("content")),
         reasoning=answer.reasoning[:_MAX_TEXT],
         words=len(answer.reasoning.split()),
         action=answer.action[:EXCERPT],
@@ -158,22 +155,11 @@ def _turn(turn: Record, messages: Sequence[tuple[str, str | None]], number: int)
     )
 
 
-def _read_message(message: Record) -> tuple[str, str | None]:
-    """The text and the keys of the images; None if the record left images out."""
-    content = message["content"]
-    if isinstance(content, str):
-        return content, ""
-    parts = list(content or ())
-    text = "\n".join(str(part["text"]) for part in parts if part.get("type") == "text")
+def _state(observation: str, content: Any) -> int | None:
+    """A hash of the text and the keys of the images; None if the record left images out."""
+    parts = content if isinstance(content, list) else ()
     keys = [part.get("image") for part in parts if part.get("type") == "image"]
-    return text, None if None in keys else " ".join(map(str, keys))
-
-
-def _number(record: Record, key: str) -> float:
-    value = float(record.get(key) or 0.0)
-    if not math.isfinite(value):
-        raise ValueError(f"{key} must be a finite number, got {value}")
-    return value
+    return None if None in keys else hash((observation, *keys))
 
 
 def split_answer(response: str, executed: str | None) -> Answer:

@@ -96,8 +96,7 @@ def write_once(options: Namespace) -> int:
 def follow(options: Namespace) -> int:
     """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
 
-    Also ends when the process that started it has ended, and with ConfigError if a file that no longer changes cannot
-    be read.
+    Also ends when the process that started it has ended.
     """
     path = _checked(options)
     book: Book | None = None
@@ -110,17 +109,14 @@ def follow(options: Namespace) -> int:
         while os.getppid() == parent:
             began = time.monotonic()
             state = _state(options.runs)
-            if state and (state != seen or book is None):
+            if state and state != seen:
                 try:
                     book = Book(options)
                     book.write(path, _LOOK_S)
-                except ConfigError:  # half written, unless it stays like this
-                    if state == seen:
-                        raise
-                    book = None
-                else:
                     print(book.summary(path), flush=True)
                     opened = opened or _open(options, path)
+                except ConfigError as error:  # perhaps half written
+                    print(f"left as it is: {error}", flush=True)
                 seen = state
             time.sleep(max(_LOOK_S, _IDLE_PER_BUSY * (time.monotonic() - began)))
     except KeyboardInterrupt:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from advantage.errors import TurnTableError
-from advantage.turn_table import TABLE_KEY, TurnKind, TurnRow, TurnSpan, decode_row
+from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from inspection.records import CLOSINGS, Record, rollout_of
 from rollout.bridge.chains import places_of
 from rollout.bridge.sample import FACTS_OF_TURNS, LATER_GROUPS, ROW_KEY
@@ -110,20 +109,23 @@ class _Episode:
     turns: list[Record] = field(default_factory=list)
 
 
-def read_dumps(files: Sequence[Path], tokenizer: str | None, trusted: bool, with_ids: bool) -> Iterator[Record]:
+def read_dumps(files: Sequence[Path], tokenizer: str | None, trusted: bool, needs_text: bool) -> Iterator[Record]:
     """Yield the episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
 
-    The folder `tokenizer` is needed to show prompts, and by `with_ids`, which keeps each turn's `token_ids`. `trusted`
-    also loads Python objects of other packages, which may run code. Raises ConfigError for what cannot be loaded.
+    Without the folder `tokenizer`, prompts are not shown, and `needs_text` refuses them. `trusted` also loads Python
+    objects of other packages, which may run code. Raises ConfigError for what cannot be loaded.
     """
     decoder = Decoder.find(tokenizer, files)
-    if with_ids and decoder.tokenizer is None:
+    if needs_text and decoder.tokenizer is None:
         raise ConfigError(f"{files[0]} holds token ids and no texts; give --tokenizer with the model's folder")
     ongoing: dict[Any, _Episode] = {}  # unfinished episodes that a later rollout may continue
     for (is_eval, number), group in itertools.groupby(sorted(files, key=rollout_of), key=rollout_of):
         whole: dict[Any, _Episode] = {}  # episodes that end with this rollout
         rollout = f"{'evaluation' if is_eval else 'rollout'} {number}"
-        for sample, row in _samples([_load(path, trusted) for path in group]):
+        payloads = [_load(path, trusted) for path in group]
+        if all("dp_shards" in payload for payload in payloads):
+            raise ConfigError(f"{rollout} has training data alone, without its samples; dump them with --dump-details")
+        for sample, row in _samples(payloads):
             metadata = sample["metadata"]
             if metadata.get("kind") in _UNSHOWN:
                 continue
@@ -132,7 +134,7 @@ def read_dumps(files: Sequence[Path], tokenizer: str | None, trusted: bool, with
                 continue
             key, goes_on = _episode_of(sample, len(whole))
             episode = (ongoing if goes_on else whole).setdefault(key, _Episode())
-            episode.turns += _turns(sample, row, decoder, with_ids)
+            episode.turns += _turns(sample, row, decoder)
             last_turn = row.indices[-1] if row else 0
             if last_turn >= episode.last_turn:
                 episode.rollout = rollout
@@ -153,8 +155,6 @@ def _episode_of(sample: Record, number: int) -> tuple[Any, bool]:
         return ("index", sample.get("index")), False
     if "episode_id" in metadata:
         return metadata["episode_id"], True
-    if "segment" in metadata:
-        return ("segment", metadata["segment"]), False
     return ("sample", number), False
 
 
@@ -180,9 +180,6 @@ def _samples(payloads: Sequence[Record]) -> Iterator[tuple[Record, TurnRow | Non
     trained: list[Record] = []
     for payload in payloads:
         (trained if "dp_shards" in payload else rolled).extend(payload["samples"])
-    if not rolled:
-        yield from (_from_training(sample, number) for number, sample in enumerate(trained))
-        return
     by_place = {sample.get("rollout_position"): sample for sample in trained}
     about = [sample.get("train_metadata") or {} for sample in rolled]
     places = places_of(list(map(_group_of, rolled)), [known.get(LATER_GROUPS, ()) for known in about])
@@ -200,31 +197,7 @@ def _group_of(sample: Record) -> int:
     return (sample.get("index") if group is None else group) or 0
 
 
-def _from_training(values: Record, number: int) -> tuple[Record, TurnRow | None]:
-    """A sample of a training dump alone, which has no text, in the form of a rollout's sample."""
-    try:
-        row = decode_row(values.get(TABLE_KEY))
-    except TurnTableError:  # the prompt of another converter
-        row = None
-    metadata: Record = {"task_name": values.get("source_names")}
-    if row is not None:
-        kind = SampleKind.BOOTSTRAP if row.kind is TurnKind.BOOTSTRAP else SampleKind.TURN
-        metadata |= {"kind": kind, "segment": row.segment}
-        metadata |= {"terminated": row.terminated, "truncated": row.truncated}
-    sample = {
-        **values,
-        "response_length": int(values["response_lengths"]),
-        "loss_mask": values.get("loss_masks"),
-        "reward": values.get("rewards"),
-        "index": values.get("sample_index", number),
-        "prompt": None,
-        "metadata": metadata,
-        "trained": values,
-    }
-    return sample, row
-
-
-def _turns(sample: Record, row: TurnRow | None, decoder: Decoder, with_ids: bool) -> list[Record]:
+def _turns(sample: Record, row: TurnRow | None, decoder: Decoder) -> list[Record]:
     tokens = _numbers(sample.get("tokens"))
     length = int(sample.get("response_length") or 0)
     first = len(tokens) - length
@@ -252,8 +225,6 @@ def _turns(sample: Record, row: TurnRow | None, decoder: Decoder, with_ids: bool
             "round": index,
         }
         turn |= {key: facts[key] for key in _FACTS if key in facts}
-        if with_ids:
-            turn["token_ids"] = {"shared": 0, "prompt": prompt, "response": ids}
         turns.append(turn)
     return turns
 

@@ -60,18 +60,18 @@ def _require(found: list[Path], run: Path) -> list[Path]:
 
 
 def read_run(
-    run: Path, tokenizer: str | None = None, trusted: bool = False, *, with_ids: bool = False, quiet: bool = False
+    run: Path, tokenizer: str | None = None, trusted: bool = False, *, needs_text: bool = False, quiet: bool = False
 ) -> Iterator[Record]:
     """Yield the run's episodes, in order. If it has several files of records, `setting` names the file as well.
 
-    `tokenizer` (a folder), `trusted`, `with_ids` are those of `read_dumps`, and `quiet` is that of `read_episodes`.
+    `tokenizer` (a folder), `trusted`, `needs_text` are those of `read_dumps`, and `quiet` is that of `read_episodes`.
     Raises ConfigError as `find_files`, or if a file cannot be read.
     """
     files = find_files(run)
     if any(path.suffix == ".pt" for path in files):
         from inspection.view.dumps import read_dumps
 
-        yield from read_dumps(files, tokenizer, trusted, with_ids)
+        yield from read_dumps(files, tokenizer, trusted, needs_text)
         return
     for path in files:
         for episode in read_episodes(path, quiet):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded.run.alarms import LIMITS, Alarms
-from embedded.run.folder import ABOUT, DONE, METRICS, SETTINGS, SUMMARY, is_claimed, leaves
+from embedded.run.folder import ABOUT, DONE, METRICS, SETTINGS, SUMMARY, is_claimed, leaves, whole_lines
 from inspection.records import Record
 from inspection.view.page import number
 from slime_verlog import ConfigError, Settings, read_yaml_mapping
@@ -118,18 +118,15 @@ def _state(run: Path, about: Record) -> str | None:
 
 def _json_rows(path: Path, problems: list[str]) -> Rows:
     rows: Rows = {}
-    *lines, rest = path.read_bytes().split(b"\n")
-    if rest:
-        problems.append(f"{path.name}: the last row is cut or still being written, and is left out.")
-    for place, line in enumerate(lines, 1):
-        try:
+    try:
+        for line in whole_lines(path):
             row = json.loads(line)
-            update = int(row.pop("update"))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            problems.append(f"{path.name}, line {place}, is not a row of metrics and is left out.")
-            continue
-        found = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
-        rows.setdefault(update, {}).update(found)
+            found = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+            rows.setdefault(int(row["update"]), {}).update(found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problems.append(f"{path.name} is damaged after {len(rows)} updates ({error}); what follows is left out.")
+    for row in rows.values():
+        row.pop("update", None)
     return rows
 
 

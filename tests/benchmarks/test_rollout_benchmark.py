@@ -2,17 +2,18 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.loops import Case
-from benchmarks.rollout import find_tokenizer, run_slime
 from benchmarks.simulated_sglang import Engine, PrefixCache, Request, Timing, saturated
+from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.warm_python import run_python
 
+ROOT = Path(__file__).parents[2]
 TIMING = Timing(places=2, step_s=1.0, cached_token_s=0.0, prefill_s=0.5, prefill_token_s=0.0)
 
 
@@ -93,11 +94,17 @@ for loop in sys.argv[2].split():
 
 
 def run(folder: Path, *loops: str, processes: int = 1) -> list[dict[str, Any]]:
-    checkpoint = find_tokenizer(folder)
+    chatml_tokenizer().save_pretrained(folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_python(["-c", RUN, str(checkpoint), " ".join(loops), str(processes)], env=environment)
+    words = ["-c", RUN, str(folder), " ".join(loops), str(processes)]
+    if loops[0].startswith("slime"):
+        environment["PYTHONPATH"] = f"{os.environ['SLIME_PATH']}:{ROOT}"
+        command = [os.environ["SLIME_CPU_PYTHON"], *words]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    else:
+        done = run_python(words, env=environment)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 OURS = ("lock-step", "fixed", "per-env", "continuous", "continue", "continuous-async")
@@ -123,5 +130,5 @@ def test_players_in_other_processes_are_charged_for_what_they_compute(tmp_path: 
 def test_slimes_own_loop_plays_whole_episodes(tmp_path: Path) -> None:
     if not os.environ.get("SLIME_PATH") or not os.environ.get("SLIME_CPU_PYTHON"):
         pytest.skip("set SLIME_PATH and SLIME_CPU_PYTHON as tests/slime/cpu/install.sh says")
-    (row,) = run_slime([Case("slime-partial", 16, places=4, batches=1)], find_tokenizer(tmp_path))
+    (row,) = run(tmp_path, "slime-partial")
     assert row["played_turns"] >= 2

@@ -10,8 +10,6 @@ import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
-pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
-pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.launch import run_seed
 from embedded.run.record import reward_note
@@ -20,7 +18,7 @@ from slime_verlog import merge, read_settings
 from tests.embedded.conftest import QUICKSTART, ROOT, WARM
 
 
-def test_a_run_writes_summary_curve_and_metrics(tmp_path: Path) -> None:
+def test_a_run_writes_summary_and_metrics(tmp_path: Path) -> None:
     config, out = tmp_path / "small.yaml", tmp_path / "out"
     keys = {"env": {"max_steps": 6}, "eval": {"episodes": 5}, "n_env": 4}
     config.write_text(yaml.safe_dump(merge(QUICKSTART, keys)))
@@ -36,8 +34,6 @@ def test_a_run_writes_summary_curve_and_metrics(tmp_path: Path) -> None:
         assert set(summary[key]) == {"mean", "se", "n"} and summary[key]["n"] == 5
     assert summary["updates"] == 2 and summary["turns"] == 32 and summary["seed"] == 3
     assert summary["wall_time_s"] > 0 and 0 <= summary["valid_action_ratio_after"] <= 1
-    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert list((out / "tensorboard").glob("events.out.tfevents.*"))
     assert not list(out.glob(".*"))
     for page in ("quickstart", "studies"):  # name every file, and no other
         table = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)

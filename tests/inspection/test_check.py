@@ -12,8 +12,6 @@ from rollout.bridge.settings import RolloutSettings
 from rollout.preflight import first_prompt_check
 from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, read_settings
-from tests.cases import some
-from tests.fixtures.broken_envs import BROKEN
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.warm_python import run_python
@@ -140,21 +138,6 @@ def found_in(text: str) -> dict[str, str]:
     """The rows that `check` printed, by the name of the check: status and detail."""
     rows = re.findall(r"^  (ok|warning|error) +(\S.{11}) ?(.*)$", text, re.MULTILINE)
     return {name.strip(): f"{status} {detail}" for status, name, detail in rows}
-
-
-# `test_broken_envs.py` has each of them told apart; here the command shows what it was told.
-@pytest.mark.parametrize("mistake", some(BROKEN, [*BROKEN][::7]))
-def test_each_broken_environment_is_explained_in_one_sentence(
-    tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, sentence = BROKEN[mistake].write(tmp_path)
-    try:
-        said = f"exit code {check(path, '--no-prompt')}\n"
-    except SystemExit as end:
-        said = str(end)
-    said += capsys.readouterr().out
-    assert "exit code 0" not in said and "Traceback" not in said
-    assert len([line for line in said.splitlines() if sentence in line]) == 1
 
 
 @pytest.mark.parametrize("case", QUESTIONABLE)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from embedded.warmstart.demonstrations import DEMONSTRATION_SEEDS, Demonstration
+from embedded.warmstart.demonstrations import DEMONSTRATION_SEEDS
 from envs.loading import load_env_module
 from envs.text_game import find_action
-from inspection.demonstrations import main, to_row, write_rows
+from inspection.demonstrations import main, write_rows
 from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
 from rollout.tasks import make_episode, read_tasks
@@ -112,9 +112,7 @@ def test_episodes_with_less_progression_can_be_left_out(tmp_path: Path) -> None:
         export(tmp_path, "babyai", "--min-progression", "1.5")
 
 
-def test_pictures_and_unknown_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="text only"):
-        to_row(Demonstration([{"role": "user", "content": [{"type": "image"}]}], "a"))
+def test_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must end in .jsonl"):
         write_rows([{}], tmp_path / "rows.csv")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_sweep_has_one_row_per_value_and_task(
     out = tmp_path / "out"
     printed = capsys.readouterr().out
     assert printed.count("memory.n=2") == 3 and f" view {out}\n" in printed
-    assert (out / "table.md").read_text().startswith("| setting | task | n | failed | win rate |")
+    assert re.match(r"\| setting +\| task +\| n \| failed \| +win rate \|", (out / "table.md").read_text())
 
 
 def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_table(tmp_path: Path) -> None:
@@ -124,10 +125,8 @@ def make_policy(folder: Path) -> Path:
 def test_a_models_folder_that_was_copied_in_part_is_one_sentence(tmp_path: Path, name: str) -> None:
     folder = make_policy(tmp_path / "tiny")
     (folder / name).write_bytes((folder / name).read_bytes()[:-20])
-    given = ["evaluate", *write_config(tmp_path), "--player", folder]
-    assert f"--player {folder}: {name} is damaged" in error_of(*given)
-    (folder / name).unlink()
-    assert f"--player {folder} has no {name}" in error_of(*given)
+    said = error_of("evaluate", *write_config(tmp_path), "--player", folder)
+    assert f"'{folder}' cannot be loaded: " in said
 
 
 def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(

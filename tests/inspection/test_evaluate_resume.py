@@ -29,8 +29,8 @@ def test_more_episodes_are_added_to_those_that_were_played(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (["--player", "expert"], "holds another run: player.name is 'random' there and 'expert' here"),
-        (["--set", "env.slow_s=0.1"], r"holds another run: config.env.slow_s is None there and 0.1 here"),
+        (["--player", "expert"], "holds a run with other settings: player.name is 'random' there and 'expert' here"),
+        (["--set", "env.slow_s=0.1"], "holds a run with other settings: config.env.slow_s is None there and 0.1 here"),
     ],
 )
 def test_a_folder_of_another_run_is_refused(tmp_path: Path, extra: list[str], words: str) -> None:
@@ -38,7 +38,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, extra: list[str], wo
     module.write_text(f"from {COUNTING} import build_env\n\ndef expert_action(env):\n    return 'left'\n")
     given = write_config(tmp_path, rollout_interaction_env_path=str(module))
     assert evaluate(*given, "--player", "random") == 0
-    assert f"{tmp_path}/out {words}; give another --out" in error_of("evaluate", *given, "--player", "random", *extra)
+    assert f"{tmp_path}/out {words}; choose another --out" in error_of("evaluate", *given, "--player", "random", *extra)
 
 
 @pytest.mark.parametrize("changed", ["game.py", "prompt.j2", "rules.py"])
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_in_a_sentence_and_keeps_what_was_played(tmp_path: Path) -> 
     given = slow_run(tmp_path, 2000)
     out = tmp_path / "out"
     process = start(given, out / "episodes.jsonl", 2)
-    assert "another evaluation is writing to" in error_of("evaluate", *given)
+    assert "another process runs in" in error_of("evaluate", *given)
     process.send_signal(signal.SIGINT)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors

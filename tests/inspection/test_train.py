@@ -12,8 +12,6 @@ import pytest
 import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
-pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
-pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
 import torch
 from safetensors.torch import load_file
@@ -92,7 +90,6 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(playe
     assert any(not torch.equal(weights["before"][k], weights["after"][k]) for k in weights["before"])
     same = weights["before" if summary["best_update"] == 0 else "after"]
     assert all(torch.equal(weights["best"][k], same[k]) for k in same)
-    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == [0, 1, 2, 3, 3] and rows[0]["eval/episodes"] == 2
     assert not list(out.glob(".*"))
@@ -216,9 +213,8 @@ def test_a_run_is_kept_unless_it_is_to_be_continued(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file in the folder, except TensorBoard's, whose names have the time."""
-    files = [path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    """Every file in the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_seeds_of_several_starts_are_kept(tmp_path: Path) -> None:

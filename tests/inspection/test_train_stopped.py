@@ -13,8 +13,6 @@ import pytest
 import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
-pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
-pytest.importorskip("matplotlib", reason="needs pip install 'slime-verlog[embedded]'")
 
 from safetensors.torch import load_file
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
-pytest.importorskip("tensorboard", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.run.report import RunReport
 

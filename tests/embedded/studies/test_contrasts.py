@@ -1,4 +1,4 @@
-"""Planned contrasts: exact tests, Holm's correction, looks and verdicts, and the committed result computed anew."""
+"""Planned contrasts: exact tests, Holm's correction, looks and verdicts."""
 
 import itertools
 

@@ -68,15 +68,6 @@ def test_a_kl_loss_pulls_towards_the_reference_with_every_estimator_but_k1(whose
     assert close(found["low_var_kl"], found["k3"])
 
 
-def test_slimes_unbiased_kl_makes_k1_the_kls_gradient() -> None:
-    compute = slimes_estimator()
-    logits, reference, _ = distributions()
-    weighted = lambda p, q, kind: compute(p, q, kind, importance_ratio=(p - p.detach()).exp())
-    assert torch.allclose(
-        mean_gradient(weighted, reference, "k1", logits), gradient_of_kl(logits, reference, forward=False), atol=1e-6
-    )
-
-
 def flags(**given: Any) -> EmbeddedFlags:
     return read_settings(EmbeddedFlags, {"hf_checkpoint": "", "num_rollout": 40, "kl_coef": 0.0, **given})
 

@@ -52,11 +52,9 @@ def test_what_training_computed_joins_the_tokens_of_its_turn(dumps: Path) -> Non
     assert set(tokens["advantages"]) == {10.0} and set(tokens["kl"]) == {9.0 - 13.0}
 
 
-def test_training_data_alone_keeps_the_turns_of_a_batch_together(dumps: Path) -> None:
-    episodes = list(read_run(dumps / "train_data" / "{rollout_id}.pt"))
-    ends = [(1, "cut"), (1, "terminated"), (2, "terminated"), (1, "cut")]
-    assert [(e["turns"], e["stop"]) for e in episodes] == ends
-    assert "You are at 2." in episodes[2]["story"][1]["prompt"]
+def test_training_data_without_its_samples_is_refused(dumps: Path) -> None:
+    with pytest.raises(ConfigError, match="rollout 0 has training data alone"):
+        list(read_run(dumps / "train_data" / "{rollout_id}.pt"))
 
 
 def test_samples_of_another_rollout_are_one_episode_each(tmp_path: Path) -> None:

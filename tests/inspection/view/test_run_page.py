@@ -138,7 +138,9 @@ def test_hostile_names_and_numbers_are_only_text(browser: Browser, tmp_path: Pat
     show(browser, run)
     browser.evaluate("document.querySelector('.more-settings').open = true")
     shown = browser.text("#main")
-    assert "</script><script>" in shown and "␛[31mred" in shown and "⟨U+202E⟩back" in shown and "line 8" in shown
+    assert (
+        "</script><script>" in shown and "␛[31mred" in shown and "⟨U+202E⟩back" in shown and "damaged after 7" in shown
+    )
     assert browser.evaluate("document.title") == "<img src=x>" and browser.evaluate("document.images.length") == 0
     assert browser.complaints == []
 
