@@ -113,8 +113,8 @@ class AcceptedMessages:
         # Templates drop the reasoning of an earlier response; some strip the text of the last response.
         right = END if thinks else "user"
         following = [{"role": "user", "content": RIGHT}] if right == "user" else []
-        before = self._template.between("user", "", "assistant", False)
-        after = self._template.between("assistant", "", right, False)
+        before = self._template.between("user", "assistant")
+        after = self._template.between("assistant", right)
         text = self._template.attempt([{**USER, "content": LEFT}, given, *following], tools=False)
         if text is None or before is None or after is None:
             return None

@@ -51,8 +51,6 @@ class Profile:
     """What the template writes there before earlier responses, the longest first."""
     channels: bool
     """Responses are messages on channels, between control tokens (gpt-oss)."""
-    recent_differs: bool
-    """Responses after the last user message have another header than earlier ones."""
     thought_close: str
     """What the template writes between a thought and the text after it."""
     drops_thoughts: bool
@@ -102,14 +100,14 @@ def learn_profile(
 ) -> Profile:
     """Probe the template; raises EncodingError if its conversations cannot be encoded message by message."""
     _check_tokenizer(tokenizer, text)
-    after_answer = template.between("assistant", "", "user", False)
+    after_answer = template.between("assistant", "user")
     found = None if after_answer is None else text.template_text(after_answer).ids
     if not found:
         raise EncodingError(
             "no control token of the tokenizer ends an answer in this chat template, so messages cannot be "
             "separated; use a checkpoint whose tokenizer has the template's markers as special tokens"
         )
-    opener = text.template_text(template.between(START, "", "user", False) or "").ids
+    opener = text.template_text(template.between(START, "user") or "").ids
     start, leads = _headers(template, text)
     reminded = [SYSTEM, USER, ASSISTANT, SYSTEM, USER]
     stop_ids = _stop_ids(tokenizer, template, text, found[0], generation_config)
@@ -124,7 +122,6 @@ def learn_profile(
         lead=leads[0],
         earlier_leads=tuple(sorted(set(leads[1:]), key=len, reverse=True)),
         channels=channels,
-        recent_differs=leads[2] != leads[1],
         thought_close=_thought_close(template),
         drops_thoughts=_drops_thoughts(template),
         refuses_system=not template.shows([SYSTEM, USER]),
@@ -154,9 +151,9 @@ def _stop_ids(
     tokenizer: Any, template: ChatTemplate, text: PlainText, end_of_turn: int, generation_config: Mapping[str, Any]
 ) -> tuple[int, ...]:
     """The ends that the template writes after a last response, then those of tokenizer and generation config."""
-    last = text.template_text(template.between("assistant", "", END, False) or "").ids
+    last = text.template_text(template.between("assistant", END) or "").ids
     found: list[int | None] = [last[0] if last else end_of_turn]
-    after_tool = text.template_text(template.between("assistant", "", "tool", False) or "").ids
+    after_tool = text.template_text(template.between("assistant", "tool") or "").ids
     found += after_tool[:1] if not last and after_tool else ()
     called = template.with_call([USER], calls=[("lookup", {})]) or ""
     if ends := text.pattern.findall(called[called.rfind("lookup") :]):
@@ -175,9 +172,9 @@ def _stop_ids(
 
 def _headers(template: ChatTemplate, text: PlainText) -> tuple[str, tuple[str, str, str]]:
     """What every header of a response ends with, and what the next, earlier and recent ones add to it."""
-    earlier = template.between("user", "", "assistant", False) or ""
-    coming = template.between("user", "", GENERATION, False) or ""
-    recent = template.between("user", "", RECENT, False)
+    earlier = template.between("user", "assistant") or ""
+    coming = template.between("user", GENERATION) or ""
+    recent = template.between("user", RECENT)
     headers = [coming, earlier, earlier if recent is None else recent]
     common = PART_OF_TAG.sub("", common_start(headers))
     if (tag := common.find(THOUGHT_START)) >= 0 or (tag := common.find(THOUGHT_END)) >= 0:
