@@ -168,7 +168,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     for group, mask in zip(groups, masks, strict=True):
         trained[group] += sum(mask)
     rewards = [float(sample.reward or 0.0) for sample in samples]
-    data: dict[str, Any] = {
+    data = {
         "tokens": [token_prefix(sample.tokens).to_numpy() for sample in samples],
         "response_lengths": [sample.response_length for sample in samples],
         "rewards": rewards,
@@ -185,9 +185,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
             for sample, row, mask, group in zip(samples, rows, masks, groups, strict=True)
         ],
     }
-    _add_optional(data, samples, flags)
-    _check_replay(data, flags)
-    return data
+    return data | _optional(samples, flags)
 
 
 def _with_padding(args: Any, samples: Sequence[Sample]) -> list[Sample]:
@@ -245,29 +243,27 @@ def _row(sample: Sample) -> TurnRow:
     return row
 
 
-def _add_optional(data: dict[str, Any], samples: list[Sample], flags: RolloutFlags) -> None:
-    """Add the columns that at least one sample has."""
-    names = ["rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "teacher_log_probs"]
-    names += ["rollout_top_p_token_ids", "rollout_top_p_token_offsets"] if flags.rollout_top_p != 1.0 else []
-    columns = {name: [getattr(sample, name, None) for sample in samples] for name in names}
-    for name, convert in ((names[0], lambda x: np.array(x, np.float32)), (names[1], torch.as_tensor)):
-        columns[name] = [None if value is None else convert(value) for value in columns[name]]
-    for name, fact in (("round_number", "round_number"), ("source_names", "task_name")):
-        columns[name] = [facts_of(sample).get(fact) for sample in samples]
-    data |= {name: values for name, values in columns.items() if any(value is not None for value in values)}
-
-
-def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
-    wanted = {
+def _optional(samples: Sequence[Sample], flags: RolloutFlags) -> dict[str, list[Any]]:
+    """The columns that at least one sample has; raises ConfigError if a sample lacks what training replays."""
+    experts = [sample.rollout_routed_experts for sample in samples]
+    log_probs = [sample.rollout_log_probs for sample in samples]
+    columns: dict[str, list[Any]] = {
+        "rollout_log_probs": [None if found is None else np.array(found, np.float32) for found in log_probs],
+        "rollout_routed_experts": [None if found is None else torch.as_tensor(found) for found in experts],
+        "multimodal_train_inputs": [sample.multimodal_train_inputs for sample in samples],
+        "teacher_log_probs": [getattr(sample, "teacher_log_probs", None) for sample in samples],
+        "round_number": [facts_of(sample).get("round_number") for sample in samples],
+        "source_names": [facts_of(sample).get("task_name") for sample in samples],
+    }
+    needed = {
         "rollout_routed_experts": (flags.use_rollout_routing_replay, "leave --use-rollout-routing-replay out"),
-        "rollout_top_p_token_ids": (flags.rollout_top_p != 1.0, "keep --rollout-top-p at 1"),
         "rollout_log_probs": (flags.use_rollout_logprobs, "leave --use-rollout-logprobs out, without policy_loss: dis"),
     }
-    for key, (is_wanted, advice) in wanted.items():
-        values = data.get(key, [None])
-        if is_wanted and any(value is None for value in values):
-            missing = sum(value is None for value in values)
+    for name, (is_needed, advice) in needed.items():
+        missing = sum(value is None for value in columns[name])
+        if is_needed and missing:
             raise ConfigError(
-                f"training needs {key}, but {missing} of {len(values)} samples have none, because the engine did not "
+                f"training needs {name}, but {missing} of {len(samples)} samples have none, because the engine did not "
                 f"return it; use an engine that does, or {advice}"
             )
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}

@@ -86,7 +86,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
         )
     if getattr(args, "rollout_global_dataset", True) is False and flags.save:
         raise ConfigError("--disable-rollout-global-dataset keeps slime from saving live episodes; leave it out")
-    if getattr(args, "debug_rollout_only", False):
+    if flags.debug_rollout_only:
         return
     _check_training(args, config)
     _check_critic(args, flags, config)
@@ -98,20 +98,18 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
         )
     if config.samples == "chains":
         _check_whole_samples(args)
-    if getattr(args, "use_dynamic_global_batch_size", False):
-        raise ConfigError("--use-dynamic-global-batch-size asks for slime's own converter; leave it out")
     _check_advantage(args)
 
 
 def check_generate(args: Any, config: RolloutSettings) -> None:
     """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the flag to change."""
-    several = not config.joins_episodes
-    _check_playing(args, RolloutFlags.read(args), config, hooks_in_use(args) | ({"turns"} if several else set()))
+    flags, several = RolloutFlags.read(args), not config.joins_episodes
+    _check_playing(args, flags, config, hooks_in_use(args) | ({"turns"} if several else set()))
     if config.critic_warmup.w_epoch:
         raise ConfigError(f"critic_warmup needs --rollout-function-path {FIXED_TURN}; give it, or leave the key out")
     if config.value_pretraining.batches:
         raise ConfigError(f"value_pretraining collects fixed-turn batches: give --rollout-function-path {FIXED_TURN}")
-    if getattr(args, "debug_rollout_only", False):
+    if flags.debug_rollout_only:
         return
     _check_training(args, config)
     if not getattr(args, "prompt_data", None):

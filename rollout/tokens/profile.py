@@ -58,12 +58,8 @@ class Profile:
     refuses_system: bool
     alternates: bool
     """User messages must not follow each other."""
-    one_system: bool
-    """Only one system message may open the conversation."""
-    system_first: bool
-    """The template refuses or drops system messages after the first response."""
-    moves_system: bool
-    """The template moves them to the front, so they cannot be appended."""
+    takes_systems: bool
+    """The template shows several system messages, and later ones where they are."""
     call_form: CallForm | None
     """How the template writes calls; None if they are JSON objects with a name, or if it shows none."""
     reads_calls: bool
@@ -74,8 +70,6 @@ class Profile:
     """The template refuses results of tools unless the calls are given apart from the response's text."""
     names_in_ids: bool
     """The template shows the ids of calls in place of their names."""
-    needs_user: bool
-    """The template refuses a conversation without a user message."""
 
     @property
     def opens_thought(self) -> bool:
@@ -109,7 +103,6 @@ def learn_profile(
         )
     opener = text.template_text(template.between(START, "user") or "").ids
     start, leads = _headers(template, text)
-    reminded = [SYSTEM, USER, ASSISTANT, SYSTEM, USER]
     stop_ids = _stop_ids(tokenizer, template, text, found[0], generation_config)
     call_form, reads_calls = learn_call_form(template, start, [text.decode([token]) for token in stop_ids])
     set_policy_form(call_form)
@@ -126,15 +119,12 @@ def learn_profile(
         drops_thoughts=_drops_thoughts(template),
         refuses_system=not template.shows([SYSTEM, USER]),
         alternates=not template.shows([USER, USER]),
-        one_system=not template.shows([SYSTEM, SYSTEM, USER]),
-        system_first=not template.shows(reminded),
-        moves_system=not template.shows(reminded, in_order=True),
+        takes_systems=template.shows([SYSTEM, SYSTEM, USER, ASSISTANT, SYSTEM, USER], in_order=True),
         call_form=call_form,
         reads_calls=reads_calls,
         calls_are_control=channels or (call_form is not None and text.pattern.search(call_form.shape) is not None),
         needs_calls=not template.shows([USER, ASSISTANT, TOOL]),
         names_in_ids=reads_calls and _hides_names(template),
-        needs_user=not template.shows([SYSTEM]),
     )
 
 

@@ -8,7 +8,6 @@ import sys
 import textwrap
 from array import array
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,10 @@ import torch
 from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
-from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import Run, playing
 from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.vision import picture, processor
 
 
 @pytest.fixture
@@ -75,26 +72,6 @@ def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
     without_prompts = lambda segment: [replace(turn, prompt=Prompt([])) for turn in segment.turns]
     assert without_prompts(kept) == without_prompts(wanted) and not kept.turns[0].generation.trained
     assert replace(kept, turns=(), bootstrap=None) == replace(wanted, turns=(), bootstrap=None)
-
-
-def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tmp_path: Path) -> None:
-    encoder = DeltaEncoder(chatml_tokenizer(), processor(), small_images=True)
-    pictures = [picture(seed, 256, 256) for seed in range(4)]
-    asked = lambda *shown: [{"role": "user", "content": [{"type": "image", "image": image} for image in shown]}]
-    prompts = [encoder.prompt(asked(*pair)) for pair in pairwise(pictures)]
-    generation = Generation([5], array("f", [-0.1]), "a", FinishReason.STOP)
-    turns = [
-        Turn(0, i, prompt, generation, "a", True, "a", 1.0, False, False, None) for i, prompt in enumerate(prompts)
-    ]
-    source = EpisodeSource(rollout_args(tmp_path))
-    source.kept = [Segment("t", tuple(turns), None, StopReason.TIME_LIMIT)]
-    source.save(0)
-    files = sum(len(encoder.images.encode(image).inputs["pixel_values"]) for image in pictures)
-    assert checkpoint_path(str(tmp_path / "save"), 0).stat().st_size < 1.1 * files
-    again = Run(tmp_path, load=0).source
-    for found, truth in zip((turn.prompt for turn in again.kept[0].turns), prompts, strict=True):
-        assert found.image_data == truth.image_data
-        assert all(torch.equal(found.train_inputs[key], value) for key, value in truth.train_inputs.items())
 
 
 @pytest.mark.parametrize("pictures", [False, True])
