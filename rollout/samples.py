@@ -25,7 +25,6 @@ from rollout.bridge.sample import (
     row_of,
     segment_samples,
     set_row,
-    write_chain,
 )
 from rollout.errors import ConfigError
 from rollout.play.metrics import count_notes
@@ -40,7 +39,7 @@ def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, faul
     sample.status, sample.remove_sample = Sample.Status.FAILED, True
     sample.metadata = {
         **(sample.metadata or {}),
-        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
+        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0},
         **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
         **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
     }
@@ -85,10 +84,8 @@ def turns_per_sample(samples: Iterable[Sequence[Sample]]) -> float:
     return fmean(len(row.turns) for row in rows if row is not None and row.turns)
 
 
-def episode_samples(
-    writer: SampleWriter, sample: Sample, segment: Segment, *, joined: bool, stale: int
-) -> list[Sample]:
-    """Return the samples of the episode that `sample` asked for: that one if `joined`, else one per chain.
+def episode_samples(writer: SampleWriter, sample: Sample, segment: Segment, *, stale: int) -> list[Sample]:
+    """Return the samples of the episode that `sample` asked for.
 
     All are in one training group. The first `stale` turns, which were played before an abort, are masked.
     """
@@ -96,12 +93,7 @@ def episode_samples(
     masked = [turn.without_loss() for turn in segment.turns[:stale]]
     segment = replace(segment, turns=(*masked, *segment.turns[stale:]))
     unknown = [-1] * len(segment.turns)
-    if joined:
-        write_chain(writer, sample, segment.turns, group, unknown, segment.bootstrap)
-        sample.metadata["turns"] = len(segment.turns)
-        samples = [sample]
-    else:
-        samples = segment_samples(writer, segment, group, [group] * len(segment.turns), unknown)
+    samples = segment_samples(writer, segment, group, [group] * len(segment.turns), unknown)
     for part in samples:
         if facts_of(part)["kind"] is not SampleKind.BOOTSTRAP:
             _inherit(part, sample, segment)
@@ -111,7 +103,7 @@ def episode_samples(
 def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
     """Copy to a sample what it shares with the sample that slime handed out, and the episode's facts."""
     part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
-    part.label = whole.label
+    part.prompt, part.label = whole.prompt, whole.label
     row = row_of(part)
     assert row is not None
     set_row(part, replace(row, group=-1 if whole.group_index is None else whole.group_index))

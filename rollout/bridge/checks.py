@@ -116,7 +116,7 @@ def check_generate(args: Any, config: RolloutSettings) -> None:
         _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
     if several and _static_roles(args):
         raise ConfigError(
-            "history: window and samples: turns make several samples per episode, so their number varies: add "
+            "history: window, memory.kind: notes and samples: turns make several samples per episode, so add "
             "--use-dynamic-batch-size --max-tokens-per-gpu N, or use history: full with samples: chains"
         )
     if installs_advantages(args):

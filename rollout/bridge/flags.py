@@ -94,8 +94,7 @@ class RolloutFlags:
     def max_begun_samples(self) -> int:
         """The largest number of samples that slime's outer loop can have begun and not finished."""
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
-        engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)
-        return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
+        return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * self.engines)
 
     @property
     def engines(self) -> int:

@@ -41,7 +41,7 @@ class SampleWriter:
         """A sample that ends with the prompt's tokens and has no response yet."""
         sample = Sample()
         sample.index, sample.group_index, sample.prompt = training_group, segment, ""
-        set_group(sample, training_group)
+        sample.rollout_id = training_group
         restart(sample, prompt)
         set_images(sample, prompt)
         return sample
@@ -178,31 +178,16 @@ def chain_sample(
     staleness: Sequence[int],
     state: Prompt | None = None,
 ) -> Sample:
-    """Make the sample of a chain in the training group `group`; the rest as `write_chain`."""
-    sample = writer.new(group, segment, turns[0].prompt)
-    write_chain(writer, sample, turns, segment, staleness, state)
-    sample.reward, sample.session_id = sum(turn.reward for turn in turns), session_of(turns[0].episode_id)
-    sample.metadata = {"task_name": task_name, "episode_id": turns[0].episode_id, **sample.metadata}
-    return sample
-
-
-def write_chain(
-    writer: SampleWriter,
-    sample: Sample,
-    turns: Sequence[Turn],
-    segment: int,
-    staleness: Sequence[int],
-    state: Prompt | None = None,
-) -> None:
-    """Write a chain of turns into the sample: the model's tokens, trained unless they were altered, and gaps, masked.
+    """Make the sample of a chain: the model's tokens, trained unless they were altered, and gaps, masked.
 
     Args:
         turns: at least one; each but the first continues the one before it.
         segment: id that the samples of one segment share in the batch, and no others.
+        group: the training group.
         staleness: of each turn, actor updates between playing and training it; -1 if unknown.
         state: the bootstrap state's prompt, if it continues the last turn.
     """
-    restart(sample, turns[0].prompt)
+    sample = writer.new(group, segment, turns[0].prompt)
     spans: list[TurnSpan] = []
     index = turns[0].index
     for turn, updates in zip(turns, staleness, strict=True):
@@ -222,10 +207,12 @@ def write_chain(
     set_images(sample, state or last.prompt)
     ends = last.terminated, last.truncated
     set_row(sample, TurnRow(segment, turns[0].index, TurnKind.TURN, *ends, tuple(spans), bootstrap=place))
-    sample.metadata = {**(sample.metadata or {}), **turn_facts(last)}
+    sample.reward, sample.session_id = sum(turn.reward for turn in turns), session_of(last.episode_id)
+    sample.metadata = {"task_name": task_name, "episode_id": last.episode_id, **turn_facts(last)}
     if len(turns) > 1:
         sample.metadata[FACTS_OF_TURNS] = [turn_facts(turn) for turn in turns]
     attach_trace(sample, turns)
+    return sample
 
 
 FACTS_OF_TURNS = "turn_facts"
@@ -275,11 +262,6 @@ def set_images(sample: Sample, prompt: Prompt) -> None:
     sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
 
 
-def set_group(sample: Sample, group: int) -> None:
-    """Put the sample into the training group `group`."""
-    sample.rollout_id = group
-
-
 def group_of(sample: Sample) -> int:
     """The sample's training group; without one, its index, which may be 0."""
     group = sample.index if sample.rollout_id is None else sample.rollout_id
@@ -321,7 +303,7 @@ def handout(spec: EpisodeSpec, index: int) -> Sample:
         "env_options": dict(spec.env.options),
         "episode_id": spec.episode_id,
     }
-    set_group(sample, index)
+    sample.rollout_id = index
     return sample
 
 

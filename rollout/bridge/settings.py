@@ -193,7 +193,7 @@ class RolloutSettings(AdvantageSettings):
     @property
     def joins_episodes(self) -> bool:
         """Whether a whole episode is one sample: its prompts only grow, and its turns share samples."""
-        return self.history == "full" and self.samples == "chains"
+        return self.history == "full" and self.samples == "chains" and self.memory.kind != "notes"
 
     @classmethod
     def with_preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

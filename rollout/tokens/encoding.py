@@ -113,15 +113,8 @@ class DeltaEncoder:
         Args:
             stop_id: the token that ended the response, if it is known and the profile may not know it.
 
-        Raises EncodingError if the template or the mode does not allow it, or if the response holds an image's
-        placeholder.
+        Raises EncodingError if the template or the mode does not allow it.
         """
-        for token in self.placeholder_ids:
-            if token in response_ids:
-                raise EncodingError(
-                    f"the answer holds the placeholder {self.decode([token])} (token {token}) without a picture; "
-                    "forbid it with a logit_bias of -100, or call without_placeholders on the answer first"
-                )
         messages = self._accepted(messages, appended=True)
         parts = self._continuation(messages, prompt.seen_tool)
         ended = self.end_of(response_ids, stop_id)

@@ -150,13 +150,14 @@ def whole_episodes_keep_what_training_replays(played: Played) -> None:
     """Many turns in one sample: observations between them were routed too."""
     from rollout.bridge.flags import RolloutFlags
     from rollout.bridge.framework import run
+    from rollout.bridge.sample import row_of
     from rollout.generate import generate
 
     changes = {**REPLAY, "history": "full", "memory": {"kind": "full"}}
     replay = Played(Path(tempfile.mkdtemp()), played.port, **changes)
     (given,) = replay.source.get_samples(1)[0]
     sample = run(generate(replay.args, given, RolloutFlags.read(replay.args).sampling_params()))
-    turns = sample.metadata["turns"]
+    turns = len(row_of(sample).turns)
     assert turns > 1 and sample.spec_info.spec_accept_token_num == 3 * turns
     assert torch.equal(torch.as_tensor(sample.rollout_routed_experts), experts_of(sample.tokens))
 
