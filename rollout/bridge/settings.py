@@ -248,8 +248,8 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
             flag = "--" + key.replace("_", "-")
             raise ConfigError(f"'{key}' is one of slime's own flags, read before the YAML; give {flag} instead")
     try:
-        json.dumps(dict(keys), default=_refuse, skipkeys=True)
-    except (RecursionError, ValueError) as error:
+        json.dumps(dict(keys), default=_refuse, skipkeys=True, check_circular=False)
+    except RecursionError as error:
         raise ConfigError("the YAML is nested too deep, or an alias in it contains itself") from error
     return read_settings(RolloutSettings, keys)
 

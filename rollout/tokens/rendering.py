@@ -49,6 +49,8 @@ class Renderer:
         self._images = images
         self._keep_thoughts = keep_thoughts and (profile.drops_thoughts or profile.leads_think)
         self._skeleton = lru_cache(1024)(self._new_skeleton)
+        self._shared: dict[TemplateText | str, TemplateText | str] = {}
+        """What skeletons have in common, so that those of long conversations take little memory."""
         gaps = f"[{chr(TEXTS)}-{chr(0xFFFFF)}]"
         self._gaps = re.compile(f"({gaps}|{re.escape(images.placeholder_text)})" if images else f"({gaps})")
 
@@ -112,7 +114,8 @@ class Renderer:
 
     def _new_skeleton(self, shown: Sequence[tuple[str, str]], tools: bool, seen_tool: bool | None) -> Skeleton:
         messages = [{"role": role, "content": content} for role, content in shown]
-        return Skeleton(self._pieces(messages, tools, seen_tool, {}))
+        pieces = self._pieces(messages, tools, seen_tool, {})
+        return Skeleton([self._shared.setdefault(piece, piece) for piece in pieces])
 
     def _pieces(
         self, messages: Sequence[Message], tools: bool, seen_tool: bool | None, stand_ins: Mapping[int, str]
