@@ -78,7 +78,8 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
     flags = RolloutFlags.read(args)
     _check_batch(flags, config)
-    _check_playing(args, flags, config, hooks_in_use(args) | {"batches", "plays", "turns"})
+    hooks = hooks_in_use(args) | {"batches", "plays", "turns"}
+    _check_playing(args, flags, config, hooks | ({"chains"} if config.samples == "chains" else set()))
     if (flags.over_sampling_batch_size or 0) > flags.rollout_batch_size:
         raise ConfigError(
             f"--over-sampling-batch-size {flags.over_sampling_batch_size} steers slime's own outer loop, which "
@@ -96,8 +97,11 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
             f"fixed-turn batches hold bootstrap samples beside the turns, so the number of samples varies: add "
             f"--use-dynamic-batch-size --max-tokens-per-gpu N, for actor and critic (missing for the {static[0]})"
         )
-    if config.samples == "chains":
-        _check_whole_samples(args)
+    if config.samples == "chains" and getattr(args, "advantage_estimator", None) == "gspo":
+        raise ConfigError(
+            "--advantage-estimator gspo weighs each sample as one answer, but a sample may hold several turns: set "
+            "samples: turns in the YAML, or give another estimator"
+        )
     _check_advantage(args)
 
 
@@ -197,21 +201,6 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
     check_roles(args)
     if not installs_advantages(args):
         check_pushed_weights(args)
-
-
-def _check_whole_samples(args: Any) -> None:
-    """Refuse losses that depend on which turns share a sample."""
-    given = {
-        "--advantage-estimator gspo": getattr(args, "advantage_estimator", None) == "gspo",
-        "--use-opsm": getattr(args, "use_opsm", False),
-        "--custom-pg-loss-reducer-function-path": getattr(args, "custom_pg_loss_reducer_function_path", None),
-    }
-    for flag, is_given in given.items():
-        if is_given:
-            raise ConfigError(
-                f"{flag} treats each sample as one answer, but a sample may hold several turns: set samples: turns in "
-                "the YAML, or leave the flag out"
-            )
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:

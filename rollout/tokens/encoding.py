@@ -12,9 +12,9 @@ from typing import Any, Literal
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.accepted import AcceptedMessages
-from rollout.tokens.chat_template import GENERATION, THOUGHT_END, THOUGHT_START, USER, ChatTemplate, Message
+from rollout.tokens.chat_template import GENERATION, THOUGHT_END, THOUGHT_START, ChatTemplate, Message
 from rollout.tokens.image_files import MAX_PIXELS
-from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
+from rollout.tokens.images import EncodedImage, ImageEncoder, expanded, unexpanded
 from rollout.tokens.one_shot import SanityCheck, compare, references
 from rollout.tokens.profile import Profile, learn_profile
 from rollout.tokens.reading import Reading, channel_reading, plain_reading
@@ -81,8 +81,6 @@ class DeltaEncoder:
         self.end_of_turn_ids = self.profile.stop_ids
         """The tokens that end a response, the template's own first."""
         self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
-        if history == "full":
-            self._continuation([USER], seen_tool=False)
         if tools:
             self.template.check_tools(appended=history == "full")
             if not self.profile.reads_calls:
@@ -113,10 +111,10 @@ class DeltaEncoder:
         Args:
             stop_id: the token that ended the response, if it is known and the profile may not know it.
 
-        Raises EncodingError if the template or the mode does not allow it.
+        Raises EncodingError if the template does not allow it.
         """
         messages = self._accepted(messages, appended=True)
-        parts = self._continuation(messages, prompt.seen_tool)
+        parts = self._renderer.parts(messages, tools=False, seen_tool=prompt.seen_tool)
         ended = self.end_of(response_ids, stop_id)
         if ended is None and (close := self._close_of(self.decode(response_ids))):
             parts = [close, *parts]
@@ -165,15 +163,6 @@ class DeltaEncoder:
             return accepted
         # SGLang encodes the text of prompts with images again, so control strings get a space.
         return [{k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted]
-
-    def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:
-        """Parts from the end of a response's text to the start of the next response."""
-        if self.use_inference_chat_template and self.profile.drops_thoughts:
-            raise EncodingError(
-                "the chat template drops earlier reasoning, so use_inference_chat_template cannot append to what the "
-                "model saw; use it with history: window, or leave it false"
-            )
-        return self._renderer.parts(messages, tools=False, seen_tool=seen_tool)
 
     def check(self, messages: Sequence[Message], token_ids: Sequence[int], stop_ids: Collection[int] = ()) -> None:
         """Compare a conversation's tokens with its one-shot encoding, as strictly as `sanity_check` says.

@@ -3,9 +3,6 @@
 import os
 import random
 import resource
-import subprocess
-import sys
-import textwrap
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,6 @@ from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
-from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import Run, playing
 from tests.fixtures.rollout_args import rollout_args
 
@@ -115,47 +111,3 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untou
         assert saved.read_bytes() == before
         assert [p.name for p in saved.parent.iterdir()] == [saved.name]
     source.save(0)
-
-
-@pytest.mark.slow
-def test_a_full_file_system_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        """
-        import pathlib, sys
-        from rollout.errors import CheckpointError
-        from tests.rollout.test_checkpoint_files import with_pictures
-
-        folder = pathlib.Path(sys.argv[1])
-        (folder / "model").symlink_to(sys.argv[2])
-        saved = with_pictures(folder)
-        before = saved.read_bytes()
-        (folder / "filler").write_bytes(bytes(100_000 - 2 * len(before)))
-        try:
-            for _ in range(100):
-                with (folder / "filler").open("ab", buffering=0) as filler:
-                    filler.write(bytes(4096))
-        except OSError:
-            pass
-        try:
-            with_pictures(folder)
-        except CheckpointError as error:
-            print(error)
-        assert saved.read_bytes() == before
-        assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-        """
-    )
-    model, small = tmp_path / "model", tmp_path / "small"
-    small.mkdir()
-    chatml_tokenizer().save_pretrained(model)
-    command = 'mount -t tmpfs -o size=128k none "$1" || exit 77; exec "$0" -c "$2" "$1" "$3"'
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command, sys.executable, str(small), script, str(model)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": "."},
-    )
-    if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip(f"a small file system cannot be mounted here; allow user namespaces: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    assert "cannot be written" in done.stdout and "Errno 28" in done.stdout

@@ -73,6 +73,10 @@ FIXED_TURN_FAULTS = [
     ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: .* --kl-loss-coef"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, **GROUP}, "--kl-loss-type k1"),  # slime's default
+    (
+        {**GROUP, "advantage_estimator": "gspo", "custom_advantage_function_path": "a.b"},
+        "gspo weighs each sample as one",
+    ),
     (GROUP, "whole episodes, and --rollout-function-path rollout.fixed_turn"),
     ({"gae_form": "no_such_package.form"}, "gae_form: no_such_package cannot be imported"),
     ({"group_estimator": "rloo"}, "group_estimator: rloo .* --advantage-estima"),
@@ -158,7 +162,7 @@ ROWS = [(decision, row) for decision in ("refused", "warned") for row in TABLE[d
 def test_each_flag_of_the_table_gets_its_sentence_beside_its_hook_and_not_without(
     tmp_path: Path, decision: str, row: dict[str, str], way: str
 ) -> None:
-    applies = row["hook"] != "batches" or way != GENERATE
+    applies = row["hook"] not in ("batches", "chains") or way != GENERATE
     for flag in row["flags"].split():
         sentence = f"{flag} {row['why']}"
         args = rollout_args(tmp_path, **{**HOOKS, **WAYS[way], flag[2:].replace("-", "_"): "given"})
