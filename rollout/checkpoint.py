@@ -10,21 +10,19 @@ import os
 import pickle
 import shutil
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from rollout.errors import CheckpointError
-from rollout.tokens.image_files import png_of, png_uri
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, NotesEvent, Prompt, Segment, StopReason, Turn
 
-FORMAT = b"slime-verlog rollout 6"
+FORMAT = b"slime-verlog rollout 7"
 """What the first line begins with; the number rises when the records change."""
 
 
@@ -58,7 +56,7 @@ def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
     temporary = writing / path.name
     content = BytesIO()
     try:
-        torch.save(replace(source, kept=_stored(source.kept)), content)
+        torch.save(replace(source, kept=list(map(_written, source.kept))), content)
         body = content.getbuffer()
         shutil.rmtree(writing, ignore_errors=True)  # from a run that was killed while writing
         writing.mkdir(parents=True)
@@ -104,7 +102,7 @@ def read_state(path: Path) -> SourceState:
     try:
         with torch.serialization.safe_globals([*_RECORDS, *_ARRAYS]):
             state: SourceState = torch.load(BytesIO(body), weights_only=True)
-        return replace(state, kept=_restored(state.kept))
+        return replace(state, kept=list(map(_compact, state.kept)))
     except Exception as error:  # whatever unpickling raises
         raise CheckpointError(f"{path} does not hold a rollout state: {error}") from error
 
@@ -113,62 +111,23 @@ def _first_line(body: bytes | memoryview) -> bytes:
     return b"%s %s\n" % (FORMAT, hashlib.sha256(body).hexdigest().encode())
 
 
-def _stored(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments as they are written: each PNG file once, though the engine gets a text and training a tensor."""
-    prompts = [prompt for segment in segments for prompt in _prompts(segment)]
-    parts = [part for prompt in prompts if prompt.train_inputs is not None for part in prompt.train_inputs.parts]
-    tensors = [tensor for part in parts for tensor in part.values()]
-    files = {_hash(tensor): tensor for tensor in tensors if tensor.dtype == torch.uint8 and tensor.dim() == 1}
-
-    def as_file(image: str) -> str | Tensor:
-        png = png_of(image)
-        if png is None:
-            return image
-        data = torch.frombuffer(bytearray(png), dtype=torch.uint8)
-        return files.setdefault(_hash(data), data)
-
-    def stored(prompt: Prompt) -> Prompt:
-        images: list[Any] = list(map(as_file, prompt.image_data))
-        return replace(prompt, image_data=images)
-
-    return [_changed(segment, stored) for segment in segments]
+def _written(segment: Segment) -> Segment:
+    """The segment without the spans of its turns, because their batch was traced."""
+    return replace(segment, turns=tuple(replace(turn, spans=()) for turn in segment.turns))
 
 
-def _restored(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments as they were before `_stored`, with token ids in 4 bytes each."""
-    texts: dict[int, str] = {}
+def _compact(segment: Segment) -> Segment:
+    """The segment with token ids in 4 bytes each, as they were before they were pickled."""
 
-    def as_text(image: str | Tensor) -> str:
-        if isinstance(image, str):
-            return image
-        if id(image) not in texts:
-            texts[id(image)] = png_uri(image.numpy().tobytes())
-        return texts[id(image)]
+    def prompt_of(prompt: Prompt) -> Prompt:
+        return replace(prompt, token_ids=TokenPrefix(prompt.token_ids))
 
-    def restored(prompt: Prompt) -> Prompt:
-        images = list(map(as_text, prompt.image_data))
-        return replace(prompt, token_ids=TokenPrefix(prompt.token_ids), image_data=images)
-
-    return [_changed(segment, restored) for segment in segments]
-
-
-def _prompts(segment: Segment) -> list[Prompt]:
-    prompts = [turn.prompt for turn in segment.turns]
-    return prompts if segment.bootstrap is None else [*prompts, segment.bootstrap]
-
-
-def _changed(segment: Segment, change: Callable[[Prompt], Prompt]) -> Segment:
-    """Copy a segment with other prompts; the spans of its turns are left out, because their batch was traced."""
     turns: list[Turn] = []
     for turn in segment.turns:
         generation = replace(turn.generation, token_ids=TokenPrefix(turn.generation.token_ids))
-        turns.append(replace(turn, prompt=change(turn.prompt), generation=generation, spans=()))
-    bootstrap = None if segment.bootstrap is None else change(segment.bootstrap)
+        turns.append(replace(turn, prompt=prompt_of(turn.prompt), generation=generation))
+    bootstrap = None if segment.bootstrap is None else prompt_of(segment.bootstrap)
     return replace(segment, turns=tuple(turns), bootstrap=bootstrap)
-
-
-def _hash(data: Tensor) -> bytes:
-    return hashlib.sha256(data.numpy().tobytes()).digest()
 
 
 def _sync(path: Path) -> None:

@@ -32,11 +32,11 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Play the episode that `sample.metadata` names (`task`, `seed`) to its end.
 
-    Returns one sample (`history: full`), or a list (`history: window`, or `samples: turns`). An evaluation returns the
-    last sample alone, because slime takes the mean over samples. Every sample's reward is the episode's return. Its
-    status is COMPLETED, TRUNCATED after a limit, or FAILED with everything masked: the environment was lost or could
-    not start, for example because the metadata name no task and seed, or its first prompt does not fit. A single
-    ABORTED sample was stopped by slime's loop, and continues when slime hands it out again.
+    Returns one sample (`history: full`), or a list (`history: window`, `samples: turns`, or notes). An evaluation
+    returns the last sample alone, because slime takes the mean over samples. Every sample's reward is the episode's
+    return. Its status is COMPLETED, TRUNCATED after a limit, or FAILED with everything masked: the environment was lost
+    or could not start, for example because the metadata name no task and seed, or its first prompt does not fit. A
+    single ABORTED sample was stopped by slime's loop, and continues when slime hands it out again.
 
     Raises:
         ConfigError: a setting or flag is invalid, or the checkpoint has no tokenizer.
@@ -72,7 +72,7 @@ async def generate(
         return _in_form(runtime, failed_samples(runtime.samples, sample, spec, str(whole.ended)))
     ended = replace(whole.ended, turns=runtime.trainable(whole.ended.turns))
     segment = replace(ended, bootstrap=None) if evaluation else ended
-    samples = episode_samples(runtime.samples, sample, segment, joined=settings.joins_episodes, stale=stale)
+    samples = episode_samples(runtime.samples, sample, segment, stale=stale)
     return _in_form(runtime, samples[-1:] if evaluation else samples)
 
 

@@ -10,17 +10,14 @@ import argparse
 import contextlib
 import difflib
 import importlib
-import importlib.util
-import os
-import shutil
+import io
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from advantage.flags import advantage_flags, kl_warning, overrides_of
+from advantage.flags import advantage_flags, kl_warning
 from advantage.patch.versions import find_slime
 from rollout.bridge.checks import BATCHES, SOURCE, check_flags, hooks_in_use, installs_advantages
 from rollout.bridge.flags import RolloutFlags, sentences
@@ -34,20 +31,12 @@ from rollout.play.conversation import Conversation
 from rollout.play.memory import memory_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
-from rollout.tokens.rehearsal import rehearse
+from rollout.tokens.description import warnings_of
 from rollout.turn import EnvReply
 from slime_verlog import command
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
-UNREAD_OVERRIDES = {
-    "gamma": "the discounts are gamma_step and gamma_token in the YAML",
-    "lambd": "the discounts are lambda_step and lambda_token in the YAML",
-    **dict.fromkeys(("global_batch_size", "max_tokens_per_gpu"), "slime splits batches by the command line's flag"),
-}
-"""Flags that have no effect in a role's overrides under the patch, and what has it in their place."""
-REFUSES_NESTED_REGIONS = "assert not self._binary_wrapper.cdll.tms_get_interesting_region()"
-"""The line of torch_memory_saver up to 0.0.9.post1 that fails in a region inside another; slime's fork lacks it."""
 
 
 def parse_command_line() -> Any:
@@ -63,8 +52,7 @@ def parse_command_line() -> Any:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             reason = f": {error}" if str(error).strip() else f" at {frame.filename}:{frame.lineno}: {frame.line}"
             raise ConfigError(f"slime refuses these flags: {type(error).__name__}{reason}") from error
-    no_engine = getattr(args, "debug_train_only", False)
-    refuse_unknown(sys.argv[1:], known, ENGINE_PREFIXES if no_engine else ())
+    refuse_unknown(sys.argv[1:], known, ENGINE_PREFIXES if RolloutFlags.read(args).debug_train_only else ())
     return args
 
 
@@ -106,94 +94,67 @@ def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ..
 
 @contextlib.contextmanager
 def captured_output() -> Generator[None]:
-    """Hold back all output, C libraries included; show it after an error other than `SlimeVerlogError`."""
-    _flush()
-    with tempfile.TemporaryFile() as file:
-        saved = os.dup(1), os.dup(2)
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
+    """Hold back what Python prints; show it after an error other than `SlimeVerlogError`."""
+    held = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(held), contextlib.redirect_stderr(held):
             yield
-        finally:
-            _flush()
-            for target, descriptor in enumerate(saved, 1):
-                os.dup2(descriptor, target)
-                os.close(descriptor)
-            if not isinstance(sys.exception(), SlimeVerlogError | None):
-                file.seek(0)
-                shutil.copyfileobj(file, sys.stderr.buffer)
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    finally:
+        if not isinstance(sys.exception(), SlimeVerlogError | None):
+            sys.stderr.write(held.getvalue())
 
 
 def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
     """Return one sentence per flag without effect; `given` are the flags on the command line, without slime's own."""
     hooks = hooks_in_use(args)
     found = [sentence for flag, sentence in sentences("warned", hooks).items() if flag in given]
-    evaluates = getattr(args, "eval_function_path", None)
+    flags = RolloutFlags.read(args)
+    evaluates = flags.eval_function_path
     if "batches" in hooks and evaluates and evaluates not in BATCHES:
         found.append(f"--eval-function-path {evaluates} plays the evaluations, so eval in the YAML is not read")
-    if "plays" in hooks and getattr(args, "loss_type", None) == "custom_loss":
+    if "plays" in hooks and flags.loss_type == "custom_loss":
         found.append(
             f"--loss-type custom_loss: {args.custom_loss_function_path} replaces the policy loss, so clipping, entropy "
             "and KL flags have no effect unless it reads them"
         )
     if "plays" in hooks and (charged := kl_warning(advantage_flags(role_args(args, "actor")))):
         found.append(charged)
-    if "patch" not in hooks:
-        return found
-    actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
-    for role, overrides in (("actor", actor), ("critic", critic)):
-        found += [
-            f"{args.megatron_config_path} sets {name} for the {role}, which has no effect: {instead}"
-            for name, instead in UNREAD_OVERRIDES.items()
-            if name in overrides
-        ]
-    found += [
-        f"{args.megatron_config_path} sets {name} {critic[name]} for the critic alone: it changes the critic's targets "
-        "and not the actor's advantages, which each role computes for itself; set it in the YAML for both"
-        + (", or lambda_critic for the critic" if name.startswith("lambda") else "")
-        for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
-        if name in critic and name not in actor
-    ]
     return found
 
 
 def check(args: Any) -> list[str]:
     """Check flags and YAML, and try one environment of every task; returns notes about what could not be tried."""
+    flags = RolloutFlags.read(args)
     if args.data_source_path != SOURCE:
         check_flags(args, load_settings(args))
-        if getattr(args, "multimodal_keys", None) and "plays" in hooks_in_use(args):
-            check_sight(args, "--multimodal-keys names pictures")
+        if flags.multimodal_keys and "plays" in hooks_in_use(args):
+            check_sight(flags, "--multimodal-keys names pictures")
         return []
     source = EpisodeSource(args)  # checks the flags
-    flags = RolloutFlags.read(args)
     check_prompt = first_prompt_check(source.settings, flags)
 
     def look(episode: EpisodeSpec, reply: EnvReply) -> None:
         if reply.shows_images:
-            check_sight(args, f"task {episode.name!r} shows pictures (env.vlm)")
+            check_sight(flags, f"task {episode.name!r} shows pictures (env.vlm)")
         if check_prompt is not None:
             check_prompt(episode, reply)
 
     notes = try_each_task(source.settings, look)
-    return [*notes, *rehearse(encoders_of(flags.hf_checkpoint, source.settings)(), source.settings.history)]
+    return [*notes, *warnings_of(encoders_of(flags.hf_checkpoint, source.settings)())]
 
 
-def check_sight(args: Any, reason: str) -> None:
+def check_sight(flags: RolloutFlags, reason: str) -> None:
     """Raise ConfigError, which begins with the reason, unless engine and trainer take pictures."""
     from rollout.tokens.images import image_settings
 
-    if image_settings(args.hf_checkpoint) is None:
+    if image_settings(flags.hf_checkpoint) is None:
         raise ConfigError(
-            f"{reason}, but {args.hf_checkpoint} has no image processor: take a checkpoint that sees, or only show text"
+            f"{reason}, but {flags.hf_checkpoint} has no image processor: take a checkpoint that sees, or only "
+            "show text"
         )
-    if getattr(args, "debug_rollout_only", False) or getattr(args, "custom_model_provider_path", None):
+    if flags.debug_rollout_only or flags.custom_model_provider_path:
         return
-    spec = list(getattr(args, "spec", None) or ())
+    spec = list(flags.spec or ())
     builds_text_layers = spec and spec[0].startswith("slime_plugins.") and spec[-1].endswith("_spec")
     if not spec or builds_text_layers:
         given = f"--spec {' '.join(spec)} describes" if spec else "without --spec, Megatron's flags describe"
@@ -227,23 +188,6 @@ def check_whitening(args: Any) -> None:
         )
 
 
-def check_memory_saver(args: Any) -> None:
-    """Raise ConfigError if training is offloaded by a torch_memory_saver whose regions cannot be nested.
-
-    slime opens a region for a whole training process, and its Megatron one more inside it for parameters and
-    gradients. The package is read and not imported, because its libraries need CUDA.
-    """
-    found = importlib.util.find_spec("torch_memory_saver") if args.offload_train else None
-    if found is None or found.origin is None or args.debug_rollout_only:
-        return
-    entrypoint = Path(found.origin).with_name("entrypoint.py")
-    if entrypoint.is_file() and REFUSES_NESTED_REGIONS in entrypoint.read_text(encoding="utf-8"):
-        raise ConfigError(
-            f"{entrypoint.parent} refuses the nested memory regions of slime's Megatron, so every training process "
-            "would fail; install the fork of torch_memory_saver that slime's Dockerfile names (TMS_COMMIT)"
-        )
-
-
 @command()
 def main() -> None:
     """Print the verdict; exit with status 1 and a sentence on stderr if training must not start."""
@@ -259,7 +203,6 @@ def main() -> None:
             )
         notes = check(args)
         check_start_weights(args)
-        check_memory_saver(args)
         if installs_advantages(args):
             find_slime()
         else:

@@ -25,7 +25,6 @@ from rollout.bridge.sample import (
     row_of,
     segment_samples,
     set_row,
-    write_chain,
 )
 from rollout.errors import ConfigError
 from rollout.play.metrics import count_notes
@@ -40,7 +39,7 @@ def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, faul
     sample.status, sample.remove_sample = Sample.Status.FAILED, True
     sample.metadata = {
         **(sample.metadata or {}),
-        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0, "turns": 0},
+        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0},
         **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
         **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
     }
@@ -85,10 +84,8 @@ def turns_per_sample(samples: Iterable[Sequence[Sample]]) -> float:
     return fmean(len(row.turns) for row in rows if row is not None and row.turns)
 
 
-def episode_samples(
-    writer: SampleWriter, sample: Sample, segment: Segment, *, joined: bool, stale: int
-) -> list[Sample]:
-    """Return the samples of the episode that `sample` asked for: that one if `joined`, else one per chain.
+def episode_samples(writer: SampleWriter, sample: Sample, segment: Segment, *, stale: int) -> list[Sample]:
+    """Return the samples of the episode that `sample` asked for.
 
     All are in one training group. The first `stale` turns, which were played before an abort, are masked.
     """
@@ -96,12 +93,7 @@ def episode_samples(
     masked = [turn.without_loss() for turn in segment.turns[:stale]]
     segment = replace(segment, turns=(*masked, *segment.turns[stale:]))
     unknown = [-1] * len(segment.turns)
-    if joined:
-        write_chain(writer, sample, segment.turns, group, unknown, segment.bootstrap)
-        sample.metadata["turns"] = len(segment.turns)
-        samples = [sample]
-    else:
-        samples = segment_samples(writer, segment, group, [group] * len(segment.turns), unknown)
+    samples = segment_samples(writer, segment, group, [group] * len(segment.turns), unknown)
     for part in samples:
         if facts_of(part)["kind"] is not SampleKind.BOOTSTRAP:
             _inherit(part, sample, segment)
@@ -111,7 +103,7 @@ def episode_samples(
 def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
     """Copy to a sample what it shares with the sample that slime handed out, and the episode's facts."""
     part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
-    part.label = whole.label
+    part.prompt, part.label = whole.prompt, whole.label
     row = row_of(part)
     assert row is not None
     set_row(part, replace(row, group=-1 if whole.group_index is None else whole.group_index))
@@ -168,7 +160,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
     for group, mask in zip(groups, masks, strict=True):
         trained[group] += sum(mask)
     rewards = [float(sample.reward or 0.0) for sample in samples]
-    data: dict[str, Any] = {
+    data = {
         "tokens": [token_prefix(sample.tokens).to_numpy() for sample in samples],
         "response_lengths": [sample.response_length for sample in samples],
         "rewards": rewards,
@@ -185,9 +177,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
             for sample, row, mask, group in zip(samples, rows, masks, groups, strict=True)
         ],
     }
-    _add_optional(data, samples, flags)
-    _check_replay(data, flags)
-    return data
+    return data | _optional(samples, flags)
 
 
 def _with_padding(args: Any, samples: Sequence[Sample]) -> list[Sample]:
@@ -245,29 +235,27 @@ def _row(sample: Sample) -> TurnRow:
     return row
 
 
-def _add_optional(data: dict[str, Any], samples: list[Sample], flags: RolloutFlags) -> None:
-    """Add the columns that at least one sample has."""
-    names = ["rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "teacher_log_probs"]
-    names += ["rollout_top_p_token_ids", "rollout_top_p_token_offsets"] if flags.rollout_top_p != 1.0 else []
-    columns = {name: [getattr(sample, name, None) for sample in samples] for name in names}
-    for name, convert in ((names[0], lambda x: np.array(x, np.float32)), (names[1], torch.as_tensor)):
-        columns[name] = [None if value is None else convert(value) for value in columns[name]]
-    for name, fact in (("round_number", "round_number"), ("source_names", "task_name")):
-        columns[name] = [facts_of(sample).get(fact) for sample in samples]
-    data |= {name: values for name, values in columns.items() if any(value is not None for value in values)}
-
-
-def _check_replay(data: Mapping[str, Any], flags: RolloutFlags) -> None:
-    wanted = {
+def _optional(samples: Sequence[Sample], flags: RolloutFlags) -> dict[str, list[Any]]:
+    """The columns that at least one sample has; raises ConfigError if a sample lacks what training replays."""
+    experts = [sample.rollout_routed_experts for sample in samples]
+    log_probs = [sample.rollout_log_probs for sample in samples]
+    columns: dict[str, list[Any]] = {
+        "rollout_log_probs": [None if found is None else np.array(found, np.float32) for found in log_probs],
+        "rollout_routed_experts": [None if found is None else torch.as_tensor(found) for found in experts],
+        "multimodal_train_inputs": [sample.multimodal_train_inputs for sample in samples],
+        "teacher_log_probs": [getattr(sample, "teacher_log_probs", None) for sample in samples],
+        "round_number": [facts_of(sample).get("round_number") for sample in samples],
+        "source_names": [facts_of(sample).get("task_name") for sample in samples],
+    }
+    needed = {
         "rollout_routed_experts": (flags.use_rollout_routing_replay, "leave --use-rollout-routing-replay out"),
-        "rollout_top_p_token_ids": (flags.rollout_top_p != 1.0, "keep --rollout-top-p at 1"),
         "rollout_log_probs": (flags.use_rollout_logprobs, "leave --use-rollout-logprobs out, without policy_loss: dis"),
     }
-    for key, (is_wanted, advice) in wanted.items():
-        values = data.get(key, [None])
-        if is_wanted and any(value is None for value in values):
-            missing = sum(value is None for value in values)
+    for name, (is_needed, advice) in needed.items():
+        missing = sum(value is None for value in columns[name])
+        if is_needed and missing:
             raise ConfigError(
-                f"training needs {key}, but {missing} of {len(values)} samples have none, because the engine did not "
+                f"training needs {name}, but {missing} of {len(samples)} samples have none, because the engine did not "
                 f"return it; use an engine that does, or {advice}"
             )
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}

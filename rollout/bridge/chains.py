@@ -6,35 +6,16 @@ alone, so a conversation costs its length once instead of once per turn.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import torch
 
 from rollout.tokens.token_prefix import token_prefix
-from rollout.turn import ImageChain, Prompt, Turn
+from rollout.turn import Prompt, Turn
 
 OPEN = 32
 """Chains of an episode that a turn may continue: those that grew last."""
-
-
-@dataclass(frozen=True)
-class _Content:
-    tokens: bytes
-    images: Sequence[Any]
-    """The training inputs of each image."""
-
-    def continues(self, other: "_Content") -> bool:
-        """Whether this prompt begins with all of the other content, and goes on."""
-        if len(self.tokens) <= len(other.tokens) or not self.tokens.startswith(other.tokens):
-            return False
-        if len(self.images) < len(other.images):
-            return False
-        return all(_same(mine, its) for mine, its in zip(self.images, other.images, strict=False))
-
-    def followed_by(self, token_ids: Sequence[int]) -> "_Content":
-        return _Content(self.tokens + _bytes(token_ids), self.images)
 
 
 def find_chains(turns: Sequence[Turn]) -> list[list[int]]:
@@ -45,26 +26,31 @@ def find_chains(turns: Sequence[Turn]) -> list[list[int]]:
     and the others begin new ones.
     """
     chains: list[list[int]] = []
-    open_chains: list[tuple[_Content, list[int]]] = []
+    open_chains: list[list[int]] = []
     for position, turn in enumerate(turns):
-        prompt = _content(turn.prompt)
-        fitting = [one for one in open_chains if prompt.continues(one[0])]
+        fitting = [chain for chain in open_chains if continues(turn.prompt, turns[chain[-1]])]
         if fitting:
-            longest = max(fitting, key=lambda one: len(one[0].tokens))
-            open_chains.remove(longest)
-            chain = longest[1]
+            chain = max(fitting, key=lambda chain: _length(turns[chain[-1]]))
+            open_chains.remove(chain)
         else:
             chain = list[int]()
             chains.append(chain)
         chain.append(position)
-        whole = prompt.followed_by(turn.generation.token_ids)
-        open_chains = [*open_chains[1 - OPEN :], (whole, chain)]
+        open_chains = [*open_chains[1 - OPEN :], chain]
     return chains
 
 
 def continues(prompt: Prompt, turn: Turn) -> bool:
     """Whether the prompt begins with the turn's prompt and response, and goes on."""
-    return _content(prompt).continues(_content(turn.prompt).followed_by(turn.generation.token_ids))
+    earlier, answer = turn.prompt, turn.generation.token_ids
+    length = _length(turn)
+    ids = prompt.token_ids
+    if len(ids) <= length or (answer and ids[length - 1] != answer[-1]):
+        return False
+    if not _bytes(ids).startswith(_bytes(earlier.token_ids) + _bytes(answer)):
+        return False
+    images, earlier_images = (found.train_inputs.parts if found.train_inputs else () for found in (prompt, earlier))
+    return len(images) >= len(earlier_images) and all(map(_same, images, earlier_images))
 
 
 def cut_chain(chain: Sequence[int], steps: Sequence[int]) -> list[list[int]]:
@@ -84,10 +70,8 @@ def places_of(groups: Sequence[int], later: Sequence[Sequence[int]]) -> list[int
     return [places[number] for number in range(len(groups))]
 
 
-def _content(prompt: Prompt) -> _Content:
-    inputs = prompt.train_inputs
-    images = inputs.parts if isinstance(inputs, ImageChain) else () if inputs is None else (inputs,)
-    return _Content(_bytes(prompt.token_ids), images)
+def _length(turn: Turn) -> int:
+    return len(turn.prompt.token_ids) + len(turn.generation.token_ids)
 
 
 def _bytes(token_ids: Sequence[int]) -> bytes:

@@ -78,7 +78,8 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
     """Check the flags of fixed-turn and continuous batches; raises ConfigError, which names the flag to change."""
     flags = RolloutFlags.read(args)
     _check_batch(flags, config)
-    _check_playing(args, flags, config, hooks_in_use(args) | {"batches", "plays", "turns"})
+    hooks = hooks_in_use(args) | {"batches", "plays", "turns"}
+    _check_playing(args, flags, config, hooks | ({"chains"} if config.samples == "chains" else set()))
     if (flags.over_sampling_batch_size or 0) > flags.rollout_batch_size:
         raise ConfigError(
             f"--over-sampling-batch-size {flags.over_sampling_batch_size} steers slime's own outer loop, which "
@@ -86,7 +87,7 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
         )
     if getattr(args, "rollout_global_dataset", True) is False and flags.save:
         raise ConfigError("--disable-rollout-global-dataset keeps slime from saving live episodes; leave it out")
-    if getattr(args, "debug_rollout_only", False):
+    if flags.debug_rollout_only:
         return
     _check_training(args, config)
     _check_critic(args, flags, config)
@@ -96,29 +97,30 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
             f"fixed-turn batches hold bootstrap samples beside the turns, so the number of samples varies: add "
             f"--use-dynamic-batch-size --max-tokens-per-gpu N, for actor and critic (missing for the {static[0]})"
         )
-    if config.samples == "chains":
-        _check_whole_samples(args)
-    if getattr(args, "use_dynamic_global_batch_size", False):
-        raise ConfigError("--use-dynamic-global-batch-size asks for slime's own converter; leave it out")
+    if config.samples == "chains" and getattr(args, "advantage_estimator", None) == "gspo":
+        raise ConfigError(
+            "--advantage-estimator gspo weighs each sample as one answer, but a sample may hold several turns: set "
+            "samples: turns in the YAML, or give another estimator"
+        )
     _check_advantage(args)
 
 
 def check_generate(args: Any, config: RolloutSettings) -> None:
     """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the flag to change."""
-    several = not config.joins_episodes
-    _check_playing(args, RolloutFlags.read(args), config, hooks_in_use(args) | ({"turns"} if several else set()))
+    flags, several = RolloutFlags.read(args), not config.joins_episodes
+    _check_playing(args, flags, config, hooks_in_use(args) | ({"turns"} if several else set()))
     if config.critic_warmup.w_epoch:
         raise ConfigError(f"critic_warmup needs --rollout-function-path {FIXED_TURN}; give it, or leave the key out")
     if config.value_pretraining.batches:
         raise ConfigError(f"value_pretraining collects fixed-turn batches: give --rollout-function-path {FIXED_TURN}")
-    if getattr(args, "debug_rollout_only", False):
+    if flags.debug_rollout_only:
         return
     _check_training(args, config)
     if not getattr(args, "prompt_data", None):
         _require(args, "data_source_path", SOURCE, "without --prompt-data the episodes come from the YAML")
     if several and _static_roles(args):
         raise ConfigError(
-            "history: window and samples: turns make several samples per episode, so their number varies: add "
+            "history: window, memory.kind: notes and samples: turns make several samples per episode, so add "
             "--use-dynamic-batch-size --max-tokens-per-gpu N, or use history: full with samples: chains"
         )
     if installs_advantages(args):
@@ -199,21 +201,6 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
     check_roles(args)
     if not installs_advantages(args):
         check_pushed_weights(args)
-
-
-def _check_whole_samples(args: Any) -> None:
-    """Refuse losses that depend on which turns share a sample."""
-    given = {
-        "--advantage-estimator gspo": getattr(args, "advantage_estimator", None) == "gspo",
-        "--use-opsm": getattr(args, "use_opsm", False),
-        "--custom-pg-loss-reducer-function-path": getattr(args, "custom_pg_loss_reducer_function_path", None),
-    }
-    for flag, is_given in given.items():
-        if is_given:
-            raise ConfigError(
-                f"{flag} treats each sample as one answer, but a sample may hold several turns: set samples: turns in "
-                "the YAML, or leave the flag out"
-            )
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -51,6 +51,17 @@ class RolloutFlags:
     partial_rollout: bool = False
     mask_offpolicy_in_partial_rollout: bool = False
     rollout_function_path: str | None = None
+    eval_function_path: str | None = None
+    loss_type: str = "policy_loss"
+    debug_rollout_only: bool = False
+    debug_train_only: bool = False
+    multimodal_keys: Any = None
+    spec: Sequence[str] | None = None
+    custom_model_provider_path: str | None = None
+    use_fault_tolerance: bool = False
+    rollout_health_check_first_wait: float = 0.0
+    rollout_health_check_interval: float = 0.0
+    rollout_health_check_timeout: float = 0.0
     save: str | None = None
     save_interval: int | None = None
     num_rollout: int | None = None
@@ -83,8 +94,7 @@ class RolloutFlags:
     def max_begun_samples(self) -> int:
         """The largest number of samples that slime's outer loop can have begun and not finished."""
         groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
-        engines = max(self.rollout_num_engines or self.rollout_num_gpus or 1, 1)
-        return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * engines)
+        return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * self.engines)
 
     @property
     def engines(self) -> int:
@@ -144,7 +154,7 @@ class RolloutFlags:
             given = getattr(self, f"eval_{name}") if evaluation else None
             return getattr(self, f"rollout_{name}") if given is None else given
 
-        params = {
+        return {
             "temperature": flag("temperature"),
             "top_p": flag("top_p"),
             "top_k": flag("top_k"),
@@ -155,9 +165,6 @@ class RolloutFlags:
             "no_stop_trim": True,
             "spaces_between_special_tokens": False,
         }
-        if not evaluation and params["top_p"] != 1.0:
-            params["custom_params"] = {"return_top_p_token_ids": True}
-        return params
 
 
 def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> None:
@@ -167,6 +174,11 @@ def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
     if flags.rollout_temperature <= 0:
         given = f"{flags.rollout_temperature:g}"
         raise ConfigError(f"--rollout-temperature {given} must be above 0, because training divides by it")
+    if flags.rollout_top_p != 1:
+        raise ConfigError(
+            f"--rollout-top-p {flags.rollout_top_p:g} samples from a part of the distribution, and training computes "
+            "probabilities of the whole one: leave it out (evaluations may have --eval-top-p)"
+        )
     _check_context(args, flags)
     _check_notes(flags, config)
 

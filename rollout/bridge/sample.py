@@ -41,57 +41,31 @@ class SampleWriter:
         """A sample that ends with the prompt's tokens and has no response yet."""
         sample = Sample()
         sample.index, sample.group_index, sample.prompt = training_group, segment, ""
-        set_group(sample, training_group)
+        sample.rollout_id = training_group
         restart(sample, prompt)
         set_images(sample, prompt)
         return sample
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
-        """Append the model's tokens; slime updates its own records (routing, top-p, speculation, caching)."""
+        """Append the model's tokens; slime updates its own records (routing, speculation, caching)."""
         routed = sample.rollout_routed_experts
-        self._append_generation(sample, generation)
+        self._append(sample, generation.token_ids, generation.log_probs if generation.trained else None)
+        # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
+        sample.append_response_tokens(self._args, meta_info=dict(generation.meta_info), text=generation.text)
         # The engine returns the experts of prompt and response; earlier responses keep those that wrote them.
         if routed is not None and sample.rollout_routed_experts is not routed:
             earlier, now = torch.as_tensor(routed), torch.as_tensor(sample.rollout_routed_experts)
             sample.rollout_routed_experts = torch.cat([earlier, now[len(earlier) :]])
 
-    def _append_generation(self, sample: Sample, generation: Generation) -> None:
-        trained = generation.trained
-        meta_info = dict(generation.meta_info)
-        if self._keeps_top_p:
-            sample.append_response_tokens(
-                self._args,
-                tokens=list(generation.token_ids),
-                log_probs=list(generation.log_probs) if trained else None,
-                trainable=trained,
-                meta_info=meta_info,
-                text=generation.text,
-            )
-            if not trained and sample.rollout_top_p_token_offsets is None:
-                self._fill_top_p(sample)
-            return
-        self._append(sample, generation.token_ids, generation.log_probs if trained else None)
-        # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
-        sample.append_response_tokens(self._args, meta_info=meta_info, text=generation.text)
-
-    def append_observation(self, sample: Sample, token_ids: Sequence[int]) -> None:
-        """Append the tokens between two answers: part of the response, masked from the loss."""
-        if self._keeps_top_p:
-            sample.append_response_tokens(self._args, tokens=list(token_ids), trainable=False)
-        else:
-            self._append(sample, token_ids, None)
-
     def append_dummy(self, sample: Sample) -> None:
         """Append one masked token, at which the critic computes the value of the prompt."""
-        self._append(sample, [self.dummy_token], None)
+        self.append_masked(sample, [self.dummy_token])
         sample.reward, sample.status = 0.0, Sample.Status.COMPLETED
-        self._fill_top_p(sample)
         self.fill_routed(sample)
 
     def append_state(self, sample: Sample, prompt: Prompt) -> int:
         """Append what the prompt adds to the sample's turns, and a masked token for its value; returns its offset."""
-        self.append_observation(sample, prompt.token_ids[len(sample.tokens) :])
-        self.append_observation(sample, [self.dummy_token])
+        self.append_masked(sample, [*prompt.token_ids[len(sample.tokens) :], self.dummy_token])
         if sample.rollout_routed_experts is not None:
             self.fill_routed(sample)
         return sample.response_length - 1
@@ -115,10 +89,9 @@ class SampleWriter:
         set_row(sample, TurnRow(segment, 0, TurnKind.BOOTSTRAP))
         return sample
 
-    @property
-    def _keeps_top_p(self) -> bool:
-        """Whether slime keeps the kept tokens of top-p sampling, which it does only while it appends tokens."""
-        return getattr(self._args, "rollout_top_p", 1.0) != 1.0
+    def append_masked(self, sample: Sample, token_ids: Sequence[int]) -> None:
+        """Append tokens that the model did not write: part of the response, masked from the loss."""
+        self._append(sample, token_ids, None)
 
     def _append(self, sample: Sample, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
         """Append tokens, masked without log-probs; slime declares lists, but other sequences work."""
@@ -140,11 +113,6 @@ class SampleWriter:
         if known is not None:
             rows[: len(known)] = torch.as_tensor(known)
         sample.rollout_routed_experts = rows
-
-    def _fill_top_p(self, sample: Sample) -> None:
-        if self._keeps_top_p:
-            sample.rollout_top_p_token_ids = []
-            sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
 
 
 def build_samples(
@@ -210,36 +178,21 @@ def chain_sample(
     staleness: Sequence[int],
     state: Prompt | None = None,
 ) -> Sample:
-    """Make the sample of a chain in the training group `group`; the rest as `write_chain`."""
-    sample = writer.new(group, segment, turns[0].prompt)
-    write_chain(writer, sample, turns, segment, staleness, state)
-    sample.reward, sample.session_id = sum(turn.reward for turn in turns), session_of(turns[0].episode_id)
-    sample.metadata = {"task_name": task_name, "episode_id": turns[0].episode_id, **sample.metadata}
-    return sample
-
-
-def write_chain(
-    writer: SampleWriter,
-    sample: Sample,
-    turns: Sequence[Turn],
-    segment: int,
-    staleness: Sequence[int],
-    state: Prompt | None = None,
-) -> None:
-    """Write a chain of turns into the sample: the model's tokens, trained unless they were altered, and gaps, masked.
+    """Make the sample of a chain: the model's tokens, trained unless they were altered, and gaps, masked.
 
     Args:
         turns: at least one; each but the first continues the one before it.
         segment: id that the samples of one segment share in the batch, and no others.
+        group: the training group.
         staleness: of each turn, actor updates between playing and training it; -1 if unknown.
         state: the bootstrap state's prompt, if it continues the last turn.
     """
-    restart(sample, turns[0].prompt)
+    sample = writer.new(group, segment, turns[0].prompt)
     spans: list[TurnSpan] = []
     index = turns[0].index
     for turn, updates in zip(turns, staleness, strict=True):
         if spans:
-            writer.append_observation(sample, turn.prompt.token_ids[len(sample.tokens) :])
+            writer.append_masked(sample, turn.prompt.token_ids[len(sample.tokens) :])
         start = sample.response_length
         writer.append_generation(sample, turn.generation)
         action = start + turn.action_span[0] if turn.action_span else -1
@@ -254,10 +207,12 @@ def write_chain(
     set_images(sample, state or last.prompt)
     ends = last.terminated, last.truncated
     set_row(sample, TurnRow(segment, turns[0].index, TurnKind.TURN, *ends, tuple(spans), bootstrap=place))
-    sample.metadata = {**(sample.metadata or {}), **turn_facts(last)}
+    sample.reward, sample.session_id = sum(turn.reward for turn in turns), session_of(last.episode_id)
+    sample.metadata = {"task_name": task_name, "episode_id": last.episode_id, **turn_facts(last)}
     if len(turns) > 1:
         sample.metadata[FACTS_OF_TURNS] = [turn_facts(turn) for turn in turns]
     attach_trace(sample, turns)
+    return sample
 
 
 FACTS_OF_TURNS = "turn_facts"
@@ -307,11 +262,6 @@ def set_images(sample: Sample, prompt: Prompt) -> None:
     sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
 
 
-def set_group(sample: Sample, group: int) -> None:
-    """Put the sample into the training group `group`."""
-    sample.rollout_id = group
-
-
 def group_of(sample: Sample) -> int:
     """The sample's training group; without one, its index, which may be 0."""
     group = sample.index if sample.rollout_id is None else sample.rollout_id
@@ -353,7 +303,7 @@ def handout(spec: EpisodeSpec, index: int) -> Sample:
         "env_options": dict(spec.env.options),
         "episode_id": spec.episode_id,
     }
-    set_group(sample, index)
+    sample.rollout_id = index
     return sample
 
 

@@ -193,7 +193,7 @@ class RolloutSettings(AdvantageSettings):
     @property
     def joins_episodes(self) -> bool:
         """Whether a whole episode is one sample: its prompts only grow, and its turns share samples."""
-        return self.history == "full" and self.samples == "chains"
+        return self.history == "full" and self.samples == "chains" and self.memory.kind != "notes"
 
     @classmethod
     def with_preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -248,22 +248,19 @@ def check_keys(keys: Mapping[str, Any]) -> RolloutSettings:
             flag = "--" + key.replace("_", "-")
             raise ConfigError(f"'{key}' is one of slime's own flags, read before the YAML; give {flag} instead")
     try:
-        _check_writable(keys)
+        json.dumps(dict(keys), default=_refuse, skipkeys=True, check_circular=False)
     except RecursionError as error:
         raise ConfigError("the YAML is nested too deep, or an alias in it contains itself") from error
     return read_settings(RolloutSettings, keys)
 
 
-def _check_writable(value: Any, key: str = "") -> None:
-    """Raise ConfigError for a value that a checkpoint, which is JSON, cannot hold."""
-    kind = type(value).__name__
+def _refuse(value: Any) -> None:
+    """Raise ConfigError for a value that a checkpoint cannot hold."""
     if isinstance(value, date | bytes | set):
+        kind = type(cast("object", value)).__name__
         raise ConfigError(
-            f"{key}: {cast('object', value)} is a {kind}, which no checkpoint can hold; write it as text, in quotes"
+            f"the YAML has {cast('object', value)}, a {kind}, which no checkpoint can hold; write it as text, in quotes"
         )
-    inner = dict(enumerate(cast("Sequence[Any]", value))) if isinstance(value, list | tuple) else value
-    for name, item in cast("Mapping[Any, Any]", inner).items() if isinstance(inner, Mapping) else ():
-        _check_writable(item, f"{key}.{name}" if key else str(name))
 
 
 def with_assignments(

@@ -19,10 +19,10 @@ from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.memory import memory_of
 from rollout.play.parts import Runtime
 from rollout.tokens.chat_template import ChatTemplate
+from rollout.tokens.description import warnings_of
 from rollout.tokens.encoding import DeltaEncoder, choose_template
 from rollout.tokens.images import load_processor, read_json
 from rollout.tokens.profile import Profile, learn_profile
-from rollout.tokens.rehearsal import rehearse
 from rollout.workers.pool import EnvPool
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,12 @@ def build_runtime(args: Any) -> Runtime:
     small = HAS_SLIME and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
-    for sentence in rehearse(encoder, settings.history):
+    for sentence in warnings_of(encoder):
         logger.warning("%s: %s", flags.hf_checkpoint, sentence)
     connections = max(MIN_CONNECTIONS, settings.n_env)
     # The first push of slime's delta mode sends nothing, so the engine still has its own name for its weights.
     names = {"default": "0"} if flags.update_weight_mode == "delta" else {}
-    patient = _patient(settings.engine, args)
+    patient = _patient(settings.engine, flags)
     engine = EngineClient(url, patient, max_connections=connections, version_names=names)
     return Runtime(
         settings=settings,
@@ -63,12 +63,13 @@ def build_runtime(args: Any) -> Runtime:
     )
 
 
-def _patient(engine: EngineSettings, args: Any) -> EngineSettings:
+def _patient(engine: EngineSettings, flags: RolloutFlags) -> EngineSettings:
     """With `--use-fault-tolerance`, retry longer than slime may take to find a dead engine, unless the YAML says."""
-    if not getattr(args, "use_fault_tolerance", False) or "max_retries" in engine.model_fields_set:
+    if not flags.use_fault_tolerance or "max_retries" in engine.model_fields_set:
         return engine
-    waits = (getattr(args, f"rollout_health_check_{name}") for name in ("first_wait", "interval", "timeout"))
-    more = math.ceil(2 * sum(waits) / engine.backoff_max_s)  # these pauses are at least half of backoff_max_s
+    dead_s = flags.rollout_health_check_first_wait + flags.rollout_health_check_interval
+    dead_s += flags.rollout_health_check_timeout
+    more = math.ceil(2 * dead_s / engine.backoff_max_s)  # these pauses are at least half of backoff_max_s
     return engine.model_copy(update={"max_retries": engine.max_retries + more})
 
 

@@ -26,8 +26,6 @@ class AcceptedMessages:
         self._template = template
         self._profile = profile
         self._answer_text = lru_cache(1024)(self._rendered_answer)
-        rules = profile.one_system, profile.refuses_system, profile.needs_user, profile.system_first
-        self._takes_systems = not any(rules)
 
     def __call__(self, messages: Sequence[Message], *, as_text: bool = True, appended: bool = False) -> list[Message]:
         """Return the messages in a form that the template accepts; raises EncodingError without messages.
@@ -37,27 +35,15 @@ class AcceptedMessages:
         if not messages:
             raise EncodingError("a prompt needs at least one message")
         plain = [self._plain(message, as_text) for message in messages]
-        if appended:
-            shaped = _told_by_user(plain) if self._profile.moves_system else plain
-        else:
-            shaped = plain if self._takes_systems else self._with_systems(plain)
-        return merged(shaped) if self._profile.alternates else shaped
-
-    def _with_systems(self, messages: list[Message]) -> list[Message]:
-        profile = self._profile
-        opening = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-        systems, rest = messages[:opening], messages[opening:]
-        if profile.one_system and len(systems) > 1:
-            systems = [joined(systems)]
-        if systems and (profile.refuses_system or (profile.needs_user and not rest)):
-            rest = merged([{**joined(systems), "role": "user"}, *rest[:1]]) + rest[1:]
-            systems = []
-        return [*systems, *(_told_by_user(rest) if profile.system_first else rest)]
+        if not self._profile.takes_systems:
+            roles = [message["role"] for message in plain]
+            can_open = not (appended or self._profile.refuses_system)
+            opening = next((i for i, role in enumerate(roles) if role != "system"), len(plain)) if can_open else 0
+            plain = [*([joined(plain[:opening])] if opening else ()), *_told_by_user(plain[opening:])]
+        return merged(plain) if self._profile.alternates else plain
 
     def _plain(self, message: Message, as_text: bool) -> Message:
         """The message without empty keys and without keys that the template does not mention."""
-        if len(message) == 2 and isinstance(message.get("content"), str):
-            return self._as_shown(message) if as_text and message["role"] == "assistant" else message
         source = self._template.source
         keys = {k for k, v in message.items() if v is not None and (k in ("role", "content") or k in source)}
         keys -= set(REASONING_KEYS)
@@ -113,8 +99,8 @@ class AcceptedMessages:
         # Templates drop the reasoning of an earlier response; some strip the text of the last response.
         right = END if thinks else "user"
         following = [{"role": "user", "content": RIGHT}] if right == "user" else []
-        before = self._template.between("user", "", "assistant", False)
-        after = self._template.between("assistant", "", right, False)
+        before = self._template.between("user", "assistant")
+        after = self._template.between("assistant", right)
         text = self._template.attempt([{**USER, "content": LEFT}, given, *following], tools=False)
         if text is None or before is None or after is None:
             return None

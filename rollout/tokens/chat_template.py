@@ -1,9 +1,8 @@
 """One chat template with its tools: renders conversations, and learns once what it writes around and between them."""
 
 import datetime
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +29,7 @@ USER = {"role": "user", "content": "u"}
 ASSISTANT = {"role": "assistant", "content": "a"}
 TOOL = {"role": "tool", "content": "t"}
 
-PADDED = ("\n  a b\t\n", " ", "l1\n\n l2 ", 'say "x\\y" <b> é')
+PADDED = ("\n  a b\t\n", "l1\n\n l2 ", 'say "x\\y" <b> é')
 THOUGHT_START, THOUGHT_END = "<think>", "</think>"
 """How thoughts are written in what environments read, whatever the model's own tokens are."""
 CALL_IDS = ("functions.{name}:{number}", "12345{number:04d}")
@@ -56,8 +55,7 @@ class ChatTemplate:
         self.names_in_ids = False
         """Calls show their ids in place of their names, so ids must hold the names (Kimi's `functions.name:0`)."""
         self.between = lru_cache(1024)(self._between)
-        self.content_rule = lru_cache(64)(self._content_rule)
-        self.lists_are_verbatim = lru_cache(64)(self._lists_are_verbatim)
+        self.text_rule = lru_cache(64)(self._text_rule)
 
     def render(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str:
         """Return the template's text of a conversation; raises EncodingError, which names the roles."""
@@ -127,10 +125,9 @@ class ChatTemplate:
 
     # Learnt from short conversations.
 
-    def _between(self, left: str, inner: str, right: str, seen_tool: bool) -> str | None:
+    def _between(self, left: str, right: str) -> str | None:
         """Return the text between the contents of `left` and `right`; None if it cannot be learnt."""
-        middle = json.loads(inner) if inner else []
-        messages = [*before(left, seen_tool), *_marked(left, LEFT), *middle, *_marked(right, RIGHT), *after(right)]
+        messages = [*before(left, False), *_marked(left, LEFT), *_marked(right, RIGHT), *after(right)]
         text = self.attempt(messages, generation=right == GENERATION, tools=left in (START, "system"))
         if text is None:
             return None
@@ -141,24 +138,16 @@ class ChatTemplate:
     def _shown(self, role: str, content: Any) -> str | None:
         return self.attempt([*before(role, False), {"role": role, "content": content}, *after(role)])
 
-    def _content_rule(self, role: str) -> str | None:
-        """What the template does to a text in this role: `verbatim`, `strip`, or None for anything else."""
+    def _text_rule(self, role: str) -> Callable[[str], str] | None:
+        """What the template does to texts in this role, nothing or `str.strip`; None for anything else."""
         around = self._shown(role, LEFT)
-        rules = {"verbatim": lambda text: text, "strip": str.strip}
-        for content in PADDED:
-            if role == "assistant" and not content.strip():
-                continue  # a template may write nothing at all around it
-            shown = self._shown(role, content)
-            if around is None or shown is None:
-                return None
-            rules = {name: rule for name, rule in rules.items() if around.replace(LEFT, rule(content)) == shown}
-        return next(iter(rules), None)
-
-    def _lists_are_verbatim(self, role: str) -> bool:
-        """Whether the template shows content parts one after the other, with their texts unchanged."""
-        around = self._shown(role, LEFT)
-        shown = self._shown(role, [{"type": "text", "text": text} for text in (PADDED[0], PADDED[2])])
-        return around is not None and around.replace(LEFT, PADDED[0] + PADDED[2]) == shown
+        shown = {text: self._shown(role, text) for text in PADDED}
+        if around is None:
+            return None
+        for rule in (str, str.strip):
+            if all(around.replace(LEFT, rule(text)) == found for text, found in shown.items()):
+                return rule
+        return None
 
     def image_text(self) -> str | None:
         """What the template writes for an image in a user message, the same for each; None if it shows no images."""

@@ -3,41 +3,24 @@
 Only the template writes control tokens.
 """
 
-import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Literal
 
-from envs.base import text_of
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.accepted import AcceptedMessages
-from rollout.tokens.chat_template import (
-    GENERATION,
-    RECENT,
-    START,
-    THOUGHT_END,
-    THOUGHT_START,
-    USER,
-    ChatTemplate,
-    Message,
-)
+from rollout.tokens.chat_template import GENERATION, THOUGHT_END, THOUGHT_START, ChatTemplate, Message
 from rollout.tokens.image_files import MAX_PIXELS
-from rollout.tokens.images import EncodedImage, ImageEncoder, Part, expanded, unexpanded
-from rollout.tokens.one_shot import OneShot, SanityCheck, compare
+from rollout.tokens.images import EncodedImage, ImageEncoder, expanded, unexpanded
+from rollout.tokens.one_shot import SanityCheck, compare, references
 from rollout.tokens.profile import Profile, learn_profile
 from rollout.tokens.reading import Reading, channel_reading, plain_reading
+from rollout.tokens.rendering import Renderer
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt
-
-THINKING, EMPTY = "thinking", "empty"
-"""Kinds of responses whose headers differ: one that is shown with its own thought, and one without text."""
-
-Neighbours = frozenset[tuple[str, int, str, bool]]
-"""For each pair of neighbours: left role, what stands between them, right role, whether a tool was seen before."""
 
 
 def choose_template(tokenizer: Any, processor: Any, tools: bool) -> str:
@@ -92,31 +75,25 @@ class DeltaEncoder:
             ImageEncoder(processor, self.text, placeholder, max_image_pixels, small_images) if placeholder else None
         )
         keeps = not use_inference_chat_template
-        self.one_shot = OneShot(self.template, self.profile, self.text, self.images, keep_thoughts=keeps)
-        self._composer = Composer(self.template, self.profile, self.text, self.one_shot)
+        self._renderer = Renderer(self.template, self.profile, self.text, self.images, keep_thoughts=keeps)
         self.sanity_check: SanityCheck = sanity_check
         self.use_inference_chat_template = use_inference_chat_template
         self.end_of_turn_ids = self.profile.stop_ids
         """The tokens that end a response, the template's own first."""
         self.placeholder_ids = self.images.placeholder_ids if self.images is not None else ()
-        if history == "full":
-            self._continuation([USER], seen_tool=False)
         if tools:
             self.template.check_tools(appended=history == "full")
-            self._check_calls()
-
-    def _check_calls(self) -> None:
-        if not self.profile.reads_calls:
-            raise EncodingError(
-                "the chat template shows tools, but a call that it writes cannot be read back, so no call of the model "
-                "could be run; describe the tools in the prompt (tools_in: prompt), or set another chat template"
-            )
+            if not self.profile.reads_calls:
+                raise EncodingError(
+                    "the chat template shows tools, but a call that it writes cannot be read back, so no call of the "
+                    "model could be run; describe the tools in the prompt (tools_in: prompt), or set another chat "
+                    "template"
+                )
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """Encode a new conversation; raises EncodingError if the template rejects it or an image is unusable."""
         messages = self._accepted(messages)
-        rendered = lambda: self.one_shot.parts(messages)
-        parts = rendered() if self.use_inference_chat_template else self._composer.compose(START, messages, rendered)
+        parts = (self._renderer.whole if self.use_inference_chat_template else self._renderer.parts)(messages)
         images = [part for part in parts if isinstance(part, EncodedImage)]
         return Prompt(
             token_ids=TokenPrefix(self.text.join(expanded(parts))),
@@ -134,17 +111,10 @@ class DeltaEncoder:
         Args:
             stop_id: the token that ended the response, if it is known and the profile may not know it.
 
-        Raises EncodingError if the template or the mode does not allow it, or if the response holds an image's
-        placeholder.
+        Raises EncodingError if the template does not allow it.
         """
-        for token in self.placeholder_ids:
-            if token in response_ids:
-                raise EncodingError(
-                    f"the answer holds the placeholder {self.decode([token])} (token {token}) without a picture; "
-                    "forbid it with a logit_bias of -100, or call without_placeholders on the answer first"
-                )
         messages = self._accepted(messages, appended=True)
-        parts = self._continuation(messages, prompt.seen_tool)
+        parts = self._renderer.parts(messages, tools=False, seen_tool=prompt.seen_tool)
         ended = self.end_of(response_ids, stop_id)
         if ended is None and (close := self._close_of(self.decode(response_ids))):
             parts = [close, *parts]
@@ -194,16 +164,6 @@ class DeltaEncoder:
         # SGLang encodes the text of prompts with images again, so control strings get a space.
         return [{k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted]
 
-    def _continuation(self, messages: Sequence[Message], seen_tool: bool) -> Sequence[Part]:
-        """Parts from the end of a response's text to the start of the next response."""
-        if self.use_inference_chat_template and self.profile.drops_thoughts:
-            raise EncodingError(
-                "the chat template drops earlier reasoning, so use_inference_chat_template cannot append to what the "
-                "model saw; use it with history: window, or leave it false"
-            )
-        rendered = lambda: self.one_shot.continuation(messages, seen_tool)
-        return self._composer.compose("assistant", messages, rendered, seen_tool)
-
     def check(self, messages: Sequence[Message], token_ids: Sequence[int], stop_ids: Collection[int] = ()) -> None:
         """Compare a conversation's tokens with its one-shot encoding, as strictly as `sanity_check` says.
 
@@ -215,11 +175,11 @@ class DeltaEncoder:
         ids = list(token_ids)
         if messages[-1]["role"] == "assistant" and ids[-1:] != [self.profile.end_of_turn]:
             ids.append(self.profile.end_of_turn)
-        headers = (self._composer.between(left, GENERATION) for left in ("user", "tool", "system"))
-        shown = [header for header in headers if header is not None]
+        headers = [self.template.between(left, GENERATION) for left in ("user", "tool", "system")]
+        shown = [self.text.template_text(header) for header in headers if header is not None]
         ends = frozenset((*self.end_of_turn_ids, *stop_ids))
-        references = (self._with_one_end(reference, ends) for reference in self._references(messages))
-        compare(self._with_one_end(ids, ends), references, self.text, shown, self.sanity_check)
+        found = (self._with_one_end(reference, ends) for reference in self._references(messages))
+        compare(self._with_one_end(ids, ends), found, self.text, shown, self.sanity_check)
 
     def _with_one_end(self, ids: Sequence[int], ends: Collection[int]) -> list[int]:
         """The ids with the template's end of each turn, whichever tokens ended it."""
@@ -235,18 +195,18 @@ class DeltaEncoder:
 
     def _references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
         accepted = self._accepted(messages)
-        yield from self.one_shot.references(accepted)
+        yield from references(self._renderer, self.text, accepted)
         if self.images is not None:  # an appended response keeps the control tokens that the model wrote
             shaped = self._accepts(messages, as_text=not self.use_inference_chat_template)
             kept = [s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)]
             if kept != accepted:
-                yield from self.one_shot.references(kept)
+                yield from references(self._renderer, self.text, kept)
 
     def without_placeholders(self, generation: Generation) -> Generation:
         """Replace each image placeholder that the model wrote by a question mark; if spelled, its first token.
 
         The forward pass cannot take the token, and SGLang, which reads a prompt with images as text, takes both for an
-        image. An altered response is not trained on, and its record of which tokens top-p kept is dropped.
+        image. An altered response is not trained on.
         """
         names = "|".join(re.escape(self.decode([token])) for token in self.placeholder_ids)
         found = re.finditer(names, self.decode(generation.token_ids)) if names else ()
@@ -256,10 +216,7 @@ class DeltaEncoder:
         token_ids = list(generation.token_ids)
         for start, _ in places:
             token_ids[start] = self.text.encode("?")[-1]
-        kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}
-        return replace(
-            generation, token_ids=TokenPrefix(token_ids), text=self.decode(token_ids), meta_info=kept, trained=False
-        )
+        return replace(generation, token_ids=TokenPrefix(token_ids), text=self.decode(token_ids), trained=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, including control tokens."""
@@ -300,95 +257,3 @@ class DeltaEncoder:
         start, end = (bisect_right(counts, limit, key=chars) - 1 for limit in span)
         end += chars(end) < span[1] and end < len(response_ids)
         return (start, end) if start < end else None
-
-
-class Composer:
-    """Builds a prompt's token ids from cached pieces of template text, without rendering the template.
-
-    The first time a combination of neighbouring roles occurs, it is compared with a rendered prompt. If they differ,
-    that combination is always rendered.
-    """
-
-    def __init__(self, template: ChatTemplate, profile: Profile, text: PlainText, one_shot: OneShot) -> None:
-        self._template = template
-        self._profile = profile
-        self._text = text
-        self._one_shot = one_shot
-        self.between = lru_cache(1024)(self._between)
-        self._trusted: dict[Neighbours, bool] = {}
-
-    def compose(
-        self, left: str, messages: Sequence[Message], rendered: Callable[[], Sequence[Part]], seen_tool: bool = False
-    ) -> Sequence[Part]:
-        """Return the parts from the end of `left` to the next response; if pieces cannot give them, `rendered` does."""
-        composed = self._parts(left, messages, seen_tool)
-        if composed is None:
-            return rendered()
-        parts, neighbours = composed
-        if neighbours not in self._trusted:
-            same = self._text.join(expanded(parts)) == self._text.join(expanded(rendered()))
-            self._trusted[neighbours] = same
-        return parts if self._trusted[neighbours] else rendered()
-
-    def _between(self, left: str, right: str, seen_tool: bool = False, inner: str = "") -> TemplateText | None:
-        if self._text.pattern.search(inner):
-            return None
-        shown = "assistant" if right in (THINKING, EMPTY) else right
-        text = self._template.between(left, inner, shown, seen_tool)
-        if text is not None and right == THINKING:
-            text = self._profile.without_lead(text)
-        return None if text is None else self._text.template_text(text)
-
-    def _parts(self, left: str, messages: Sequence[Message], seen_tool: bool) -> tuple[list[Part], Neighbours] | None:
-        """Template text and contents up to the generation header; None if the conversation must be rendered."""
-        parts: list[Part] = []
-        neighbours: set[tuple[str, int, str, bool]] = set()
-        inner: list[Message] = []
-        runs = 0
-        recent = len(messages)  # the first response after the last user message
-        if self._profile.recent_differs:
-            recent = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1) + 1
-        for index, message in enumerate([*messages, None]):
-            right = GENERATION if message is None else self._kind(message, index >= recent)
-            content = None if message is None else self._content(message, index, right)
-            if message is not None and content is None:
-                inner.append(message)
-                continue
-            seen = seen_tool and right == "tool"
-            try:
-                written = self.between(left, right, seen, json.dumps(inner, ensure_ascii=False) if inner else "")
-            except TypeError:  # images, for example
-                return None
-            if written is None:
-                return None
-            runs += bool(inner)
-            neighbours.add((left, min(runs, 2) if inner else 0, right, seen))
-            parts += [written, *(content or ())]
-            seen_tool |= right == "tool"
-            left, inner = "assistant" if right in (THINKING, RECENT, EMPTY) else right, []
-        return parts, frozenset(neighbours)
-
-    def _kind(self, message: Message, is_recent: bool) -> str:
-        """The message's role, or what sets a response's header apart from that of other responses."""
-        if message["role"] != "assistant":
-            return message["role"]
-        if self._one_shot.keeps_thought(message):
-            return THINKING
-        content = message.get("content")
-        if not (content if isinstance(content, str) else text_of(message)).strip():
-            return EMPTY
-        return RECENT if is_recent else "assistant"
-
-    def _content(self, message: Message, index: int, kind: str) -> list[Part] | None:
-        """The message's text and images as the template shows them; None if it has more than those."""
-        content, role = message.get("content"), message["role"]
-        if len(message) != 2 or (role == "system" and index):
-            return None
-        if isinstance(content, str):
-            if kind == THINKING:
-                return [content]
-            rule = self._template.content_rule(role)
-            return None if rule is None else [content.strip() if rule == "strip" else content]
-        if not isinstance(content, list) or not self._template.lists_are_verbatim(role):
-            return None
-        return [self._one_shot.image(p["image"]) if p.get("type") == "image" else p["text"] for p in content]

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 MAX_PIXELS = 1 << 26
 """Limit of an image before it is scaled down; decoding one of this size takes 192 MiB."""
 
-PNG_URI = "data:image/png;base64,"
-
 
 def shrunk(image: Image.Image, max_pixels: int, side: int) -> Image.Image:
     """Scale the image down if it has more than `max_pixels` pixels, to multiples of `side`, a token's edge."""
@@ -41,29 +39,16 @@ def read_image(image: Any) -> Image.Image:
         raise EncodingError(str(error)) from error
 
 
-def write_png(image: Image.Image, compress_level: int = 1) -> bytes:
+def write_png(image: Image.Image) -> bytes:
     """The image as a PNG file."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=compress_level)
+    image.save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
 
 
 def data_uri(image: Image.Image) -> str:
     """The image as a PNG data URI, a form that SGLang accepts in `image_data`."""
-    return png_uri(write_png(image))
-
-
-def png_uri(png: bytes) -> str:
-    """A PNG file as data URI."""
-    return PNG_URI + base64.b64encode(png).decode("ascii")
-
-
-def png_of(uri: str) -> bytes | None:
-    """The PNG file in a data URI; None for another text."""
-    if not uri.startswith(PNG_URI):
-        return None
-    png = base64.b64decode(uri.removeprefix(PNG_URI))
-    return png if png_uri(png) == uri else None
+    return "data:image/png;base64," + base64.b64encode(write_png(image)).decode("ascii")
 
 
 def size_of(image: Image.Image) -> str:

@@ -16,7 +16,7 @@ import torch
 from envs.base import import_pillow, make_image
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
-from rollout.tokens.image_files import png_uri, read_image, shrunk, size_of, write_png
+from rollout.tokens.image_files import data_uri, read_image, shrunk, size_of, write_png
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +35,7 @@ class EncodedImage:
     placeholder: TemplateText
     expanded: TemplateText
     data: str
-    """A PNG as data URI: the image, or the processor's scaled image if that is shorter."""
+    """A PNG as data URI."""
     inputs: Mapping[str, torch.Tensor]
 
 
@@ -66,7 +66,6 @@ class ImageEncoder:
         self._side = getattr(settings, "patch_size", 1) * getattr(settings, "merge_size", 1)
         self.placeholder_text = placeholder
         self.placeholder = text.template_text(placeholder)
-        self._stable_sizes: dict[tuple[int, int], bool] = {}
         self._kept: dict[int, tuple[weakref.ref[Any], EncodedImage]] = {}
         self._by_pixels = weakref.WeakValueDictionary[tuple[Any, ...], EncodedImage]()
         token_id = getattr(processor, "image_token_id", None)
@@ -105,26 +104,8 @@ class ImageEncoder:
             )
         if not found:
             raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
-        patch = getattr(image_processor, "patch_size", None)
-        pixels = int(grid.prod()) * patch**2 if grid is not None and isinstance(patch, int) else None
-        smaller = pixels is not None and pixels < image.width * image.height
-        small = make_small(inputs, image_processor) if self._small or smaller else inputs
-        png = write_png(image)
-        if smaller and small is not inputs:
-            scaled = small[PIXELS].numpy().tobytes()
-            png = scaled if len(scaled) < len(png) and self._leaves_unchanged(scaled, inputs) else png
-        return EncodedImage(self.placeholder, self._expanded(ids), png_uri(png), small if self._small else inputs)
-
-    def _leaves_unchanged(self, scaled: bytes, inputs: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the processor makes the same inputs of an image that it has scaled; tested once per size."""
-        try:
-            image = read_image(scaled)
-            if image.size not in self._stable_sizes:
-                again = _processed(self._processor.image_processor, image)
-                self._stable_sizes[image.size] = all(torch.equal(again[key], value) for key, value in inputs.items())
-            return self._stable_sizes[image.size]
-        except EncodingError:  # scaling may have made it too thin
-            return False
+        small = make_small(inputs, image_processor) if self._small else inputs
+        return EncodedImage(self.placeholder, self._expanded(ids), data_uri(image), small)
 
     def _expanded(self, ids: list[int]) -> TemplateText:
         """The expanded placeholder; ordinary text at its ends is kept apart, since it may merge with its neighbours."""

@@ -51,8 +51,6 @@ class Profile:
     """What the template writes there before earlier responses, the longest first."""
     channels: bool
     """Responses are messages on channels, between control tokens (gpt-oss)."""
-    recent_differs: bool
-    """Responses after the last user message have another header than earlier ones."""
     thought_close: str
     """What the template writes between a thought and the text after it."""
     drops_thoughts: bool
@@ -60,12 +58,8 @@ class Profile:
     refuses_system: bool
     alternates: bool
     """User messages must not follow each other."""
-    one_system: bool
-    """Only one system message may open the conversation."""
-    system_first: bool
-    """The template refuses or drops system messages after the first response."""
-    moves_system: bool
-    """The template moves them to the front, so they cannot be appended."""
+    takes_systems: bool
+    """The template shows several system messages, and later ones where they are."""
     call_form: CallForm | None
     """How the template writes calls; None if they are JSON objects with a name, or if it shows none."""
     reads_calls: bool
@@ -76,8 +70,6 @@ class Profile:
     """The template refuses results of tools unless the calls are given apart from the response's text."""
     names_in_ids: bool
     """The template shows the ids of calls in place of their names."""
-    needs_user: bool
-    """The template refuses a conversation without a user message."""
 
     @property
     def opens_thought(self) -> bool:
@@ -102,16 +94,15 @@ def learn_profile(
 ) -> Profile:
     """Probe the template; raises EncodingError if its conversations cannot be encoded message by message."""
     _check_tokenizer(tokenizer, text)
-    after_answer = template.between("assistant", "", "user", False)
+    after_answer = template.between("assistant", "user")
     found = None if after_answer is None else text.template_text(after_answer).ids
     if not found:
         raise EncodingError(
             "no control token of the tokenizer ends an answer in this chat template, so messages cannot be "
             "separated; use a checkpoint whose tokenizer has the template's markers as special tokens"
         )
-    opener = text.template_text(template.between(START, "", "user", False) or "").ids
+    opener = text.template_text(template.between(START, "user") or "").ids
     start, leads = _headers(template, text)
-    reminded = [SYSTEM, USER, ASSISTANT, SYSTEM, USER]
     stop_ids = _stop_ids(tokenizer, template, text, found[0], generation_config)
     call_form, reads_calls = learn_call_form(template, start, [text.decode([token]) for token in stop_ids])
     set_policy_form(call_form)
@@ -124,20 +115,16 @@ def learn_profile(
         lead=leads[0],
         earlier_leads=tuple(sorted(set(leads[1:]), key=len, reverse=True)),
         channels=channels,
-        recent_differs=leads[2] != leads[1],
         thought_close=_thought_close(template),
         drops_thoughts=_drops_thoughts(template),
         refuses_system=not template.shows([SYSTEM, USER]),
         alternates=not template.shows([USER, USER]),
-        one_system=not template.shows([SYSTEM, SYSTEM, USER]),
-        system_first=not template.shows(reminded),
-        moves_system=not template.shows(reminded, in_order=True),
+        takes_systems=template.shows([SYSTEM, SYSTEM, USER, ASSISTANT, SYSTEM, USER], in_order=True),
         call_form=call_form,
         reads_calls=reads_calls,
         calls_are_control=channels or (call_form is not None and text.pattern.search(call_form.shape) is not None),
         needs_calls=not template.shows([USER, ASSISTANT, TOOL]),
         names_in_ids=reads_calls and _hides_names(template),
-        needs_user=not template.shows([SYSTEM]),
     )
 
 
@@ -154,9 +141,9 @@ def _stop_ids(
     tokenizer: Any, template: ChatTemplate, text: PlainText, end_of_turn: int, generation_config: Mapping[str, Any]
 ) -> tuple[int, ...]:
     """The ends that the template writes after a last response, then those of tokenizer and generation config."""
-    last = text.template_text(template.between("assistant", "", END, False) or "").ids
+    last = text.template_text(template.between("assistant", END) or "").ids
     found: list[int | None] = [last[0] if last else end_of_turn]
-    after_tool = text.template_text(template.between("assistant", "", "tool", False) or "").ids
+    after_tool = text.template_text(template.between("assistant", "tool") or "").ids
     found += after_tool[:1] if not last and after_tool else ()
     called = template.with_call([USER], calls=[("lookup", {})]) or ""
     if ends := text.pattern.findall(called[called.rfind("lookup") :]):
@@ -175,9 +162,9 @@ def _stop_ids(
 
 def _headers(template: ChatTemplate, text: PlainText) -> tuple[str, tuple[str, str, str]]:
     """What every header of a response ends with, and what the next, earlier and recent ones add to it."""
-    earlier = template.between("user", "", "assistant", False) or ""
-    coming = template.between("user", "", GENERATION, False) or ""
-    recent = template.between("user", "", RECENT, False)
+    earlier = template.between("user", "assistant") or ""
+    coming = template.between("user", GENERATION) or ""
+    recent = template.between("user", RECENT)
     headers = [coming, earlier, earlier if recent is None else recent]
     common = PART_OF_TAG.sub("", common_start(headers))
     if (tag := common.find(THOUGHT_START)) >= 0 or (tag := common.find(THOUGHT_END)) >= 0:

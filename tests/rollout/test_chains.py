@@ -20,10 +20,10 @@ from advantage.training.losses import turn_weights
 from rollout.bridge.chains import continues, find_chains
 from rollout.bridge.sample import SampleWriter, build_samples
 from rollout.samples import pretraining_samples, turns_per_sample
-from rollout.turn import ImageChain, Prompt, Turn
+from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Turn
 from tests.fixtures.conversations import by_turn, conversations, places, train_data
 
-ARGS = Namespace(global_batch_size=6, rollout_top_p=1.0)
+ARGS = Namespace(global_batch_size=6)
 
 
 @given(st.randoms(use_true_random=False))
@@ -154,16 +154,17 @@ def test_every_turn_of_a_chain_keeps_its_own_routed_experts() -> None:
     writer = SampleWriter(Namespace(**flags, **vars(ARGS)), 39, chains=True)
     sample = writer.new(0, 0, Prompt([1, 2]))
 
-    def append(sample: Any, captured: torch.Tensor) -> None:
-        """As slime does it: the engine's experts replace those of earlier turns."""
-        SampleWriter._append(writer, sample, [7, 8], [-0.1, -0.1])
-        sample.rollout_routed_experts = captured
-
-    writer._append_generation = append
+    answer = Generation([7, 8], [-0.1, -0.1], "x", FinishReason.STOP)
     for number in (1, 2):
-        rows = len(sample.tokens) + 1  # two new tokens
-        writer.append_generation(sample, torch.full((rows, 1, 2), number))
-        writer.append_observation(sample, [5])
+        captured = torch.full((len(sample.tokens) + 1, 1, 2), number)  # of all tokens but the last
+
+        def record(*_: Any, captured: Any = captured, **__: Any) -> None:
+            """As slime does it: the engine's experts replace those of earlier turns."""
+            sample.rollout_routed_experts = captured
+
+        sample.append_response_tokens = record
+        writer.append_generation(sample, answer)
+        writer.append_masked(sample, [5])
     writer.append_state(sample, Prompt([*sample.tokens, 6]))
     first, second, after = sample.rollout_routed_experts.split([3, 3, len(sample.tokens) - 7])
     assert first.eq(1).all() and second.eq(2).all() and after.tolist() == [[[0, 1]]] * len(after)

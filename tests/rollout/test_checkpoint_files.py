@@ -3,12 +3,8 @@
 import os
 import random
 import resource
-import subprocess
-import sys
-import textwrap
 from array import array
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,12 +13,9 @@ import torch
 from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError
-from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Segment, StopReason, Turn
-from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import Run, playing
 from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.vision import picture, processor
 
 
 @pytest.fixture
@@ -77,26 +70,6 @@ def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
     assert replace(kept, turns=(), bootstrap=None) == replace(wanted, turns=(), bootstrap=None)
 
 
-def test_a_warm_ups_pictures_are_stored_once_as_files_for_engine_and_training(tmp_path: Path) -> None:
-    encoder = DeltaEncoder(chatml_tokenizer(), processor(), small_images=True)
-    pictures = [picture(seed, 256, 256) for seed in range(4)]
-    asked = lambda *shown: [{"role": "user", "content": [{"type": "image", "image": image} for image in shown]}]
-    prompts = [encoder.prompt(asked(*pair)) for pair in pairwise(pictures)]
-    generation = Generation([5], array("f", [-0.1]), "a", FinishReason.STOP)
-    turns = [
-        Turn(0, i, prompt, generation, "a", True, "a", 1.0, False, False, None) for i, prompt in enumerate(prompts)
-    ]
-    source = EpisodeSource(rollout_args(tmp_path))
-    source.kept = [Segment("t", tuple(turns), None, StopReason.TIME_LIMIT)]
-    source.save(0)
-    files = sum(len(encoder.images.encode(image).inputs["pixel_values"]) for image in pictures)
-    assert checkpoint_path(str(tmp_path / "save"), 0).stat().st_size < 1.1 * files
-    again = Run(tmp_path, load=0).source
-    for found, truth in zip((turn.prompt for turn in again.kept[0].turns), prompts, strict=True):
-        assert found.image_data == truth.image_data
-        assert all(torch.equal(found.train_inputs[key], value) for key, value in truth.train_inputs.items())
-
-
 @pytest.mark.parametrize("pictures", [False, True])
 async def test_a_checkpoint_with_any_flipped_bit_is_refused(saved: Path, tmp_path: Path, pictures: bool) -> None:
     """One bit at a time, anywhere in the file."""
@@ -138,47 +111,3 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untou
         assert saved.read_bytes() == before
         assert [p.name for p in saved.parent.iterdir()] == [saved.name]
     source.save(0)
-
-
-@pytest.mark.slow
-def test_a_full_file_system_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        """
-        import pathlib, sys
-        from rollout.errors import CheckpointError
-        from tests.rollout.test_checkpoint_files import with_pictures
-
-        folder = pathlib.Path(sys.argv[1])
-        (folder / "model").symlink_to(sys.argv[2])
-        saved = with_pictures(folder)
-        before = saved.read_bytes()
-        (folder / "filler").write_bytes(bytes(100_000 - 2 * len(before)))
-        try:
-            for _ in range(100):
-                with (folder / "filler").open("ab", buffering=0) as filler:
-                    filler.write(bytes(4096))
-        except OSError:
-            pass
-        try:
-            with_pictures(folder)
-        except CheckpointError as error:
-            print(error)
-        assert saved.read_bytes() == before
-        assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-        """
-    )
-    model, small = tmp_path / "model", tmp_path / "small"
-    small.mkdir()
-    chatml_tokenizer().save_pretrained(model)
-    command = 'mount -t tmpfs -o size=128k none "$1" || exit 77; exec "$0" -c "$2" "$1" "$3"'
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command, sys.executable, str(small), script, str(model)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": "."},
-    )
-    if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip(f"a small file system cannot be mounted here; allow user namespaces: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    assert "cannot be written" in done.stdout and "Errno 28" in done.stdout

@@ -41,13 +41,13 @@ async def test_a_wrong_answer_is_corrected_with_the_picture_still_in_sight(tmp_p
     sample = problem()
     expected = processor().image_processor(images=sample.multimodal_inputs["images"], return_tensors="pt")
     result, requests = await play(tmp_path, sample, env_backend=backend, env_workers=1)
-    assert result is sample and sample.status == Sample.Status.COMPLETED and sample.reward == 1.0
+    assert result.prompt == sample.prompt and result.status == Sample.Status.COMPLETED and result.reward == 1.0
     assert [len(request["image_data"]) for request in requests] == [1, 1]
     assert requests[0]["image_data"] == requests[1]["image_data"]
-    assert sample.multimodal_train_inputs["pixel_values"].equal(expected["pixel_values"])
-    text = chatml_tokenizer().decode(sample.tokens)
+    assert result.multimodal_train_inputs["pixel_values"].equal(expected["pixel_values"])
+    text = chatml_tokenizer().decode(result.tokens)
     assert "Your answer is wrong" in text and text.count("Find $x$.") == 1
-    assert sample.label == r"3 \sqrt { 2 }" and sample.metadata["episode_turns"] == 2
+    assert result.label == r"3 \sqrt { 2 }" and result.metadata["episode_turns"] == 2
 
 
 async def test_a_problem_whose_picture_is_broken_fails_alone(tmp_path: Path) -> None:

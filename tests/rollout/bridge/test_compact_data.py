@@ -54,7 +54,7 @@ def test_samples_whose_prompts_share_a_buffer_keep_their_own_tokens() -> None:
     samples = [writer.new(k, 0, prompt) for k in range(3)]
     for k, sample in enumerate(samples):
         writer.append_generation(sample, Generation([10 + k] * (k + 1), [-1.0] * (k + 1), "x", FinishReason.STOP))
-        writer.append_observation(sample, [7])
+        writer.append_masked(sample, [7])
     for k, sample in enumerate(samples):
         assert list(sample.tokens) == [0, 1, 2, *[10 + k] * (k + 1), 7]
         assert sample.loss_mask == [1] * (k + 1) + [0]

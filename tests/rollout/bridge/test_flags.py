@@ -54,6 +54,7 @@ FIXED_TURN_FAULTS = [
     ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
     ({"rollout_max_response_len": None}, "--rollout-max-response-len is missing"),
     ({"rollout_temperature": 0.0}, "--rollout-temperature 0 must be above 0"),
+    ({"rollout_top_p": 0.9}, "--rollout-top-p 0.9 samples from a part"),
     ({"rollout_max_context_len": 30}, "--rollout-max-context-len 30 leaves no room"),
     ({"memory": {"kind": "inline_notes"}}, "response-len 32 tokens .* memory.notes_chars: 400"),
     (
@@ -72,12 +73,15 @@ FIXED_TURN_FAULTS = [
     ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: .* --kl-loss-coef"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, **GROUP}, "--kl-loss-type k1"),  # slime's default
+    (
+        {**GROUP, "advantage_estimator": "gspo", "custom_advantage_function_path": "a.b"},
+        "gspo weighs each sample as one",
+    ),
     (GROUP, "whole episodes, and --rollout-function-path rollout.fixed_turn"),
     ({"gae_form": "no_such_package.form"}, "gae_form: no_such_package cannot be imported"),
     ({"group_estimator": "rloo"}, "group_estimator: rloo .* --advantage-estima"),
     ({**GROUP, "advantage_estimator": "ppo"}, "a critic that advantage.group.compute_advantages"),
     ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
-    ({"use_rollout_logprobs": True, "kl_coef": 0.1, "megatron_config_path": None, "save": None}, "its first step"),
     ({"loss_type": "sft_loss"}, "--loss-type sft_loss would imitate"),
     ({"loss_type": "custom_loss"}, "needs --custom-loss-function-path"),
     ({"loss_type": "custom_loss", "custom_loss_function_path": "a.b", "policy_loss": "dis"}, "policy_loss: dis in the"),
@@ -158,7 +162,7 @@ ROWS = [(decision, row) for decision in ("refused", "warned") for row in TABLE[d
 def test_each_flag_of_the_table_gets_its_sentence_beside_its_hook_and_not_without(
     tmp_path: Path, decision: str, row: dict[str, str], way: str
 ) -> None:
-    applies = row["hook"] != "batches" or way != GENERATE
+    applies = row["hook"] not in ("batches", "chains") or way != GENERATE
     for flag in row["flags"].split():
         sentence = f"{flag} {row['why']}"
         args = rollout_args(tmp_path, **{**HOOKS, **WAYS[way], flag[2:].replace("-", "_"): "given"})

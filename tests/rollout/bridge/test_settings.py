@@ -40,7 +40,7 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
         ({"history": "full", "use_inference_chat_template": True}, "use history: window with it"),
         ({"history": "full", "memory": {"kind": "inline_notes"}}, "memory.kind: inline_notes"),
         ({"rollout_batch_size": 8}, "give --rollout-batch-size instead"),
-        ({"env": {"days": [{"start": date(2026, 1, 2)}]}}, "env.days.0.start: 2026-01-02 is a date"),
+        ({"env": {"days": [{"start": date(2026, 1, 2)}]}}, "2026-01-02, a date, which no checkpoint can hold"),
     ],
 )
 def test_an_invalid_setting_is_refused_with_the_key_and_the_fix(

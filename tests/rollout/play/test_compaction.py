@@ -60,6 +60,16 @@ async def test_an_episode_outlives_its_context_in_stretches_of_one_sample_each(t
     assert batch.metrics["summary/turns"] == sum(not turn.stepped for part in batch.segments for turn in part.turns)
 
 
+async def test_a_whole_episode_in_slimes_loop_comes_as_one_sample_per_stretch(tmp_path: Path) -> None:
+    async with playing(tmp_path, plays, **COMPACTING, **one_slot(60)) as run:
+        samples = await run.episode()
+        requests = [request["input_ids"] for request in run.engine.requests]
+    assert len(samples) == 4 and all(len(sample.tokens) <= CONTEXT for sample in samples)
+    for sample in samples:
+        start = len(sample.tokens) - sample.response_length
+        assert all(sample.tokens[: start + turn.start] in requests for turn in row_of(sample).turns)
+
+
 async def test_a_first_prompt_that_leaves_less_than_is_to_stay_free_is_refused(tmp_path: Path) -> None:
     keys = {**COMPACTING, "memory": {**MEMORY, "free": 1000}, "max_episode_failures_per_batch": 0}
     async with playing(tmp_path, plays, **keys) as run:

@@ -119,12 +119,6 @@ def test_an_engine_that_reads_tokens_as_text_sees_no_more_control_tokens() -> No
     assert tokenizer.encode(encoder.decode(prompt.engine_ids), add_special_tokens=False) == prompt.engine_ids
 
 
-def test_a_placeholder_that_the_model_wrote_is_refused_with_the_remedy() -> None:
-    encoder = encoder_of()
-    with pytest.raises(EncodingError, match="logit_bias"):
-        encoder.append(encoder.prompt([shown(picture(0))]), [encoder.images.token_id], [shown()])
-
-
 def test_a_placeholder_that_the_model_spelled_is_masked_and_its_text_altered() -> None:
     """SGLang reads a prompt with images as text, and finds more placeholders than images."""
     encoder = encoder_of()

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.errors import EncodingError
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.messages import answer, response, user
@@ -126,15 +125,6 @@ def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(t
         assert prompt.token_ids == encoder.prompt(messages).token_ids
     else:
         assert encoder.decode(prompt.token_ids).count("<think>\n\n</think>\n\n") == 1 + len(messages) // 2
-
-
-def test_appending_after_dropped_reasoning_is_refused_with_what_to_set() -> None:
-    with pytest.raises(EncodingError, match="history: window"):
-        DeltaEncoder(real_tokenizer("qwen3"), use_inference_chat_template=True, history="full")
-    encoder = encoder_of(inference=True)
-    prompt = encoder.prompt([user("x")])
-    with pytest.raises(EncodingError, match="history: window"):
-        encoder.append(prompt, [1, encoder.end_of_turn_ids[0]], [user("x")])
 
 
 def conversation(past: str, rendered: str | None = None) -> tuple[Any, list[dict[str, Any]], list[int]]:
