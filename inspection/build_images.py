@@ -4,8 +4,8 @@
     slime-verlog build-images my_tasks.yaml --task fix-git --set env.images=/data/images
 
 Builds each task's Dockerfile with buildah in a sandbox and keeps the image below `env.images`; what is there already is
-not built again. `env.base_sources` says where base images come from. Prints one line per task. The exit code is 0 if
-every image was built.
+not built again. Without `tasks` in the YAML, the images of all tasks are built. `env.base_sources` says where base
+images come from. Prints one line per task. The exit code is 0 if every image was built.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Build the images of every task, and return the exit code."""
     from slime_verlog import ConfigError
 
-    chosen = target.read_target(options.target, options.task, options.set)
+    chosen = target.read_target(options.target, options.task, options.set, default="*")
     tasks = [task for task in chosen.tasks if task.env_path == "envs.harbor"]
     if not tasks:
         raise ConfigError(f"{options.target} has no tasks of envs.harbor, and only these have images to build")

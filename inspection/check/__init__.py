@@ -84,6 +84,7 @@ def _report(options: argparse.Namespace, chosen: target.Target, task: Any, encod
     import asyncio
     import contextlib
     import sys
+    from dataclasses import replace
 
     from inspection.build_images import build_images_of
     from inspection.check.findings import Status
@@ -93,8 +94,11 @@ def _report(options: argparse.Namespace, chosen: target.Target, task: Any, encod
     needs_images = task.env_path == "envs.harbor" and task.options.get("images")
     with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
         failed = build_images_of(task) if needs_images else []
+    report = TaskReport(task.name, seed)
+    if task.task not in failed:  # the task may be "*", which draws from those that were built
+        exclude = [*task.options.get("exclude", ()), *failed]
+        task = replace(task, options={**task.options, "exclude": exclude}) if failed else task
+        report = asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))
     if failed:
-        report = TaskReport(task.name, seed)
         report.add("images", Status.ERROR, f"not built: {', '.join(failed)}")
-        return report
-    return asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))
+    return report

@@ -4,7 +4,7 @@ import pytest
 
 from envs.swe.verdict.evaluate import Verdict
 from tests.cases import some
-from tests.envs.swe.forms_repository import FORMS, RIGHT, WRONG, forms_options
+from tests.envs.swe.forms_repository import RIGHT, WRONG, forms_options
 from tests.envs.swe.honest_variants import BILLS, ORDER
 from tests.envs.swe.probe_cheats import PROBE_CHEATS
 from tests.envs.swe.tiny_repository import ordinary_run, played
@@ -46,7 +46,7 @@ def test_the_cheats_do_fool_the_tests_themselves() -> None:
 @pytest.mark.parametrize("name", some(BILLS, list(BILLS)[:1]))
 def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None:
     verdict = _play(BILLS[name] + ORDER)
-    assert verdict.solved and len(verdict.outcomes) == len(FORMS), verdict.reason
+    assert verdict.solved, verdict.reason
 
 
 def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:
