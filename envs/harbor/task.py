@@ -75,9 +75,8 @@ def check_keys(task: str, whole: Mapping[str, Any]) -> None:
     for name, keys in _KEYS.items():
         table = whole.get(name, {}) if name else whole
         for key, value in table.items() if isinstance(table, dict) else ():
-            why = keys.get(key, "is not a known key")
-            if isinstance(why, dict):
-                why = why.get(str(value).lower())
+            found = keys.get(key, "is not a known key")
+            why = found.get(str(value).lower()) if isinstance(found, Mapping) else found
             if why and value and not (isinstance(value, dict) and value.get("enabled") is False):
                 raise _refusal(task, f"[{name}] {key}" if name else key, value, why)
 

@@ -52,8 +52,8 @@ def _load(instance: Instance, pristine: Path, target: Path, settings: TestSettin
     return TypeAdapter(Plan).validate_python(json.loads(target.read_text(encoding="utf-8")))
 
 
-def why_not_green(instance: Instance, run: TestRun) -> str:
-    """What keeps the required tests from being green; empty if they are."""
+def check_green(instance: Instance, run: TestRun) -> None:
+    """Raise NotCounted, with what keeps them from it, if the required tests are not green."""
     unknown = [test for test in instance.required if test not in run.outcomes]
     red = [test for test in instance.required if test in run.outcomes and test not in run.green]
     parts = []
@@ -63,7 +63,8 @@ def why_not_green(instance: Instance, run: TestRun) -> str:
         parts.append(f"unknown test ids: {_some(unknown)}")
     if red:
         parts.append(f"not green: {_some(red)}")
-    return "; ".join(parts) if unknown or red else ""
+    if unknown or red:
+        raise NotCounted("; ".join(parts))
 
 
 def _some(names: Collection[str]) -> str:
@@ -89,11 +90,9 @@ class _Calibration:
         name, required = self.instance.instance_id, self.instance.required
         try:
             plain = run_tests(self.reference, required, self.settings)
-            why = why_not_green(self.instance, plain)
+            check_green(self.instance, plain)
         except NotCounted as error:
-            why = str(error)
-        if why:
-            raise ConfigError(f"{name}: the reference patch is not paid: {why}")
+            raise ConfigError(f"{name}: the reference patch is not paid: {error}") from error
         places, counts = dict[str, tuple[str, int]](), collections.Counter[str]()
         for test in plain.collected:
             function = test.split("[", 1)[0]
@@ -109,7 +108,7 @@ class _Calibration:
         by_number = {number: weight for (_, number), weight in weights.items()}
         raising = {one.number for one in expected if one.operator == "raises"} & by_number.keys()
         total = sum(by_number.values()) - EXCEPTION_BITS * max(len(raising) - 1, 0)
-        decided = {test for test, _ in weights}
+        decided, why = {test for test, _ in weights}, ""
         if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
             why = f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
         elif total < MIN_BITS:

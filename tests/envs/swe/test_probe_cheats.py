@@ -39,7 +39,7 @@ def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
 def test_the_cheats_do_fool_the_tests_themselves() -> None:
     env = played(forms_options(), {})
     runs = {name: ordinary_run(env, {"shop/bills.py": WRONG + code}) for name, code in PROBE_CHEATS.items()}
-    fooled = {name: len(run.green) for name, run in runs.items() if run.green}
+    fooled = {name: len(green) for name, green in runs.items() if green}
     assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
 
 
