@@ -24,14 +24,14 @@ def run(options: argparse.Namespace) -> int:
     tasks = [task for task in chosen.tasks if task.env_path == "envs.harbor"]
     if not tasks:
         raise ConfigError(f"{options.target} has no tasks of envs.harbor, and only these have images to build")
-    failed = [name for task in tasks for name in build_images_of(task)]
+    failed = [name for task in tasks for name, is_built in build_images_of(task).items() if not is_built]
     if failed:
         print(f"{len(failed)} failed: {', '.join(failed)}")
     return int(bool(failed))
 
 
-def build_images_of(task: Any) -> list[str]:
-    """Build the images of a Harbor task, or of all tasks of `*`; print a line for each; return those that failed."""
+def build_images_of(task: Any) -> dict[str, bool]:
+    """Build the images of a Harbor task, or of all tasks of `*`; print a line for each; return which were built."""
     import time
 
     from envs.harbor import select_folders
@@ -43,14 +43,15 @@ def build_images_of(task: Any) -> list[str]:
 
     settings = read_settings(HarborSettings, task.options, "env.")
     settings.image_store()
-    failed = []
+    built = {}
     for folder in select_folders(task.task, settings):
         began = time.monotonic()
         try:
             build_image(recipe_of(folder), settings, lambda text: print(f"  {text}", flush=True))
         except (SlimeVerlogError, UnsupportedLine, OSError) as error:
-            failed.append(folder.name)
+            built[folder.name] = False
             print(f"{folder.name}: not built: {str(error).removeprefix(f'{folder.name}: ')}", flush=True)
         else:
+            built[folder.name] = True
             print(f"{folder.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
-    return failed
+    return built
