@@ -79,9 +79,12 @@ def evaluated(options: argparse.Namespace) -> dict[str, Any]:
     return config if options.episodes is None else set_key(config, "eval.episodes", options.episodes)
 
 
-def read_target(path: str, task: str | None = None, overrides: Sequence[str] = ()) -> Target:
+def read_target(
+    path: str, task: str | None = None, overrides: Sequence[str] = (), default: str | None = None
+) -> Target:
     """Read a YAML, or make the configuration of an environment that is given alone; raises ConfigError for a mistake.
 
+    A YAML without `tasks` has the task `default`, if there is one.
     Modules in the current directory can be imported, as with `python -m`.
     """
     from rollout.bridge.settings import check_keys, with_assignments
@@ -97,6 +100,8 @@ def read_target(path: str, task: str | None = None, overrides: Sequence[str] = (
         guessed = named is None
         config = {"rollout_interaction_env_path": path, "tasks": [named or ANY_TASK]}
     settings = check_keys(with_assignments(config, overrides, "--set"))
+    if default is not None and not settings.tasks:
+        settings = settings.model_copy(update={"tasks": (default,)})
     return Target(settings, _choose(settings, task), guessed)
 
 

@@ -110,7 +110,7 @@ class AgentEnv(BaseInteractionEnv):
         began, session = time.monotonic(), episode.session
         left = self.settings.time_limit_s - self._work_s
         try:
-            return episode.server.call(session.next(left) if answer is None else session.exchange(answer, left))
+            return episode.server.call(session.exchange(answer, left))
         finally:
             self._work_s += time.monotonic() - began
 

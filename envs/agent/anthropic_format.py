@@ -38,9 +38,7 @@ def _messages(message: Mapping[str, Any]) -> list[Message]:
         if block.get("type") != "tool_result":
             others.append(block)
             continue
-        result = parts.content(block.get("content"), "the content of a tool_result")
-        identity = parts.text(block.get("tool_use_id") or "", "tool_use_id")
-        results.append({"role": "tool", "content": result, "tool_call_id": identity})
+        results.append(parts.result(block.get("tool_use_id"), block.get("content")))
     if others or not results:
         results.append({"role": role, "content": parts.content(others, "content")})
     return results
@@ -60,18 +58,10 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
                 arguments = block.get("input") or {}
                 if not isinstance(arguments, Mapping):
                     raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
-                name = parts.text(block.get("name"), "the name of a tool_use")
-                identity = parts.text(block.get("id") or "", "id")
-                function = {"name": name, "arguments": dict(arguments)}
-                calls.append({"id": identity, "type": "function", "function": function})
+                calls.append(parts.call(block.get("id"), block.get("name"), dict(arguments)))
             case kind:
                 raise RequestError(f"content of type {short(kind)} is not supported in an answer")
-    message: Message = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return parts.assistant("".join(texts), "\n".join(thoughts), calls)
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,7 +80,7 @@ def events(response: Response, request: Request, number: int) -> Iterator[bytes]
     """Yield the events of a streamed response."""
     usage = {"input_tokens": request.tokens, "output_tokens": 1}
     head = {**_head(request, number), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield _event("message_start", message=head)
+    yield parts.event("message_start", message=head)
     for index, block in enumerate(_blocks(response, number)):
         if block["type"] == "tool_use":
             start = {**block, "input": {}}
@@ -99,11 +89,11 @@ def events(response: Response, request: Request, number: int) -> Iterator[bytes]
             key = block["type"]  # "thinking" or "text", which is also the key of its text
             start = {**block, key: ""}
             delta = {"type": f"{key}_delta", key: block[key]}
-        yield _event("content_block_start", index=index, content_block=start)
-        yield _event("content_block_delta", index=index, delta=delta)
-        yield _event("content_block_stop", index=index)
-    yield _event("message_delta", delta=_ending(response), usage={"output_tokens": response.tokens})
-    yield _event("message_stop")
+        yield parts.event("content_block_start", index=index, content_block=start)
+        yield parts.event("content_block_delta", index=index, delta=delta)
+        yield parts.event("content_block_stop", index=index)
+    yield parts.event("message_delta", delta=_ending(response), usage={"output_tokens": response.tokens})
+    yield parts.event("message_stop")
 
 
 def refusal(error: RequestError) -> dict[str, Any]:
@@ -130,7 +120,3 @@ def _head(request: Request, number: int) -> dict[str, Any]:
 def _ending(response: Response) -> dict[str, Any]:
     reason = "tool_use" if response.calls else "stop_sequence" if response.stop else "end_turn"
     return {"stop_reason": reason, "stop_sequence": response.stop or None}
-
-
-def _event(kind: str, **data: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n".encode()

@@ -39,10 +39,7 @@ def _call(call: Mapping[str, Any]) -> Message:
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
-    name = parts.text(function.get("name"), "the name of a tool call")
-    arguments = parts.arguments(function.get("arguments"))
-    read: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"id": parts.text(call["id"], "id"), **read} if call.get("id") else read
+    return parts.call(call.get("id"), function.get("name"), parts.arguments(function.get("arguments")))
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:

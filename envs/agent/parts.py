@@ -1,6 +1,7 @@
 """Reads the parts of a request's body that OpenAI's and Anthropic's APIs share, and refuses what cannot be read."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic_core
@@ -81,6 +82,33 @@ def _part(part: Mapping[str, Any]) -> Message:
     if not isinstance(url, str) or not url.startswith("data:"):
         raise RequestError(f"images must be sent as base64 or data: URIs, got {short(url)}; addresses are not fetched")
     return {"type": "image", "image": url}
+
+
+def assistant(text: str, thought: str = "", calls: Sequence[Message] = ()) -> Message:
+    """Write what the model generated in one response as chat templates expect it."""
+    message: Message = {"role": "assistant", "content": text}
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
+def call(identity: Any, name: Any, arguments: Any) -> Message:
+    """Write a tool call as chat templates expect it."""
+    function = {"name": text(name, "the name of a tool call"), "arguments": arguments}
+    return {"id": text(identity or "", "the id of a tool call"), "type": "function", "function": function}
+
+
+def result(identity: Any, value: Any) -> Message:
+    """Write the result of a tool call as chat templates expect it."""
+    found = content(value, "the result of a tool call")
+    return {"role": "tool", "content": found, "tool_call_id": text(identity or "", "the id of a tool call")}
+
+
+def event(kind: str, **data: Any) -> bytes:
+    """Write an event of a stream that has a type."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n".encode()
 
 
 def arguments(value: Any) -> Any:

@@ -114,18 +114,12 @@ def assistant_message(response: Response, number: int, spelled: bool = False) ->
 
     With `spelled`, the arguments are texts where the model wrote texts, so that a template spells them as it did.
     """
-    message: Message = {"role": "assistant", "content": response.text}
-    if response.reasoning:
-        message["reasoning_content"] = response.reasoning
-    calls: list[Message] = []
-    for index, call in enumerate(response.calls):
-        arguments = response.spelled[index] if spelled else call.arguments
-        function = {"name": call.name, "arguments": dict(arguments)}
-        # Nine letters and digits, as Mistral's chat template demands.
-        calls.append({"id": f"c{number:05d}{index:03d}", "type": "function", "function": function})
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    # The ids are nine letters and digits, as Mistral's chat template demands.
+    calls = [
+        parts.call(f"c{number:05d}{index:03d}", call.name, dict(response.spelled[index] if spelled else call.arguments))
+        for index, call in enumerate(response.calls)
+    ]
+    return parts.assistant(response.text, response.reasoning, calls)
 
 
 def make_request(

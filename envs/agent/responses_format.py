@@ -48,14 +48,11 @@ def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
             message = {"role": role, "content": parts.content(item.get("content"), "content")}
         case "reasoning":
             texts = [*parts.objects(item.get("summary"), "summary"), *parts.objects(item.get("content"), "content")]
-            message = {"role": "assistant", "content": ""}
-            if thought := "\n".join(parts.text(part.get("text"), "text") for part in texts):
-                message["reasoning_content"] = thought
+            message = parts.assistant("", "\n".join(parts.text(part.get("text"), "text") for part in texts))
         case "function_call" | "custom_tool_call" as kind:
-            message = {"role": "assistant", "content": "", "tool_calls": [_call(item, kind)]}
+            message = parts.assistant("", calls=[_call(item, kind)])
         case "function_call_output" | "custom_tool_call_output":
-            identity = parts.text(item.get("call_id"), "call_id")
-            message = {"role": "tool", "content": parts.content(item.get("output"), "output"), "tool_call_id": identity}
+            message = parts.result(item.get("call_id"), item.get("output"))
         case kind:
             raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
     last: Message = messages[-1] if messages else {"role": ""}
@@ -76,8 +73,7 @@ def _call(item: Mapping[str, Any], kind: str) -> Message:
         arguments: Any = {"input": parts.text(item.get("input"), "input")}
     else:
         arguments = parts.arguments(item.get("arguments"))
-    function = {"name": _full_name(item), "arguments": arguments}
-    return {"id": parts.text(item.get("call_id"), "call_id"), "type": "function", "function": function}
+    return parts.call(item.get("call_id"), _full_name(item), arguments)
 
 
 def _tools(tool: Mapping[str, Any], space: str = "") -> Iterator[tuple[Mapping[str, Any], dict[str, str]]]:
@@ -118,8 +114,7 @@ def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
 def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
     """Yield the events of a streamed response."""
     for count, (kind, data) in enumerate(_events(response, request, number)):
-        body = json.dumps({"type": f"response.{kind}", "sequence_number": count, **data})
-        yield f"event: response.{kind}\ndata: {body}\n\n".encode()
+        yield parts.event(f"response.{kind}", sequence_number=count, **data)
 
 
 def _events(response: Response, request: Request, number: int) -> Iterator[tuple[str, dict[str, Any]]]:

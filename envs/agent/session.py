@@ -168,17 +168,17 @@ class Session:
         self.end = end
         self._news.set()
 
-    async def exchange(self, answer: Response, seconds: float) -> Waiting | None:
-        """Answer the current request, and wait for the next one as `next` does."""
-        assert self.current is not None
-        self._answered, self.current = self.current, None
-        self._answered.answer = answer
-        self._answered.request = replace(self._answered.request, messages=(), tools=())  # a retry needs neither
-        self._answered.done.set()
-        return await self.next(seconds)
+    async def exchange(self, answer: Response | None, seconds: float) -> Waiting | None:
+        """Answer the current request, if there is one, and return the next; None if none comes in time.
 
-    async def next(self, seconds: float) -> Waiting | None:
-        """Return the next request; None if none comes in time. Raises EnvironmentFault for a flood."""
+        Raises EnvironmentFault for a flood of refused requests.
+        """
+        if answer is not None:
+            assert self.current is not None
+            self._answered, self.current = self.current, None
+            self._answered.answer = answer
+            self._answered.request = replace(self._answered.request, messages=(), tools=())  # a retry needs neither
+            self._answered.done.set()
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             if self.counts["refused"] >= MAX_REFUSED:

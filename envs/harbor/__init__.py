@@ -1,12 +1,10 @@
 """Tasks in Harbor's format (Terminal-Bench 2 and others): work in a shell, rewarded by the tests of the task.
 
 The environment is a task's files, a shell to work on them, and the task's own tests at the end. A task's reference
-solution checks the task, and is the expert that plays it with the agent's tools.
+solution checks the task.
 """
 
-import base64
 import fnmatch
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +20,12 @@ from envs.harbor.verifier import NO_REWARD, Verdict, verify
 from envs.swe.sandbox.sandbox import check_sandbox, find_bwrap
 from envs.swe.sandbox.workspace import copy_tree, remove_tree
 from envs.swe.shell import Finding, Judgement, ShellEnv
-from envs.swe.tools import MAX_COMMAND_BYTES, TOOLS, Call, Workbench, harmless
+from envs.swe.tools import TOOLS, Workbench, harmless
 from envs.tools.results import clip
 
 ANY = "*"
 """Task that draws one of those that `include` and `exclude` select."""
 _DESCRIPTIONS = {"run": "Run a shell command.", "submit": "End the task. The files are checked as they are now."}
-_CHUNK = 3 * (MAX_COMMAND_BYTES // 8)
-"""Bytes of a file that one command writes, so that their base64 form fits into it."""
 
 
 class HarborEnv(ShellEnv[HarborSettings]):
@@ -155,38 +151,3 @@ def _judge(task: HarborTask, settings: HarborSettings, *, solved: bool) -> Verdi
         return replace(verdict, output=f"{done.output}\n{verdict.output}")
     finally:
         machine.close()
-
-
-def expert_action(env: HarborEnv) -> str:
-    """The next response of an expert that copies the reference solution into /solution, runs it, and submits."""
-    calls = list(_calls(env.task))
-    first = env.steps * env.settings.max_calls
-    chosen = calls[first : first + env.settings.max_calls] or calls[-1:]
-    return "\n".join(call.text() for call in chosen)
-
-
-def _calls(task: HarborTask) -> Iterator[Call]:
-    """What the expert does. Without a solution, it submits the untouched files."""
-    folder = task.folder / "solution"
-    for file in sorted(folder.rglob("*")) if task.has_solution else ():
-        if file.is_file():
-            yield from _written(file, f"{SOLUTION}/{file.relative_to(folder).as_posix()}")
-    if task.has_solution:
-        exports = "".join(f"export {key}={shlex.quote(value)}; " for key, value in task.solution_variables.items())
-        yield Call("run", {"command": f"{exports}bash {SOLUTION}/solve.sh"})
-    yield Call("submit", {})
-
-
-def _written(file: Path, target: str) -> Iterator[Call]:
-    """Commands that write a file: as text where it is text, or in base64."""
-    data, place = file.read_bytes(), shlex.quote(target)
-    folder, mark = shlex.quote(target.rpartition("/")[0]), "END_OF_FILE"
-    text = data.decode("utf-8", "replace")
-    is_plain = text.encode() == data and text.endswith("\n") and "\0" not in text and mark not in text
-    if is_plain and len(data) < MAX_COMMAND_BYTES // 2:
-        yield Call("run", {"command": f"mkdir -p {folder} && cat > {place} <<'{mark}'\n{text}{mark}"})
-        return
-    yield Call("run", {"command": f"mkdir -p {folder} && : > {place}"})
-    for start_at in range(0, len(data), _CHUNK):
-        piece = base64.b64encode(data[start_at : start_at + _CHUNK]).decode()
-        yield Call("run", {"command": f"printf %s {piece} | base64 -d >> {place}"})

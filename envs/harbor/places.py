@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from envs.harbor.dockerfile import Copy, Image, UnsupportedLine
+from envs.harbor.dockerfile import Image, UnsupportedLine
 from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
@@ -121,22 +121,13 @@ def home_of(user: str, root: Path | None) -> str:
     return ("/root" if root is not None else "/home/agent") if is_root else f"/home/{user}"
 
 
-def find_places(context: Path, image: Image, root: Path | None, writable: Iterable[str]) -> tuple[str, ...]:
+def find_places(image: Image, root: Path | None) -> tuple[str, ...]:
     """The folders that the agent may change, none inside another; raises UnsupportedLine if one is the system's.
 
-    Args:
-        context: the task's folder `environment`.
-        root: the files of an image, whose own folders outside of the system are among them.
+    With the files `root` of an image, its own folders outside of the system are among them.
     """
     wanted = {image.folder: f"the working directory {image.folder}", home_of(image.user, root): "the home folder"}
-    wanted |= {folder: f"the working directory {folder}" for folder in image.folders}
-    for copy in image.copies:
-        is_folder = copy.into or (context / copy.sources[0]).is_dir()
-        folder = copy.target if is_folder else str(PurePosixPath(copy.target).parent)
-        if folder == "/":
-            raise UnsupportedLine(f"{copy.line} writes into /, which is read-only")
-        wanted[folder] = copy.line
-    wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in writable}
+    wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in image.folders}
     wanted.pop("/", None)
     paths: set[str] = set(_ALWAYS)
     for path, what in wanted.items():
@@ -155,7 +146,7 @@ def find_places(context: Path, image: Image, root: Path | None, writable: Iterab
 
 
 def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None) -> None:
-    """Make an episode's tree: places, working directories and copies; raises UnsupportedLine for a bad COPY."""
+    """Make an episode's tree: places, folders, and what a COPY names; raises UnsupportedLine for a bad COPY."""
     tree.mkdir()
     for place in places:
         source = root / place.lstrip("/") if root is not None else None
@@ -166,8 +157,11 @@ def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root
     for folder in (*image.folders, image.folder, home_of(image.user, root)):
         if folder != "/":
             _inside(tree, places, folder, f"the folder {folder}").mkdir(parents=True, exist_ok=True)
-    for copy in image.copies if root is None else ():
-        _copy(tree, places, copy, context)
+    if image.copied is not None:
+        source, target = context / image.copied, _inside(tree, places, image.folder, "the working directory")
+        if not source.exists() or not is_direct(context, image.copied):
+            raise UnsupportedLine(f"environment/{image.copied} is missing, or is behind a link")
+        copy_files(source, target if source.is_dir() else target / source.name)
     hand_over(tree)
 
 
@@ -187,34 +181,7 @@ def _inside(tree: Path, places: Iterable[str], path: str, what: str) -> Path:
     return found
 
 
-def _copy(tree: Path, places: Sequence[str], copy: Copy, context: Path) -> None:
-    target = _inside(tree, places, copy.target, copy.line)
-    sources = [path for pattern in copy.sources for path in _copy_sources(context, pattern)]
-    if not sources:
-        raise UnsupportedLine(f"{copy.line} names no file of the folder environment")
-    into = copy.into or len(sources) > 1 or target.is_dir()
-    for source in sources:
-        if source.is_dir() and not source.is_symlink():
-            target.mkdir(parents=True, exist_ok=True)
-            copy_files(source, target)
-        else:
-            (target if into else target.parent).mkdir(parents=True, exist_ok=True)
-            copy_files(source, target / source.name if into else target)
-
-
 def find_dockerignore(context: Path) -> Path | None:
     """The file that hides files of the folder `environment` from COPY; docker prefers the one for this Dockerfile."""
     files = (context / name for name in ("Dockerfile.dockerignore", ".dockerignore"))
     return next((file for file in files if os.path.lexists(file)), None)
-
-
-def _copy_sources(context: Path, pattern: str) -> list[Path]:
-    """Find the files and folders that a source of COPY names. Like in docker, none is outside of `context`."""
-    pattern = pattern.lstrip("/") or "."
-    real = os.path.realpath(context)
-    found = sorted(context.glob(pattern)) if any(c in pattern for c in "*?[") else [context / pattern]
-    return [
-        path
-        for path in found
-        if os.path.lexists(path) and (path == context or Path(os.path.realpath(path.parent)).is_relative_to(real))
-    ]

@@ -18,17 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envs.errors import EnvironmentFault
-from envs.swe.sandbox.workspace import open_plain
+from envs.swe.sandbox.workspace import read_plain
 
 FILES = ("reward.txt", "reward.json")
 _MAX_BYTES = 64 << 10
 _ATTRIB, _CLOSE_WRITE, _CLOSE_NOWRITE, _OPEN, _OVERFLOW = 0x4, 0x8, 0x10, 0x20, 0x4000
 _WATCHED = _ATTRIB | _CLOSE_WRITE | _CLOSE_NOWRITE | _OPEN
 _EVENT = struct.Struct("iIII")
-
-
-class TamperedError(ValueError):
-    """The reward was not written as the tests write it."""
 
 
 @dataclass
@@ -74,13 +70,13 @@ class RewardWatch:
                     self.counts[name][mask] += 1
 
     def writers(self, name: str) -> int:
-        """How many times a file was opened for writing; raises TamperedError if that cannot be told."""
+        """How many times a file was opened for writing; raises ValueError if that cannot be told."""
         counts = self.counts[name]
         if counts[_OVERFLOW] or counts[_OPEN] != counts[_CLOSE_WRITE] + counts[_CLOSE_NOWRITE]:
-            raise TamperedError(f"{name} was opened by several processes at once")
+            raise ValueError(f"{name} was opened by several processes at once")
         writable = (self.folder / name).stat().st_mode & 0o200
         if counts[_ATTRIB] > 1 or not writable:
-            raise TamperedError(f"the mode or times of {name} were changed")
+            raise ValueError(f"the mode or times of {name} were changed")
         return counts[_CLOSE_WRITE]
 
 
@@ -98,9 +94,7 @@ def read_reward(folder: Path, key: str, watch: RewardWatch | None) -> float | No
     Of several numbers in `reward.json`, the reward is the one at `key`. Without such a key, it is the only number, or
     else the one in `reward.txt`. So a program under test gains nothing by writing the file that the tests do not write.
 
-    Raises:
-        TamperedError: by what `watch` saw, a file had more than one writer.
-        ValueError: there is no number, or several and no `key`.
+    Raises ValueError if there is no number, or several and no `key`, and if `watch` saw more than one writer of a file.
     """
     text, content = (_read_written(folder / name, watch) for name in FILES)
     found = [] if text is None else [float(text.strip())]
@@ -132,17 +126,15 @@ def _numbers(text: str) -> dict[str, float]:
 
 def _read_written(file: Path, watch: RewardWatch | None) -> str | None:
     """Read a reward file; None if nothing was written."""
-    writers = watch.writers(file.name) if watch is not None else None
-    if writers is not None and writers > 1:
-        raise TamperedError(f"{file.name} was opened for writing {writers} times")
+    writers = watch.writers(file.name) if watch is not None else 0
+    if writers > 1:
+        raise ValueError(f"{file.name} was opened for writing {writers} times")
     try:
-        descriptor = open_plain(file)
+        data = read_plain(file, _MAX_BYTES + 1)
     except FileNotFoundError:
         return None
-    if descriptor is None:
+    if data is None:
         raise ValueError(f"{file.name} is not a plain file")
-    with os.fdopen(descriptor, "rb") as opened:
-        data = opened.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ValueError(f"{file.name} is longer than {_MAX_BYTES >> 10} KiB")
     return data.decode("utf-8") if data else None

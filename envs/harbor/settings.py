@@ -124,10 +124,10 @@ class Recipe:
 
 def find_image(recipe: Recipe, settings: HarborSettings) -> tuple[Path, Image]:
     """Find the tree and the `Image` of a task; raises ConfigError if it is not built from these very files."""
-    if not has_image(recipe, settings):
+    record = record_of(recipe, settings)
+    if not record.is_dir():
         why = f"env.images ({settings.image_store()}) has no image of the task as it is now"
         raise ConfigError(f"{recipe.task}: {why}; run: slime-verlog build-images CONFIG")
-    record = record_of(recipe, settings)
     return record / "tree", Image(**json.loads((record / "image.json").read_text(encoding="utf-8")))
 
 
@@ -163,7 +163,7 @@ def key_of(*parts: object) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def context_digest(context: Path) -> str:
-    """Return a key for names, modes and contents in a task's folder `environment`; it is read once per process."""
+    """Return a key for names, modes and contents in a folder, which is read once per process."""
     if not context.is_dir():
         return ""
     found = hashlib.sha256()

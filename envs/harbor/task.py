@@ -6,7 +6,6 @@ A task that cannot be played here is refused, with the line or key that asks for
 import fnmatch
 import os
 import re
-import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from slime_verlog import Field, Settings, read_settings, read_yaml_mapping
 
 EXCLUDE = "exclude the task (env.exclude)"
 
-_KEYS: Mapping[str, Mapping[str, str | None]] = read_yaml_mapping(
+_KEYS: Mapping[str, Mapping[str, str | Mapping[str, str] | None]] = read_yaml_mapping(
     str(Path(__file__).with_name("task_keys.yaml")), "keys of tasks"
 )
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -76,13 +75,8 @@ def check_keys(task: str, whole: Mapping[str, Any]) -> None:
     for name, keys in _KEYS.items():
         table = whole.get(name, {}) if name else whole
         for key, value in table.items() if isinstance(table, dict) else ():
-            why = keys.get(key) if key in keys else "is not a known key"
-            if name == "environment" and key == "os" and str(value).lower() != "linux":
-                why = "is not Linux"
-            if key == "network_mode" and value == "allowlist":
-                why = "needs the network"
-            if key == "environment_mode" and value == "separate":
-                why = _KEYS[name]["environment"]
+            found = keys.get(key, "is not a known key")
+            why = found.get(str(value).lower()) if isinstance(found, Mapping) else found
             if why and value and not (isinstance(value, dict) and value.get("enabled") is False):
                 raise _refusal(task, f"[{name}] {key}" if name else key, value, why)
 
@@ -177,9 +171,10 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         folder=environment.workdir or image.folder,
         user=_user(name, whole, image.user),
         variables={**image.variables, **own, **settings.variables},
+        folders=settings.writable,
     )
     _check_tests(folder, settings)
-    places = find_places(folder / "environment", image, root, settings.writable)
+    places = find_places(image, root)
     memory_mb = environment.memory_mb or _megabytes(environment.memory) or settings.memory_mb
     storage_mb = environment.storage_mb or _megabytes(environment.storage) or settings.tree_mb
     if memory_mb > settings.memory_mb:
@@ -193,7 +188,7 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         name=name,
         folder=folder,
         instruction=read_text(folder, "instruction.md"),
-        image=replace(image, folders=(*image.folders, *settings.writable)),
+        image=image,
         root=root,
         python=settings.interpreter(),
         places=places,
@@ -260,11 +255,9 @@ def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> t
     if not (folder / "environment" / "Dockerfile").is_file():
         place, why = "[environment] docker_image", "names an image that must be pulled"
         raise _refusal(folder.name, place, environment.docker_image, why, BUILD)
-    path = f"{settings.interpreter().parent}:/usr/local/bin:/usr/bin:/bin"
-    image = read_image(recipe.text, lambda tool: shutil.which(tool, path=path) is not None)
-    if image.copies and (hiding := find_dockerignore(recipe.context)) is not None:
-        line = image.copies[0].line
-        raise UnsupportedLine(f"{line} obeys environment/{hiding.name}, which needs an image build")
+    image = read_image(recipe.text)
+    if image.copied and (hiding := find_dockerignore(recipe.context)) is not None:
+        raise UnsupportedLine(f"the COPY in environment/Dockerfile obeys {hiding.name}, which needs an image build")
     return None, image
 
 

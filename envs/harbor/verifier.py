@@ -10,14 +10,13 @@
 A task with `verifier: same` is judged with the agent's home and variables, and without the fourth point.
 """
 
-import os
 from dataclasses import dataclass, replace
 
 from envs.harbor.machine import SESSION, Machine
 from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, UncheckableError, drop_what_leads_out, part_of
 from envs.harbor.reward import RewardWatch, make_files, read_reward
 from envs.swe.sandbox.supervise import Outcome
-from envs.swe.sandbox.workspace import copy_tree, give, hand_over, new_user, open_plain, remove_tree
+from envs.swe.sandbox.workspace import copy_tree, give, hand_over, new_user, read_plain, remove_tree
 
 _SIGNALLED = range(129, 193)
 """Exit statuses that a shell gives to commands that a signal ended."""
@@ -91,10 +90,7 @@ def _verdict(outcome: Outcome, machine: Machine, watch: RewardWatch | None) -> V
 def _has_session(machine: Machine) -> bool:
     """Whether pytest left its report."""
     try:
-        descriptor = open_plain(machine.tree / part_of(VERDICT) / SESSION)
+        report = read_plain(machine.tree / part_of(VERDICT) / SESSION, 4096)
     except OSError:
         return False
-    if descriptor is None:
-        return False
-    with os.fdopen(descriptor, "rb") as file:
-        return b"<testsuite" in file.read(4096)
+    return report is not None and b"<testsuite" in report

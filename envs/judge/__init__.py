@@ -42,8 +42,6 @@ TURNS_SHOWN = 16
 """Latest turns that the judge sees at the end of an episode."""
 TEXT_CHARS = 4000
 """Characters of each observation and answer that the judge sees."""
-_GRACE_S = 5.0
-"""Seconds past the deadline after which the event loop itself must be blocked."""
 _ENDPOINT = "/v1/chat/completions"
 _DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "default_action", "max_steps", "tools")
 """Attributes of the inner environment that the judged one takes over."""
@@ -106,18 +104,13 @@ class JudgeClient:
             read: raises JudgeError if an answer cannot be used. The judge is then told why and asked again.
             about: what a cached answer depends on besides the conversation, as JSON.
         """
-        judge = self.settings
         key = self._key(messages, about) if self._cache else ""
         known = self._cache.get(key) if self._cache else None
         if known is not None:
             with contextlib.suppress(JudgeError):  # a cached answer that cannot be read is asked for again
                 return read(known)
         asking = asyncio.run_coroutine_threadsafe(self._try(list(messages), read), background_loop())
-        try:
-            text, value = asking.result(judge.deadline_s + _GRACE_S)
-        except TimeoutError as error:
-            asking.cancel()
-            raise JudgeError(f"{judge.url}: the event loop is blocked past the deadline") from error
+        text, value = asking.result()
         if self._cache:
             self._cache.put(key, text)
         return value

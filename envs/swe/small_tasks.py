@@ -4,18 +4,17 @@ import difflib
 import functools
 import hashlib
 import json
-import os
 import subprocess
 import sys
-import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from envs.errors import ConfigError, EnvironmentFault, did_you_mean
+from envs.swe.sandbox.workspace import run_program
 from envs.swe.verdict.evaluate import TestSettings, run_tests
 from envs.swe.verdict.instances import Instance, read_instance
+from envs.swe.verdict.reports import NotCounted
 from envs.swe.verdict.trees import build_tree, building, commit_all
 from slime_verlog import read_yaml_mapping
 
@@ -104,11 +103,9 @@ def released_tree(package: Package, cache: Path) -> Path:
     with building(target) as scratch:
         if scratch is not None:
             archive = _fetch(package, cache / "archives")
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder, tarfile.open(archive) as tar:
-                # Python before 3.11.4 has no filters; the archive is pinned by its hash.
-                tar.extraction_filter = getattr(tarfile, "data_filter", None)
-                tar.extractall(folder)
-                os.rename(Path(folder) / package.label, scratch)
+            scratch.mkdir()
+            unpack = ("tar", "-xzf", str(archive), "-C", str(scratch), "--strip-components=1", "--no-same-owner")
+            run_program(*unpack)
     return target
 
 
@@ -130,14 +127,15 @@ def _fetch(package: Package, folder: Path) -> Path:
 
 
 def green_tests(package: Package, released: Path, cache: Path, settings: TestSettings) -> list[str]:
-    """Tests of the release that pass with this Python, found by one run; raises EnvironmentFault if none do."""
+    """Tests of the release that pass with this Python, found by one run; raises EnvironmentFault if they do not run."""
     target = cache / "released" / f"{package.label}-{_digest(settings.python)}.json"
     with building(target) as scratch:
         if scratch is not None:
-            run = run_tests(functools.partial(build_tree, pristine=released), (), settings)
+            try:
+                run = run_tests(functools.partial(build_tree, pristine=released), (), settings)
+            except NotCounted as error:
+                raise EnvironmentFault(f"the tests of {package.label} do not run: {error}") from error
             green = sorted(test for test, outcome in run.outcomes.items() if outcome == "passed")
-            if run.reason or not green:
-                raise EnvironmentFault(f"the tests of {package.label} do not run: {run.reason}\n{run.output[-2000:]}")
             scratch.write_text(json.dumps(green), encoding="utf-8")
     return json.loads(target.read_text(encoding="utf-8"))
 

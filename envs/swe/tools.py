@@ -9,6 +9,7 @@ of chats.
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import os
@@ -269,18 +270,14 @@ def _edit(bench: Workbench, path: str, old: str, new: str) -> str:
 
 def _insert(bench: Workbench, path: str, line: int, text: str) -> str:
     before = bench.workspace.read(path)
-    lines = before.split("\n")
-    ends_open = lines[-1] != ""
-    if not ends_open:
-        lines.pop()
+    lines = list(io.StringIO(before, newline="\n"))
     if not 0 <= line <= len(lines):
         raise ToolFailure(f"{path} has {len(lines)} lines; line must be between 0 and {len(lines)}")
-    added = _line_ends_of(before, text.removesuffix("\n")).split("\n")
-    if before.endswith("\r\n"):
-        added[-1] += "\r"
-    after = "\n".join([*lines[:line], *added, *lines[line:]])
-    bench.workspace.write(path, after if ends_open and line < len(lines) else after + "\n")
-    return f"{path}: {len(added)} lines inserted after line {line}"
+    added = text.removesuffix("\n") + "\n"
+    if line == len(lines) and before and not before.endswith("\n"):
+        lines[-1] += _line_ends_of(before, "\n")
+    bench.workspace.write(path, "".join([*lines[:line], _line_ends_of(before, added), *lines[line:]]))
+    return f"{path}: {len(added.splitlines())} lines inserted after line {line}"
 
 
 def _line_ends_of(text: str, piece: str) -> str:

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
     parser.add_argument("--max-turns", type=int, default=200, metavar="N", help="per episode; default: %(default)s")
     parser.add_argument("--no-prompt", action="store_true", help="do not print the first prompt")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def _check_model(options: argparse.Namespace) -> int:
@@ -42,10 +43,12 @@ def _check_model(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Check every task, print what was found, and return the exit code."""
+    import json
+
     from tqdm import tqdm
 
     from inspection.check.findings import Status
-    from inspection.check.session import ALL_ROWS, print_prompt, rows_of, sum_of
+    from inspection.check.session import ALL_ROWS, as_json, print_prompt, rows_of, sum_of
 
     target.check_numbers(options, {"seed": 0, "max_turns": 1})
     if options.target is None:
@@ -66,17 +69,22 @@ def run(options: argparse.Namespace) -> int:
             told = f"{', '.join(unread)} {does} nothing with memory.kind: {chosen.settings.memory.kind}"
             report.add("memory", Status.WARNING, told)
         reports.append(report)
+        if options.json:
+            continue
         with bar.external_write_mode():
             if len(reports) == 1 and not options.no_prompt:
                 print_prompt(report, encoders)
             print(rows_of(report, is_brief), flush=True)
-    print(sum_of(reports))
+    print(json.dumps(as_json(options.target, reports), indent=1) if options.json else sum_of(reports))
     return int(any(report.count(Status.ERROR) for report in reports))
 
 
 def _report(options: argparse.Namespace, chosen: target.Target, task: Any, encoders: Any) -> Any:
     """Check one task, after building its images if it is one of Harbor's that needs them."""
     import asyncio
+    import contextlib
+    import sys
+    from dataclasses import replace
 
     from inspection.build_images import build_images_of
     from inspection.check.findings import Status
@@ -84,9 +92,14 @@ def _report(options: argparse.Namespace, chosen: target.Target, task: Any, encod
 
     seed = chosen.settings.seed_start if options.seed is None else options.seed
     needs_images = task.env_path == "envs.harbor" and task.options.get("images")
-    failed = build_images_of(task) if needs_images else []
+    with contextlib.redirect_stdout(sys.stderr):  # the output may be JSON
+        built = build_images_of(task) if needs_images else {}
+    failed = [name for name, is_built in built.items() if not is_built]
+    report = TaskReport(task.name, seed)
+    if not failed or len(failed) < len(built):  # the task may be "*", which draws from those that were built
+        exclude = [*task.options.get("exclude", ()), *failed]
+        task = replace(task, options={**task.options, "exclude": exclude}) if failed else task
+        report = asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))
     if failed:
-        report = TaskReport(task.name, seed)
         report.add("images", Status.ERROR, f"not built: {', '.join(failed)}")
-        return report
-    return asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))
+    return report

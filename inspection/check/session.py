@@ -240,7 +240,7 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
         print(f"--- {heading} ({len(ids):,} tokens) ---")
         print(printable(own.tokenizer.decode(ids)))
     else:
-        shown = [(message["role"], _shown(message["content"])) for message in report.first_prompt]
+        shown = shown_messages(report.first_prompt)
         print(f"--- {heading} ({sum(len(text) for _, text in shown):,} characters) ---")
         for role, text in shown:
             print(f"{bold(f'[{role}]')}\n{printable(text)}\n")
@@ -249,15 +249,21 @@ def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None
     print("---\n")
 
 
-def _shown(content: str | Sequence[Record]) -> str:
-    """A message's text; images appear as their size."""
-    if isinstance(content, str):
-        return content
-    parts = []
-    for part in content:
-        is_image = part["type"] == "image"
-        parts.append(f"[picture {part['image'].width} x {part['image'].height}]\n" if is_image else part["text"])
-    return "".join(parts)
+def shown_messages(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Return role and text of each message; images appear as their size."""
+    shown = []
+    for message in messages:
+        text = message["content"]
+        if not isinstance(text, str):
+            text = "".join(map(_text_of_part, text))
+        shown.append((message["role"], text))
+    return shown
+
+
+def _text_of_part(part: Record) -> str:
+    if part["type"] == "image":
+        return f"[picture {part['image'].width} x {part['image'].height}]\n"
+    return part["text"]
 
 
 def rows_of(report: TaskReport, brief: bool) -> str:
@@ -275,6 +281,24 @@ def sum_of(reports: Sequence[TaskReport]) -> str:
     """Say how many tasks, errors and warnings there are."""
     errors, warnings = (sum(report.count(status) for report in reports) for status in (Status.ERROR, Status.WARNING))
     return f"{_counted(len(reports), 'task')}: {_counted(errors, 'error')}, {_counted(warnings, 'warning')}"
+
+
+def as_json(target: str, reports: Sequence[TaskReport]) -> Record:
+    """Return the same as JSON."""
+    return {
+        "target": target,
+        "errors": sum(report.count(Status.ERROR) for report in reports),
+        "warnings": sum(report.count(Status.WARNING) for report in reports),
+        "tasks": [
+            {
+                "task": report.name,
+                "seed": report.seed,
+                "checks": [vars(finding) for finding in report.findings],
+                "first_prompt": [{"role": role, "text": text} for role, text in shown_messages(report.first_prompt)],
+            }
+            for report in reports
+        ],
+    }
 
 
 def _counted(number: int, noun: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.harbor.images.buildah import BUILD_USER, WORK, Buildah
-from envs.harbor.settings import HarborSettings, key_of
+from envs.harbor.settings import HarborSettings, context_digest, key_of
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
 _LOCAL = re.compile(r"(?:oci|oci-archive|docker-archive):([^:]+)(?::.*)?")
@@ -76,9 +76,11 @@ def stamp(source: str) -> object:
         return None
     found = _LOCAL.fullmatch(source)
     place = Path(found[1] if found else source)
-    index = place / "index.json"  # of an OCI layout
-    file = index if index.is_file() else place
-    if not file.exists():
+    if not place.exists():
         forms = "docker://NAME, oci:FOLDER:TAG, oci-archive:FILE, docker-archive:FILE, or an exported image's folder"
         raise ConfigError(f"env.base_sources: {source}: {place} does not exist; write {forms}")
-    return file.stat().st_mtime_ns, file.stat().st_size
+    if found is None:
+        return context_digest(place)
+    index = place / "index.json"  # of an OCI layout
+    status = (index if index.is_file() else place).stat()
+    return status.st_mtime_ns, status.st_size

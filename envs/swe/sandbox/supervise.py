@@ -158,16 +158,16 @@ class _Run:
         self.namespace, self.process = namespace, namespace.process
         self.limits, self.size_of, self.tree_limit = limits, size_of, tree_limit
         self.output, self.report = KeptOutput(limits.keep_bytes), bytearray()
-        self.stdin = memoryview(stdin)
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.stdin_pipe, self.stdout_pipe = self.process.stdin, self.process.stdout
-        self.out_fd, self.in_fd, self.report_fd = self.stdout_pipe.fileno(), self.stdin_pipe.fileno(), report_fd
+        self.writer = threading.Thread(target=_write, args=(self.process.stdin, stdin), daemon=True)
+        self.writer.start()
+        self.stdout, self.report_fd = self.process.stdout, report_fd
         self.selector = selectors.DefaultSelector()
         self.ended_fd = os.pidfd_open(self.process.pid)
         self.selector.register(self.ended_fd, selectors.EVENT_READ)
-        for fd in (self.out_fd, self.in_fd, *([report_fd] if report_fd >= 0 else [])):
+        for fd in (self.stdout.fileno(), *([report_fd] if report_fd >= 0 else [])):
             os.set_blocking(fd, False)
-            self.selector.register(fd, selectors.EVENT_WRITE if fd == self.in_fd else selectors.EVENT_READ)
+            self.selector.register(fd, selectors.EVENT_READ)
         self.files_check_at = 0.0
 
     def loop(self, stop: threading.Event | None) -> str:
@@ -176,9 +176,7 @@ class _Run:
         check_at = time.monotonic() + _TICK_S
         while self.process.poll() is None:
             for key, _ in self.selector.select(_TICK_S):
-                if key.fd == self.in_fd:
-                    self._write()
-                elif key.fd != self.ended_fd:
+                if key.fd != self.ended_fd:
                     self._read(key.fd)
             now = time.monotonic()
             if now > deadline:
@@ -208,16 +206,6 @@ class _Run:
             self.output.add(data)
         return True
 
-    def _write(self) -> None:
-        try:
-            sent = os.write(self.in_fd, self.stdin[:_READ]) if self.stdin else 0
-        except (BlockingIOError, BrokenPipeError) as error:
-            sent = 0 if isinstance(error, BlockingIOError) else len(self.stdin)
-        self.stdin = self.stdin[sent:]
-        if not self.stdin:
-            self.selector.unregister(self.in_fd)
-            self.stdin_pipe.close()
-
     def _over_use(self, now: float) -> str:
         if broken := self.namespace.broken(self.limits):
             return broken
@@ -230,14 +218,19 @@ class _Run:
 
     def finish(self) -> None:
         """Read what the dead processes left in the pipes, and close them."""
-        for fd in {key.fd for key in self.selector.get_map().values()} - {self.in_fd, self.ended_fd}:
+        for fd in {key.fd for key in self.selector.get_map().values()} - {self.ended_fd}:
             while self._read(fd):
                 pass
         self.selector.close()
         os.close(self.ended_fd)
-        with contextlib.suppress(BrokenPipeError):
-            self.stdin_pipe.close()
-        self.stdout_pipe.close()
+        self.stdout.close()
+        self.writer.join()
+
+
+def _write(stdin: IO[bytes], data: bytes) -> None:
+    """Write all of a command's input. If the command leaves it unread, this ends with the command."""
+    with contextlib.suppress(BrokenPipeError), stdin:
+        stdin.write(data)
 
 
 class Namespace:

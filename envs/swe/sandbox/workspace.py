@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from envs.errors import EnvironmentFault
 from envs.swe.sandbox.groups import remove_left
@@ -125,6 +125,15 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:
     return None
 
 
+def read_plain(path: Path, most: int) -> bytes | None:
+    """Read at most `most` bytes of a file; as `open_plain`."""
+    descriptor = open_plain(path)
+    if descriptor is None:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(most)
+
+
 class ToolFailure(Exception):
     """What the agent asked for cannot be done; the text tells it why. It is data, not a fault."""
 
@@ -176,8 +185,9 @@ class Workspace:
     def read(self, path: str) -> str:
         """Read a text file; raises ToolFailure if it is missing, too long, not plain or not text."""
         try:
-            with _open(path, self.locate(path), "rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
+            data = read_plain(self.locate(path), MAX_FILE_BYTES + 1)
+            if data is None:
+                raise ToolFailure(f"{path} is not a plain file")
             if len(data) > MAX_FILE_BYTES:
                 raise ToolFailure(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; use run with sed or head")
             return data.decode("utf-8")
@@ -197,18 +207,14 @@ class Workspace:
             for folder in reversed([f for f in folders if f.is_relative_to(self.tree) and not f.exists()]):
                 folder.mkdir()
                 give(folder, self.tree)
-            with _open(path, target, "wb") as file:
+            descriptor = open_plain(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            if descriptor is None:
+                raise ToolFailure(f"{path} is not a plain file")
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 give(file.fileno(), self.tree)
         except OSError as error:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
-
-
-def _open(name: str, real: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
-    descriptor = open_plain(real, os.O_RDONLY if mode == "rb" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    if descriptor is None:
-        raise ToolFailure(f"{name} is not a plain file")
-    return os.fdopen(descriptor, mode)
 
 
 def _reason(error: OSError | ValueError) -> str:

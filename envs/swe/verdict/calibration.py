@@ -18,11 +18,11 @@ from pydantic import TypeAdapter
 from envs.errors import ConfigError
 from envs.swe.verdict import evaluate, trees
 from envs.swe.verdict.encoding import loosely
-from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, TestRun, TestSettings, run_tests
+from envs.swe.verdict.evaluate import Expected, Plan, ProbeRun, TestSettings, run_tests
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.literals import Literals, literals_in
 from envs.swe.verdict.probe_files import TRUTHS, Probe, top_level_names
-from envs.swe.verdict.reports import ProbeRecord
+from envs.swe.verdict.reports import NotCounted, ProbeRecord, TestRun
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
@@ -52,10 +52,8 @@ def _load(instance: Instance, pristine: Path, target: Path, settings: TestSettin
     return TypeAdapter(Plan).validate_python(json.loads(target.read_text(encoding="utf-8")))
 
 
-def why_not_green(instance: Instance, run: TestRun) -> str:
-    """What keeps the required tests from being green; empty if they are."""
-    if run.reason:
-        return run.reason
+def check_green(instance: Instance, run: TestRun) -> None:
+    """Raise NotCounted, with what keeps them from it, if the required tests are not green."""
     unknown = [test for test in instance.required if test not in run.outcomes]
     red = [test for test in instance.required if test in run.outcomes and test not in run.green]
     parts = []
@@ -65,7 +63,8 @@ def why_not_green(instance: Instance, run: TestRun) -> str:
         parts.append(f"unknown test ids: {_some(unknown)}")
     if red:
         parts.append(f"not green: {_some(red)}")
-    return "; ".join(parts) if unknown or red else ""
+    if unknown or red:
+        raise NotCounted("; ".join(parts))
 
 
 def _some(names: Collection[str]) -> str:
@@ -79,16 +78,21 @@ class _Calibration:
         self.instance, self.pristine, self.settings = instance, pristine, settings
         with trees.scratch_tree() as tree:
             trees.build_reference(tree, pristine, instance)
-            self.reference = trees.counted_changes(tree, pristine, instance)
+            changes = trees.counted_changes(tree, pristine, instance)
+        self.reference = functools.partial(
+            trees.build_tree, pristine=pristine, test_patch=instance.test_patch, changes=changes
+        )
         self.bare = Plan((), {}, frozenset())
         """The plan without probes."""
 
     def plan(self) -> Plan:
         """Find the valid probes in up to 21 runs of tests; raises as `load_plan`."""
         name, required = self.instance.instance_id, self.instance.required
-        plain = run_tests(self.reference, required, self.settings)
-        if why := why_not_green(self.instance, plain):
-            raise ConfigError(f"{name}: the reference patch is not paid: {why}")
+        try:
+            plain = run_tests(self.reference, required, self.settings)
+            check_green(self.instance, plain)
+        except NotCounted as error:
+            raise ConfigError(f"{name}: the reference patch is not paid: {error}") from error
         places, counts = dict[str, tuple[str, int]](), collections.Counter[str]()
         for test in plain.collected:
             function = test.split("[", 1)[0]
@@ -104,15 +108,14 @@ class _Calibration:
         by_number = {number: weight for (_, number), weight in weights.items()}
         raising = {one.number for one in expected if one.operator == "raises"} & by_number.keys()
         total = sum(by_number.values()) - EXCEPTION_BITS * max(len(raising) - 1, 0)
-        decided = {test for test, _ in weights}
+        decided, why = {test for test, _ in weights}, ""
         if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
             why = f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
-            raise ConfigError(f"{name}: {why}")
-        if total < MIN_BITS:
+        elif total < MIN_BITS:
             why = f"its probes ask for {total} bits in all, and {MIN_BITS} are needed: answers can be guessed"
-            raise ConfigError(f"{name}: {why}")
-        if max(by_number.values()) < FEW_BITS:
+        elif max(by_number.values()) < FEW_BITS:
             why = f"none of its probes asks for {FEW_BITS} bits or more: answers such as True or 3 do not count alone"
+        if why:
             raise ConfigError(f"{name}: {why}")
         own, drawn = {one.key for one in expected}, list[Expected]()
         readable = [t for t in self.instance.fail_to_pass if trees.is_readable(t, self.instance, self.pristine)]
@@ -128,10 +131,12 @@ class _Calibration:
         trees.build_tree(tree, self.pristine, self.instance.test_patch)
 
     def _play(self, build: trees.Build, tests: Iterable[str], **options: Any) -> ProbeRun:
-        run = evaluate.run_probes(build, self.instance, self.bare, self.settings, tests, **options)
-        if run.reason and build is self.reference:
-            raise ConfigError(f"{self.instance.instance_id}: its probes do not run: {run.reason}")
-        return run
+        try:
+            return evaluate.run_probes(build, self.instance, self.bare, self.settings, tests, **options)
+        except NotCounted as error:
+            if build is self.reference:
+                raise ConfigError(f"{self.instance.instance_id}: its probes do not run: {error}") from error
+            return ProbeRun({}, {})
 
     def _own(self, tests: Collection[str]) -> tuple[list[Expected], int]:
         """The valid probes with the tests' own arguments, and how many assertions the tests reach."""

@@ -6,11 +6,12 @@ values before. Invariant: hidden tests run only after all probes were right. On 
 agent could read run.
 """
 
+import functools
 import json
 import random
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,22 @@ from envs.swe.sandbox.supervise import Limits, Outcome
 from envs.swe.sandbox.workspace import TESTBED, hand_over
 from envs.swe.verdict.instances import Instance
 from envs.swe.verdict.probe_files import TRUTHS, Probe, ProbeFiles, probe_files
-from envs.swe.verdict.reports import ProbeRecord, TamperedError, TestRecord, read_records
-from envs.swe.verdict.trees import Build, TooMuchChanged, counted_changes, is_protected, is_readable, scratch_tree
+from envs.swe.verdict.reports import NotCounted, ProbeRecord, TestRun, read_records
+from envs.swe.verdict.trees import (
+    Build,
+    Change,
+    build_tree,
+    counted_changes,
+    is_protected,
+    is_readable,
+    scratch_tree,
+)
 from envs.swe.verdict.values import Unreadable
 from envs.swe.verdict.values import fits as value_fits
 
 _FOLDER, _SCRIPTS = "/judge", ("pytest_script.py", "encoding.py")
 """Where the sandbox shows the scripts; the first of them is run."""
 _FIXED_ARGS = ("-q", "--tb=no", "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors")
-_WORSE = ("passed", "xfailed", "skipped", "failed")
 _BROKEN_CODES = (3, 4)
 """pytest's exit statuses for an internal error and for a command line or configuration that it refuses."""
 PROBES_TIME = 3
@@ -48,35 +56,18 @@ class TestSettings:
     writable_tests: bool = False
 
 
-@dataclass(frozen=True)
-class TestRun:
-    """Outcome of every test that ran: passed, xfailed, skipped, failed. `reason` is set if none of it counts."""
-
-    __test__ = False
-    outcomes: Mapping[str, str] = field(default_factory=dict)
-    reason: str = ""
-    output: str = ""
-    uncollectable: tuple[str, ...] = ()
-    """Files and folders that pytest could not collect."""
-    collected: tuple[str, ...] = ()
-    """All tests of the files that were run, in pytest's order."""
-
-    @property
-    def green(self) -> frozenset[str]:
-        """Tests that passed, or failed as their `xfail` mark says."""
-        return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
-
-
 def run_tests(build: Build, ids: Iterable[str], settings: TestSettings) -> TestRun:
-    """Build a tree, run the tests `ids` in it (all that pytest finds, if none are named), and remove it."""
+    """Build a tree, run the tests `ids` in it (all that pytest finds, if none are named), and remove it.
+
+    Raises NotCounted if pytest did not come to its end, or its report is malformed.
+    """
     ids = tuple(ids)
     with scratch_tree() as tree:
         build(tree)
         files = files_of(tree, ids)
         if ids and not files:
-            return TestRun(reason="none of the required test files exists")
-        outcome = run_pytest(tree, files, {"ids": ids}, settings)
-    return replace(read_report(outcome), output=outcome.output)
+            raise NotCounted("none of the required test files exists")
+        return read_report(run_pytest(tree, files, {"ids": ids}, settings))
 
 
 def run_pytest(
@@ -108,35 +99,16 @@ def source_roots(tree: Path) -> list[str]:
 
 
 def read_report(outcome: Outcome) -> TestRun:
-    """Turn the records into outcomes; without the last record, or with one that is malformed, nothing counts."""
-    if outcome.stopped:
-        return TestRun(reason=f"the tests were stopped by their {outcome.stopped} limit")
-    try:
-        records = list(read_records(TestRecord, outcome.report))
-    except TamperedError as error:
-        return TestRun(reason=f"the report of the tests {error}")
-    if not records or records[-1].kind != "end":
-        return TestRun(reason=f"the tests did not run to their end (exit status {outcome.returncode})")
-    if records[-1].code != outcome.returncode:
-        return TestRun(reason="pytest's verdict and the exit status differ")
+    """Read what an ordinary run reported; raises as `run_tests`."""
+    runs = read_records(TestRun, outcome)
+    if len(runs) != 1:
+        raise NotCounted(f"the tests did not run to their end, or reported it twice (exit status {outcome.returncode})")
+    if runs[0].code != outcome.returncode:
+        raise NotCounted("pytest's verdict and the exit status differ")
     if outcome.returncode in _BROKEN_CODES:
         last = (outcome.output.strip() or "it printed nothing").splitlines()[-1]
-        return TestRun(reason=f"pytest could not run the tests (exit status {outcome.returncode}): {last}")
-    broken = tuple(record.id for record in records if record.kind == "uncollectable")
-    collected = tuple(test for record in records if record.kind == "collected" for test in record.ids)
-    return TestRun(_outcomes(records), uncollectable=broken, collected=collected)
-
-
-def _outcomes(records: Sequence[TestRecord]) -> Mapping[str, str]:
-    """One word per test: that of its call, or of a setup or teardown that went worse."""
-    marked = {test for record in records if record.kind == "marked" for test in record.ids}
-    outcomes: dict[str, str] = {}
-    for record in records:
-        if record.kind == "phase":
-            xfailed = record.xfail and record.outcome == "skipped" and record.id in marked
-            word = "xfailed" if xfailed else record.outcome
-            outcomes[record.id] = max(outcomes.get(record.id, "passed"), word, key=_WORSE.index)
-    return outcomes
+        raise NotCounted(f"pytest could not run the tests (exit status {outcome.returncode}): {last}")
+    return runs[0]
 
 
 @dataclass(frozen=True)
@@ -182,11 +154,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """What the probes reported; `reason` is set if none of it counts."""
+    """The probes of a tree, and what they reported."""
 
     probes: Mapping[int, Probe]
-    reports: ProbeReports = field(default_factory=dict)
-    reason: str = ""
+    reports: ProbeReports
 
 
 def write_probes(tree: Path, instance: Instance, plan: Plan, draw: int = 0, with_expected: bool = False) -> ProbeFiles:
@@ -209,7 +180,8 @@ def run_probes(
 ) -> ProbeRun:
     """Run the probes of `tests` on a tree; with `with_expected`, they also report what the tests expect.
 
-    `leaks` has values by probe: those that an object holds before the call are reported as seen.
+    `leaks` has values by probe: those that an object holds before the call are reported as seen. Raises NotCounted if
+    the run was stopped, or if a line of the report is not ours.
     """
     with scratch_tree() as tree:
         build(tree)
@@ -225,17 +197,11 @@ def run_probes(
         }
         # Other seeds each time: what a set prints must not matter.
         outcome = run_pytest(tree, files_of(tree, places), job, settings, random.SystemRandom().randrange(1, 1000))
-    if outcome.stopped:
-        return ProbeRun(files.probes, reason=f"the tests were stopped by their {outcome.stopped} limit")
     reports: dict[tuple[str, int], list[ProbeRecord]] = {}
-    try:
-        for record in read_records(ProbeRecord, outcome.report):
-            function, index = record.test or ("", 0)
-            if (function, index) in own:
-                reports.setdefault((own[function, index], record.probe), []).append(record)
-    except TamperedError as error:
-        # A line that is not one of ours spoils the whole report.
-        return ProbeRun(files.probes, reason=f"the report of the probes {error}")
+    for record in read_records(ProbeRecord, outcome):
+        function, index = record.test or ("", 0)
+        if (function, index) in own:
+            reports.setdefault((own[function, index], record.probe), []).append(record)
     return ProbeRun(files.probes, reports)
 
 
@@ -247,7 +213,6 @@ class Verdict:
     fail_to_pass: float = 0.0
     pass_to_pass: float = 0.0
     reason: str = ""
-    outcomes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def progression(self) -> float:
@@ -258,38 +223,38 @@ class Verdict:
 def evaluate(instance: Instance, pristine: Path, tree: Path, settings: TestSettings, plan: Plan) -> Verdict:
     """Judge the agent's `tree`. What the agent did ends in a verdict, never in an error."""
     try:
-        build = counted_changes(tree, pristine, instance)
-    except TooMuchChanged as error:
+        return _evaluate(instance, pristine, counted_changes(tree, pristine, instance), settings, plan)
+    except NotCounted as error:
         return Verdict(False, reason=str(error))
-    wrong, reason = _wrong_tests(instance, settings, plan, build)
-    if reason:
-        return Verdict(False, reason=reason)
+
+
+def _evaluate(
+    instance: Instance, pristine: Path, changes: Mapping[str, Change], settings: TestSettings, plan: Plan
+) -> Verdict:
+    build = functools.partial(build_tree, pristine=pristine, test_patch=instance.test_patch, changes=changes)
+    wrong = _wrong_tests(instance, settings, plan, build)
     if not wrong:
-        run = run_tests(build, instance.required, settings)
-        return Verdict(False, reason=run.reason) if run.reason else _verdict(instance, run.green, run.outcomes)
+        return _verdict(instance, run_tests(build, instance.required, settings).green)
     # Of a tree with wrong probes, readable tests run; a hidden one counts if all its probes are right.
     readable = [test for test in instance.required if is_readable(test, instance, pristine)]
     green = {one.test for one in plan.expected}.difference(readable)
-    run = TestRun()
     if readable:
-        run = run_tests(counted_changes(tree, pristine, instance, hidden=False), readable, settings)
-        if run.reason:
-            return Verdict(False, reason=run.reason)
-    verdict = _verdict(instance, (run.green | green) - wrong, run.outcomes)
+        green |= run_tests(functools.partial(build_tree, pristine=pristine, changes=changes), readable, settings).green
+    verdict = _verdict(instance, green - wrong)
     clue = f"what {min(wrong)} calls returns something else where the expected value is not at hand"
     return replace(verdict, reason=f"{verdict.reason}; {clue}")
 
 
-def _verdict(instance: Instance, green: Collection[str], outcomes: Mapping[str, str]) -> Verdict:
+def _verdict(instance: Instance, green: Collection[str]) -> Verdict:
     red = [test for test in instance.required if test not in green]
     reason = f"{len(red)} of {len(instance.required)} required tests are not green, as {red[0]}" if red else ""
     tests = instance.fail_to_pass, instance.pass_to_pass
     fail, keep = (sum(test in green for test in some) / len(some) if some else 1.0 for some in tests)
-    return Verdict(not red, fail, keep, reason, outcomes)
+    return Verdict(not red, fail, keep, reason)
 
 
-def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: Build) -> tuple[set[str], str]:
-    """The tests with a wrong probe, or why the probes did not run."""
+def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: Build) -> set[str]:
+    """The tests with a wrong probe; raises NotCounted if the probes did not run in time."""
     wrong, limits = set[str](), settings.limits
     deadline = time.monotonic() + PROBES_TIME * limits.seconds
     for draw in sorted({one.draw for one in plan.expected}):
@@ -298,11 +263,9 @@ def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: 
         seconds = max(min(limits.seconds, deadline - time.monotonic()), 0.0)
         timed = replace(settings, limits=replace(limits, seconds=seconds))
         run = run_probes(build, instance, plan, timed, tests, draw)
-        if run.reason:
-            return wrong, run.reason
         for one in expected:
             if time.monotonic() > deadline:
-                return wrong, "the time for judging was used up"
+                raise NotCounted("the time for judging was used up")
             if not one.fits(run.reports):
                 wrong.add(one.test)
-    return wrong, ""
+    return wrong

@@ -28,32 +28,39 @@ def make_teller(fd):
     return tell
 
 
-class Judge:
-    """A pytest plugin that narrows the run to the required tests and tells what became of them."""
+WORSE = ("passed", "xfailed", "skipped", "failed")
 
-    def __init__(self, tell, wanted):
-        self.tell = tell
+
+class Judge:
+    """A pytest plugin that narrows the run to the required tests and notes what became of them."""
+
+    def __init__(self, wanted):
         self.wanted = set(wanted)
+        self.collected, self.uncollectable, self.outcomes = [], [], {}
+        self.marked = set()
+        """Tests that may fail, by a mark of theirs or of a conftest."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        self.tell(kind="collected", ids=[item.nodeid for item in items])
+        self.collected = [item.nodeid for item in items]
         if self.wanted:
             items[:] = [item for item in items if item.nodeid in self.wanted]
 
     def pytest_collection_finish(self, session):
         # After the hooks of every conftest, which may add marks.
-        marked = [item.nodeid for item in session.items if item.get_closest_marker("xfail") is not None]
-        self.tell(kind="marked", ids=marked)
+        self.marked = {item.nodeid for item in session.items if item.get_closest_marker("xfail") is not None}
 
     def pytest_collectreport(self, report):
         if report.failed:
-            self.tell(kind="uncollectable", id=report.nodeid)
+            self.uncollectable.append(report.nodeid)
 
     def pytest_runtest_logreport(self, report):
-        if report.when == "call" or report.outcome != "passed":
-            xfailed = hasattr(report, "wasxfail")
-            self.tell(kind="phase", id=report.nodeid, outcome=report.outcome, xfail=xfailed)
+        """Note the outcome of a test's call, or of a setup or teardown that went worse."""
+        test, outcome = report.nodeid, report.outcome
+        if report.when == "call" or outcome != "passed":
+            if outcome == "skipped" and hasattr(report, "wasxfail") and test in self.marked:
+                outcome = "xfailed"
+            self.outcomes[test] = max(self.outcomes.get(test, "passed"), outcome, key=WORSE.index)
 
 
 class Raised:
@@ -211,10 +218,11 @@ def main():
     job = json.loads(sys.stdin.buffer.read().decode())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.set_inheritable(fd, False)
+    tell = make_teller(fd)
     if "ids" in job:
-        plugin = Judge(make_teller(fd), job["ids"])
+        plugin = Judge(job["ids"])
     else:
-        plugin = Prober(make_teller(fd), job)
+        plugin = Prober(tell, job)
         sys.modules["swe_probe"] = types.ModuleType("swe_probe")
         vars(sys.modules["swe_probe"])["probe"] = plugin.probe
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
@@ -225,7 +233,7 @@ def main():
     sys.argv[:] = ["pytest"]
     code = int(pytest.main(job["args"], plugins=[plugin]))
     if isinstance(plugin, Judge):
-        plugin.tell(kind="end", code=code)
+        tell(code=code, collected=plugin.collected, uncollectable=plugin.uncollectable, outcomes=plugin.outcomes)
     os._exit(code)
 
 

@@ -4,17 +4,17 @@ Invariant: a record is plain data of JSON, and its fields have the declared type
 """
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-Kind = Literal["collected", "marked", "uncollectable", "phase", "end"]
+from envs.swe.sandbox.supervise import Outcome
+
 Number = Annotated[StrictInt, Field(ge=0, lt=1 << 31)]
 
 
-class TamperedError(Exception):
-    """A report holds what the script does not write; the text says what in a few words."""
+class NotCounted(Exception):
+    """Nothing that a tree or a run of its tests shows counts; the text says why."""
 
 
 class ProbeRecord(BaseModel):
@@ -35,29 +35,38 @@ class ProbeRecord(BaseModel):
         return name in self.model_fields_set
 
 
-class TestRecord(BaseModel):
-    """One step of an ordinary run of pytest: its kind, and the fields of that kind."""
+class TestRun(BaseModel):
+    """An ordinary run of pytest, which came to its end."""
 
     __test__ = False
     model_config = ConfigDict(extra="forbid", frozen=True)
-    kind: Kind
-    id: StrictStr = ""
-    ids: list[StrictStr] = []
-    outcome: Literal["passed", "skipped", "failed"] = "failed"
-    xfail: StrictBool = False
-    code: StrictInt | None = None
+    code: StrictInt
+    """pytest's exit status."""
+    collected: list[StrictStr]
+    """All tests of the files that were run, in pytest's order."""
+    uncollectable: list[StrictStr]
+    """Files and folders that pytest could not collect."""
+    outcomes: dict[StrictStr, Literal["passed", "xfailed", "skipped", "failed"]]
+    """Outcome of every test that ran."""
+
+    @property
+    def green(self) -> frozenset[str]:
+        """Tests that passed, or failed as their `xfail` mark says."""
+        return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
 
 
 R = TypeVar("R", bound=BaseModel)
 
 
-def read_records(kind: type[R], report: bytes) -> Iterator[R]:
-    """Read the records of a report, one per line; raises TamperedError for the first line that is not one."""
-    for line in report.splitlines():
-        try:
-            yield kind.model_validate(json.loads(line, parse_constant=_refuse))
-        except (ValueError, RecursionError, ValidationError) as error:
-            raise TamperedError("was tampered with") from error
+def read_records(kind: type[R], outcome: Outcome) -> list[R]:
+    """Read the records of a run, one per line; raises NotCounted if it was stopped, or if a line is not a record."""
+    if outcome.stopped:
+        raise NotCounted(f"the tests were stopped by their {outcome.stopped} limit")
+    try:
+        lines = outcome.report.splitlines()
+        return [kind.model_validate(json.loads(line, parse_constant=_refuse)) for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise NotCounted("the report was tampered with") from error
 
 
 def _refuse(name: str) -> NoReturn:

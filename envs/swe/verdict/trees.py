@@ -17,8 +17,9 @@ from pathlib import Path, PurePosixPath
 
 from envs.errors import ConfigError, MissingDependencyError
 from envs.swe.sandbox.usage import walk
-from envs.swe.sandbox.workspace import copy_tree, open_plain, process_folder, remove_tree
+from envs.swe.sandbox.workspace import copy_tree, process_folder, read_plain, remove_tree
 from envs.swe.verdict.instances import Instance
+from envs.swe.verdict.reports import NotCounted
 
 MAX_FILES = 2000
 MAX_BYTES = 32 << 20
@@ -31,10 +32,6 @@ _NEVER_FOLDERS = frozenset((".git", "__pycache__", ".pytest_cache", ".hypothesis
 _NEVER_ENDINGS = (".pyc", ".pyo", ".pth", ".egg-link")
 _TEST_NAME = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py")
 _IDENTITY = {"NAME": "slime-verlog", "EMAIL": "none@example.invalid", "DATE": "2000-01-01T00:00:00+0000"}
-
-
-class TooMuchChanged(Exception):
-    """The agent's changes are more than any patch would be."""
 
 
 @dataclass(frozen=True)
@@ -116,19 +113,20 @@ def building(target: Path) -> Iterator[Path | None]:
         os.rename(scratch, target)
 
 
-def build_tree(target: Path, pristine: Path, test_patch: str = "") -> None:
-    """Make a tree with the pristine files and the tests' patch, without git's data; raises as `git`."""
+def build_tree(target: Path, pristine: Path, test_patch: str = "", changes: Mapping[str, Change] = {}) -> None:
+    """Make a tree with the pristine files, the tests' patch and changes, without git's data; raises as `git`."""
     copy_tree(pristine, target)
     remove_tree(target / ".git")
     if test_patch.strip():
         text = test_patch if test_patch.endswith("\n") else test_patch + "\n"
         git("apply", "--whitespace=nowarn", "-", cwd=target, stdin=text)
+    apply_changes(target, changes)
 
 
 def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
     """Files that differ between the agent's tree and the pristine one, by relative path.
 
-    A file of the same size and time as the pristine one counts as unchanged. Raises TooMuchChanged past `MAX_FILES`
+    A file of the same size and time as the pristine one counts as unchanged. Raises NotCounted past `MAX_FILES`
     files or `MAX_BYTES` bytes.
     """
     changes: dict[str, Change] = {}
@@ -140,7 +138,7 @@ def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
             continue
         room -= status.st_size
         if room < 0 or len(changes) >= MAX_FILES:
-            raise TooMuchChanged(f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB were changed")
+            raise NotCounted(f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB were changed")
         change = _read_change(tree / path, status)
         if old is None or change.content is None or change != _read_change(pristine / path, old):
             changes[path] = change
@@ -149,20 +147,17 @@ def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
 
 def _read_change(path: Path, status: os.stat_result) -> Change:
     try:
-        descriptor = open_plain(path)
+        content = read_plain(path, status.st_size)
     except OSError:
-        descriptor = None
-    if descriptor is None:
-        return Change(None)
-    with os.fdopen(descriptor, "rb") as file:
-        return Change(file.read(status.st_size), bool(status.st_mode & stat.S_IXUSR))
+        content = None
+    return Change(content, content is not None and bool(status.st_mode & stat.S_IXUSR))
 
 
 def _plain_files(tree: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Regular files below `tree` that could belong to a patch; links are not followed."""
     for seen, entry in enumerate(walk(tree, _NEVER_FOLDERS)):
         if seen >= 100 * MAX_FILES:
-            raise TooMuchChanged(f"the repository holds more than {100 * MAX_FILES} files")
+            raise NotCounted(f"the repository holds more than {100 * MAX_FILES} files")
         if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NEVER_ENDINGS):
             yield entry.path.removeprefix(f"{tree}/"), entry.stat(follow_symlinks=False)
 
@@ -218,19 +213,10 @@ def apply_changes(tree: Path, changes: Mapping[str, Change]) -> None:
             target.chmod(0o755 if change.executable else 0o644)
 
 
-def counted_changes(tree: Path, pristine: Path, instance: Instance, hidden: bool = True) -> Build:
-    """A function that builds the judged tree: the pristine files, the tests' patch, and what counts of the changes.
-
-    Without `hidden`, the tests' patch is left out. Raises TooMuchChanged as `collect_changes`.
-    """
+def counted_changes(tree: Path, pristine: Path, instance: Instance) -> Mapping[str, Change]:
+    """The changes of the agent that are judged; raises as `collect_changes`."""
     changes = collect_changes(tree, pristine)
-    counted = {path: change for path, change in changes.items() if not is_protected(path, instance)}
-
-    def build(target: Path) -> None:
-        build_tree(target, pristine, instance.test_patch if hidden else "")
-        apply_changes(target, counted)
-
-    return build
+    return {path: change for path, change in changes.items() if not is_protected(path, instance)}
 
 
 def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:

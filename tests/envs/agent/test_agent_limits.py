@@ -43,7 +43,7 @@ class Agent:
 
     def next(self) -> Any:
         """The session's next request."""
-        return self.server.call(self.session.next(60.0))
+        return self.server.call(self.session.exchange(None, 60.0))
 
     def close(self) -> None:
         for link in self._links:

@@ -1,7 +1,6 @@
 """The programs of agents: in commands, in a sandbox, with public clients, and what is left of them."""
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from rollout.spec import EnvSpec
 from rollout.workers.guard import descendants
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
-from tests.envs.agent.test_agent import FIXTURES, PROGRAM, ROOT, options, started, texts
+from tests.envs.agent.test_agent import FIXTURES, PROGRAM, options, started, texts
 from tests.envs.swe.tiny_repository import TASK, needs_sandbox, tiny_options
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.warm_python import run_python
@@ -50,21 +49,6 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
 def command(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     """One `slime-verlog` command."""
     return run_python(["-m", "inspection", *arguments], typed=typed)
-
-
-def test_the_folders_of_a_process_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
-    make = "import os, signal; from envs.swe.sandbox.workspace import ProcessFolder; p = ProcessFolder()"
-    make += "; print(p.make().parent)"
-    variables = {**os.environ, "TMPDIR": str(tmp_path)}
-
-    def run(code: str) -> Path:
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
-        return Path(done.stdout.strip())
-
-    killed = run(f"{make}; os.sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)")
-    assert killed.is_dir()
-    ended = run(make)
-    assert not killed.exists() and not ended.exists() and killed.parent == ended.parent == tmp_path
 
 
 needs_bwrap = pytest.mark.skipif(

@@ -41,7 +41,7 @@ def test_what_the_agent_leaves_behind_is_not_its_verdict(tmp_path: Path, command
 
 def test_programs_in_the_agents_folders_are_not_found_by_the_tests(tmp_path: Path) -> None:
     files = {"environment/bin/show": "echo 0\n"}
-    dockerfile = "FROM ubuntu:24.04\nWORKDIR /app\nCOPY bin bin\nENV PATH=/app/bin:$PATH\n"
+    dockerfile = "FROM ubuntu:24.04\nWORKDIR /app\nCOPY . .\nENV PATH=/app/bin:$PATH\n"
     make_task(tmp_path, dockerfile=dockerfile, files=files)
     env = start(tmp_path)
     assert "42" in run(env, PLANT.format("/app/bin", "#!/bin/bash\\necho 42\\n", "cat") + "; cat answer.txt")
@@ -144,16 +144,19 @@ def test_a_program_under_test_gains_nothing_by_another_reward_file(tmp_path: Pat
 def test_links_of_a_task_folder_lead_to_no_file_of_this_machine(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("safe\n")
-    task = make_task(tmp_path / "tasks", dockerfile=DOCKERFILE + "COPY link out\nCOPY all/ .\nCOPY all/ .\n")
-    (task / "environment" / "link").symlink_to(secret)
-    (task / "environment" / "all").mkdir()
-    (task / "environment" / "all" / "secret.txt").symlink_to(secret)
+    task = make_task(tmp_path / "tasks", dockerfile=DOCKERFILE + "COPY all/ .\n")
+    context = task / "environment"
+    (context / "all").mkdir()
+    (context / "all" / "secret.txt").symlink_to(secret)
+    (context / "link").symlink_to(secret)
+    (context / "up").symlink_to(tmp_path)
     env = start(tmp_path / "tasks")
-    assert "safe" not in run(env, "cat out secret.txt; echo bad > secret.txt")
+    assert "safe" not in run(env, "cat secret.txt; echo bad > secret.txt")
     env.close()
-    (task / "environment" / "Dockerfile").write_text(DOCKERFILE + "COPY link out\nCOPY Dockerfile out\n")
-    with pytest.raises(ConfigError, match=r"line 4 of environment/Dockerfile .COPY Dockerfile out. leads through a"):
-        start(tmp_path / "tasks")
+    for source in ("link", "up", "up/secret.txt"):
+        (context / "Dockerfile").write_text(f"{DOCKERFILE}COPY {source} .\n")
+        with pytest.raises(ConfigError, match=f"environment/{source} is missing, or is behind a link"):
+            start(tmp_path / "tasks")
     assert secret.read_text() == "safe\n"
 
 

@@ -88,9 +88,8 @@ for fd in range(3, 4096):
 FORGED_CHAIN = """
 import gc, os
 judge = [o for o in gc.get_objects() if type(o).__name__ == "Judge"][0]
-for test in sorted(judge.wanted):
-    judge.tell(kind="phase", id=test, outcome="passed")
-judge.tell(kind="end", code=0)
+tell = [o for o in gc.get_objects() if getattr(o, "__name__", "") == "tell"][0]
+tell(code=0, collected=[], uncollectable=[], outcomes={test: "passed" for test in judge.wanted})
 os._exit(0)
 """
 

@@ -4,7 +4,7 @@ import pytest
 
 from envs.swe.verdict.evaluate import Verdict
 from tests.cases import some
-from tests.envs.swe.forms_repository import FORMS, RIGHT, WRONG, forms_options
+from tests.envs.swe.forms_repository import RIGHT, WRONG, forms_options
 from tests.envs.swe.honest_variants import BILLS, ORDER
 from tests.envs.swe.probe_cheats import PROBE_CHEATS
 from tests.envs.swe.tiny_repository import ordinary_run, played
@@ -39,14 +39,14 @@ def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
 def test_the_cheats_do_fool_the_tests_themselves() -> None:
     env = played(forms_options(), {})
     runs = {name: ordinary_run(env, {"shop/bills.py": WRONG + code}) for name, code in PROBE_CHEATS.items()}
-    fooled = {name: len(run.green) for name, run in runs.items() if run.green}
+    fooled = {name: len(green) for name, green in runs.items() if green}
     assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
 
 
 @pytest.mark.parametrize("name", some(BILLS, list(BILLS)[:1]))
 def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None:
     verdict = _play(BILLS[name] + ORDER)
-    assert verdict.solved and len(verdict.outcomes) == len(FORMS), verdict.reason
+    assert verdict.solved, verdict.reason
 
 
 def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:

@@ -131,7 +131,7 @@ def test_every_real_task_pays_its_solution_and_nothing_else(name: str) -> None:
     assert _play(name, call("run", command=f"git apply <<'END'\n{instance.patch}END")).verdict.solved
     idle = _play(name)
     assert not idle.verdict.solved and idle.verdict.progression == 0.0
-    assert set(instance.required) - ordinary_run(idle, {}).green == set(instance.fail_to_pass)
+    assert set(instance.required) - ordinary_run(idle, {}) == set(instance.fail_to_pass)
     assert SMALL_TASKS[name].wrong not in instance.problem_statement
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy
 import pytest
 
+from envs.swe.sandbox.supervise import Outcome
 from envs.swe.verdict import values
 from envs.swe.verdict.encoding import encode, loosely
-from envs.swe.verdict.reports import ProbeRecord, TamperedError, read_records
+from envs.swe.verdict.reports import NotCounted, ProbeRecord, read_records
 from envs.swe.verdict.values import Approx, Opaque, Unreadable, bits, decode, expectation, fits
 
 
@@ -164,8 +165,9 @@ def test_keys_that_were_chosen_to_collide_are_refused_at_once(forged: Any) -> No
     ids=range(8),
 )
 def test_a_line_that_is_no_record_is_tampered_with(line: bytes) -> None:
-    with pytest.raises(TamperedError):
-        list(read_records(ProbeRecord, b'{"probe": 0, "test": ["a", 0]}\n' + line))
+    report = b'{"probe": 0, "test": ["a", 0]}\n' + line
+    with pytest.raises(NotCounted, match="tampered"):
+        read_records(ProbeRecord, Outcome(0, "", report))
 
 
 def test_only_an_expectation_can_be_a_tolerance() -> None:

@@ -19,8 +19,9 @@ from envs.errors import EnvironmentFault, MissingDependencyError
 from envs.loading import build_env_from
 from envs.swe import SWEEnv, check_machine
 from envs.swe.small_tasks import unified_diff
-from envs.swe.verdict.evaluate import TestRun, run_tests
+from envs.swe.verdict.evaluate import run_tests
 from envs.swe.verdict.instances import Instance, load_instances
+from envs.swe.verdict.reports import NotCounted
 from envs.swe.verdict.trees import build_tree, commit_all
 
 TASK = "shop_total"
@@ -145,15 +146,18 @@ def tiny_env(**options: Any) -> SWEEnv:
     return env
 
 
-def ordinary_run(env: SWEEnv, files: Mapping[str, str]) -> TestRun:
-    """Run all required tests of an instance as they are, on the unsolved tree with some `files` of the agent."""
+def ordinary_run(env: SWEEnv, files: Mapping[str, str]) -> frozenset[str]:
+    """The required tests that are green as they are, on the unsolved tree with some `files` of the agent."""
 
     def build(target: Path) -> None:
         build_tree(target, env._pristine, env.instance.test_patch)
         for path, text in files.items():
             (target / path).write_text(text)
 
-    return run_tests(build, env.instance.required, env.judge)
+    try:
+        return run_tests(build, env.instance.required, env.judge).green
+    except NotCounted:
+        return frozenset()
 
 
 def needs_sandbox() -> None:

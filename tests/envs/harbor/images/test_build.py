@@ -230,6 +230,32 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
     assert command("build-images", config) == 1
 
 
+def test_a_change_deep_inside_an_exported_base_is_noticed(build: Any, base: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(base, tmp_path / "base", symlinks=True)
+    (copied / "opt" / "deep").mkdir(parents=True)
+    for text in ("old\n", "new\n"):
+        (copied / "opt" / "deep" / "file").write_text(text)
+        tree, _ = build(f"FROM tiny\nENV A={text}", base_sources={"tiny": str(copied)})
+        assert (tree / "opt" / "deep" / "file").read_text() == text
+
+
+def test_the_check_goes_on_with_the_tasks_whose_images_are_built(
+    built_from: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, line in (("fine", "RUN echo 1 > /app/x"), ("one", "RUN false"), ("two", "RUN false")):
+        dockerfile = f"FROM tiny\nWORKDIR /app\n{line}\n"
+        make_task(tmp_path / "tasks", name, dockerfile=dockerfile, solution="echo 42 > answer.txt")
+    config = write_config(tmp_path, **built_from)
+    assert command("check", config, "--max-turns", "1", "--no-prompt") == 1
+    shown = capsys.readouterr().out
+    assert "fine: the reference solution is paid 1 and the untouched files 0" in shown
+    assert "not built: one, two" in shown
+    shutil.rmtree(tmp_path / "tasks" / "one")
+    shutil.rmtree(tmp_path / "tasks" / "two")
+    Path(config).write_text(Path(config).read_text().replace('"tasks": ["*"]', '"tasks": []'))
+    assert command("build-images", config) == 0 and "fine: ready after" in capsys.readouterr().out
+
+
 def test_an_oci_layout_is_unpacked_with_its_settings(build: Any, base: Path, tmp_path: Path) -> None:
     if shutil.which("umoci") is None:
         pytest.skip("umoci is not installed; apt-get install -y umoci")

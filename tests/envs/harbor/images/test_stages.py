@@ -11,7 +11,6 @@ from envs.harbor.images.bases import full_name
     [
         ("a  'b X' \"c $X\" d\\ e", ["a", "b X", "c 1", "d e"]),
         ("$X${X}z ${Y:-x} ${X:+set} ${Y:+set}.", ["11z", "x", "set", "."]),
-        ('["a b", "$X"]', ["a b", "1"]),
         ("--from=x a b", ["a", "b"]),
     ],
 )
