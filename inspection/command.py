@@ -22,10 +22,11 @@ PARTS = {
     "panel": "print the held-out episodes, and a hash that names them",
     "compare": "compare two evaluations seed by seed",
     "branch": "continue recorded episodes from chosen turns: values of states, and what a critic could explain",
+    "rescore": "score recorded episodes with another reward or judge, without playing",
     "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
     "view": "write episodes as one HTML page",
     "train": "train a small policy on this machine, in a text environment with named actions or an expert",
-    "export": "write episodes as rows for supervised training",
+    "export": "write episodes as training data (JSONL, Parquet) or as ATIF trajectories",
 }
 
 
