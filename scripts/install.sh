@@ -32,6 +32,12 @@ make_venv() {
   [ -x "$VENV/bin/python" ] || { python=$(find_python) && "$python" -m venv "$VENV"; }
 }
 
+# What scripts/launch.py imports, without torch; a later install adds the rest.
+install_launcher() {
+  echo "installing pydantic and PyYAML into $VENV, because python3 lacks them"
+  make_venv && pip_install -q "pydantic>=2.7" "pyyaml>=6"
+}
+
 install() {
   local stamp
   stamp=$(stamp_of "$1")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,13 +14,21 @@ def ensure_packages() -> None:
     is_complete = importlib.util.find_spec("pydantic") and importlib.util.find_spec("yaml")
     if is_complete and sys.version_info >= (3, 11):
         return
-    folder = os.environ.get("VENV") or ".venv"
-    python = os.path.join(folder, "bin", "python")
-    if os.path.exists(python) and os.path.realpath(sys.prefix) != os.path.realpath(folder):
-        os.execv(python, [python, *sys.orig_argv[1:]])
     if {"--help", "-h"} & set(sys.argv):
         print(header(os.path.basename(sys.argv[1])))
-    sys.exit("error: this needs Python 3.11 or 3.12 with pydantic and PyYAML; run: bash scripts/install.sh")
+        print(
+            "\nA Python 3.11 or 3.12 with pydantic and PyYAML shows options and variables, too: bash scripts/install.sh"
+        )
+        sys.exit()
+    folder = os.environ.get("VENV") or ".venv"
+    if os.path.realpath(sys.prefix) == os.path.realpath(folder):
+        sys.exit(f"error: {folder} lacks pydantic or PyYAML; delete it, and run: bash scripts/install.sh")
+    command = ["bash", "-c", "source scripts/install.sh; install_launcher"]
+    done = subprocess.run(command, stdout=sys.stderr)
+    if done.returncode:
+        sys.exit(done.returncode)
+    python = os.path.join(folder, "bin", "python")
+    os.execv(python, [python, *sys.orig_argv[1:]])
 
 
 def header(script: str) -> str:
