@@ -2,7 +2,7 @@
 
 import random
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from advantage.hook import compute_advantages
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
-from tests.advantage.reference import brute_force
+from tests.advantage.reference import Turn, brute_force
 
 ARGS = dict(
     gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0, kl_coef=0.1, value_first_token_weight=1.0
@@ -150,67 +150,57 @@ def check(data: dict[str, Any], samples: Sequence[FakeSample], args: Namespace, 
 
 Place = tuple[int, int]
 """A segment, and the index of a turn in it."""
+Rows = list[tuple[torch.Tensor, torch.Tensor]]
+"""Advantages and returns of every sample."""
 
 
-def turns_of(samples: Sequence[FakeSample]) -> dict[Place, tuple[int, TurnSpan | None]]:
-    """Every turn's sample and span, by its place; a bootstrap state has no span."""
-    turns: dict[Place, tuple[int, TurnSpan | None]] = {}
-    for number, sample in enumerate(samples):
-        for k, span in enumerate(sample.row.turns or (None,)):
-            turns[sample.row.segment, sample.row.first_turn + k] = number, span
+def expected(samples: Sequence[FakeSample], args: Namespace) -> Rows:
+    """By the definition, over all samples of all ranks."""
+    turns = turns_of(samples, args.kl_coef)
+    found = brute_force(turns, **{name: getattr(args, name) for name in DISCOUNTS})
+    with_returns = {}
+    for place, row in found.items():
+        with_returns[place] = row, [a + v for a, v in zip(row, turns[place].values, strict=True)]
+    return on_tokens(samples, with_returns)
+
+
+def turns_of(samples: Sequence[FakeSample], kl_coef: float) -> dict[Place, Turn]:
+    """What the advantages of every turn follow from."""
+    states = {(s.row.segment, s.row.first_turn): float(s.values[0]) for s in samples if not s.row.turns}
+    turns: dict[Place, Turn] = {}
+    for sample in samples:
+        trained = torch.tensor(sample.mask)
+        costs = -kl_coef * sample.kl.double() * trained  # untrained tokens pay nothing
+        for (segment, index), span in places_of(sample):
+            tokens = tokens_of(sample, span)
+            is_over = sample.row.terminated and span is sample.row.turns[-1]
+            after = None if is_over else (segment, index + 1)
+            values, paid = sample.values[tokens].tolist(), costs[tokens].tolist()
+            turns[segment, index] = Turn(values, paid, span.reward, after, states.get(after, 0.0), span.moves)
     return turns
 
 
-def expected(samples: Sequence[FakeSample], args: Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(advantages, returns) of every sample, from the definition, over all samples of all ranks."""
-    turns = turns_of(samples)
-    packed: dict[str, list[Any]] = {name: [] for name in PACKED}
-    tokens: list[tuple[int, int]] = []
-    numbers = {place: number for number, place in enumerate(turns)}
-    for (segment, index), (number, span) in turns.items():
-        sample = samples[number]
-        own = tokens_of(sample, span)
-        tokens += [(number, j) for j in own]
-        packed["values"] += sample.values[own].tolist()
-        packed["token_rewards"] += costs_of(sample, own, args.kl_coef)
-        packed["turn_lengths"].append(len(own))
-        packed["turn_rewards"].append(span.reward if span else 0.0)
-        packed["moves"].append(span.moves if span else True)
-        after = segment, index + 1
-        following, value = numbers.get(after, -1), 0.0
-        if sample.row.terminated and span is sample.row.turns[-1]:
-            following = -1
-        elif following >= 0 and turns[after][1] is None:
-            following, value = -1, float(samples[turns[after][0]].values[0])
-        packed["next_turn"].append(following)
-        packed["bootstrap_values"].append(value)
-    discounts = {name: getattr(args, name) for name in DISCOUNTS}
-    result = empty_rows(samples)
-    for (number, j), advantage in zip(tokens, brute_force(**packed, **discounts), strict=True):
-        if samples[number].mask[j]:
-            advantages, returns = result[number]
-            advantages[j] = advantage
-            returns[j] = advantage + float(samples[number].values[j])
-    return result
+def places_of(sample: FakeSample) -> list[tuple[Place, TurnSpan]]:
+    row = sample.row
+    return [((row.segment, row.first_turn + k), span) for k, span in enumerate(row.turns)]
 
 
-def empty_rows(samples: Sequence[FakeSample]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Zeros for every sample's advantages and returns."""
-    rows = [torch.zeros(len(sample.mask), dtype=torch.float64) for sample in samples]
-    return [(row, row.clone()) for row in rows]
-
-
-def costs_of(sample: FakeSample, tokens: list[int], kl_coef: float) -> list[float]:
-    """What the KL of a sample's tokens takes from their rewards; untrained tokens pay nothing."""
-    trained = torch.tensor(sample.mask)[tokens]
-    return (-kl_coef * sample.kl[tokens].double() * trained).tolist()
-
-
-PACKED = ("values", "token_rewards", "turn_lengths", "turn_rewards", "moves", "next_turn", "bootstrap_values")
-DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
-
-
-def tokens_of(sample: FakeSample, span: TurnSpan | None) -> list[int]:
+def tokens_of(sample: FakeSample, span: TurnSpan) -> list[int]:
     """The response tokens that a turn counts: the trained ones, or all if none is trained."""
-    inside = list(range(span.start, span.end)) if span else []
+    inside = list(range(span.start, span.end))
     return [j for j in inside if sample.mask[j]] or inside
+
+
+def on_tokens(samples: Sequence[FakeSample], numbers: Mapping[Place, tuple[list[float], list[float]]]) -> Rows:
+    """The turns' advantages and returns on their trained tokens; 0 elsewhere."""
+    rows: Rows = []
+    for sample in samples:
+        columns = torch.zeros(2, len(sample.mask), dtype=torch.float64)
+        for place, span in places_of(sample):
+            columns[:, tokens_of(sample, span)] = torch.tensor(numbers[place], dtype=torch.float64)
+        advantages, returns = columns * torch.tensor(sample.mask)
+        rows.append((advantages, returns))
+    return rows
+
+
+DISCOUNTS = ("gamma_step", "lambda_step", "gamma_token", "lambda_token")

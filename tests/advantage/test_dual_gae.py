@@ -80,32 +80,32 @@ def test_a_discount_outside_zero_and_one_is_refused_by_name(value: object) -> No
 @pytest.mark.parametrize("case", [0, 1])
 def test_verlogs_recorded_advantages_are_reproduced_on_its_real_tokens(case: int) -> None:
     record = load_recording("verlog_gae.json.gz")[case]
-    rows = verlog_rows(record)
     names = {"gamma_step": "step_gamma", "lambda_step": "step_lam"}
     names |= {"gamma_token": "token_gamma", "lambda_token": "token_lam"}
-    keys = {ours: record[theirs] for ours, theirs in names.items()}
-    data = run(list(rows.values()), kl_coef=-1.0, **keys)
-    for place, number in enumerate(rows):
-        kept = torch.tensor(rows[number].mask).bool()
+    samples = verlog_samples(record)
+    data = run(samples, kl_coef=-1.0, **{ours: record[theirs] for ours, theirs in names.items()})
+    for number, sample in enumerate(samples):
+        kept = torch.tensor(sample.mask).bool()
         for name, theirs in (("advantages", "advantages_raw"), ("returns", "returns")):
             wanted = torch.tensor(record[theirs][number])[: len(kept)][kept]
-            torch.testing.assert_close(data[name][place][kept], wanted, atol=1e-6, rtol=0)
+            torch.testing.assert_close(data[name][number][kept], wanted, atol=1e-6, rtol=0)
 
 
-def verlog_rows(record: dict[str, Any]) -> dict[int, FakeSample]:
-    """The samples of a recording by their row; row t * E + e is turn t of environment e, and the last E are states.
+def verlog_samples(record: dict[str, Any]) -> list[FakeSample]:
+    """Row t * E + e of a recording is turn t of environment e, and the last E rows are states.
 
     The KL stands for the rewards of tokens.
     """
-    rows: dict[int, FakeSample] = {}
     envs, turns = record["E"], record["T"]
-    for env in range(envs):
-        segment = env * (turns + 1)
-        for row in range(env, envs * turns, envs):
-            ends = bool(record["done"][row])
-            mask, values = record["mask"][row], record["values"][row]
-            found = TurnRow(segment, row // envs, terminated=ends, turns=(TurnSpan(0, len(mask), 0.0),))
-            rows[row] = replace(sample_of(found, mask, values), kl=torch.tensor(record["rewards"][row]))
-            segment += ends
-        rows[envs * turns + env] = state(segment, turns, record["values"][envs * turns + env][0])
-    return rows
+    segments = [env * (turns + 1) for env in range(envs)]
+    samples = []
+    for number, values in enumerate(record["values"]):
+        index, env = divmod(number, envs)
+        if index == turns:
+            samples.append(state(segments[env], turns, values[0]))
+            continue
+        ends, mask = bool(record["done"][number]), record["mask"][number]
+        row = TurnRow(segments[env], index, terminated=ends, turns=(TurnSpan(0, len(mask), 0.0),))
+        samples.append(replace(sample_of(row, mask, values), kl=torch.tensor(record["rewards"][number])))
+        segments[env] += ends
+    return samples

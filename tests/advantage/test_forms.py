@@ -4,6 +4,7 @@ import random
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,54 +13,45 @@ from advantage.gae import check_form
 from slime_verlog import ConfigError
 from tests.advantage.batches import (
     FakeSample,
+    Rows,
     check,
     check_rows,
-    costs_of,
-    empty_rows,
     make_args,
     make_samples,
+    on_tokens,
     run,
-    tokens_of,
     turns_of,
 )
 
 
-def by_hand(samples: list[FakeSample], args: Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(advantages, returns) of every sample, from the last turn to the first: the forms `turn` and `bi_level`."""
-    found = empty_rows(samples)
-    after, v_next, a_next = -1, 0.0, 0.0
-    for (segment, _), (number, span) in sorted(turns_of(samples).items(), reverse=True):
-        sample = samples[number]
-        if span is None:
-            after, v_next, a_next = segment, float(sample.values[0]), 0.0
-            continue
-        if segment != after or (sample.row.terminated and span is sample.row.turns[-1]):
-            v_next = a_next = 0.0
-        after = segment
-        gamma, trace = (args.gamma_step, args.lambda_step) if span.moves else (args.gamma_token, args.lambda_token)
-        follows = span.reward + gamma * v_next + gamma * trace * a_next
-        places = tokens_of(sample, span)
-        if not places:
-            v_next, a_next = span.reward + gamma * v_next, gamma * trace * a_next
-            continue
-        values = sample.values[places].tolist()
-        costs = costs_of(sample, places, args.kl_coef)
-        if args.gae_form == "turn":
-            v_next, a_next = values[0], sum(costs) + follows - values[0]
-            row = [a_next] * len(places)
-            returns = [a_next + values[0]] * len(places)
+def by_hand(samples: list[FakeSample], args: Namespace) -> Rows:
+    """From the last turn to the first: the forms `turn` and `bi_level`."""
+    found: dict[Any, tuple[list[float], list[float]]] = {}
+    first: dict[Any, tuple[float, float]] = {}
+    turns = turns_of(samples, args.kl_coef)
+    for place in sorted(turns, reverse=True):
+        turn = turns[place]
+        values, costs = turn.values, turn.token_rewards
+        gamma, trace = (args.gamma_step, args.lambda_step) if turn.moves else (args.gamma_token, args.lambda_token)
+        value, advantage = first.get(turn.following, (turn.bootstrap, 0.0))
+        follows = turn.reward + gamma * value + gamma * trace * advantage
+        row: list[float] = []
+        returns: list[float] = []
+        if not values:
+            first[place] = turn.reward + gamma * value, gamma * trace * advantage
+        elif args.gae_form == "turn":
+            of_turn = sum(costs) + follows - values[0]
+            first[place] = values[0], of_turn
+            row, returns = [of_turn] * len(values), [of_turn + values[0]] * len(values)
         else:
-            v_next = sum(costs[:-1]) + values[-1]
-            a_next = costs[-1] + follows - values[-1]
-            row = [a_next]
-            for j in reversed(range(len(places) - 1)):
+            row = [costs[-1] + follows - values[-1]]
+            first[place] = sum(costs[:-1]) + values[-1], row[0]
+            for j in reversed(range(len(values) - 1)):
                 delta = costs[j] + args.gamma_token * values[j + 1] - values[j]
                 row.insert(0, delta + args.gamma_token * args.lambda_token * row[0])
             returns = [a + v for a, v in zip(row, values, strict=True)]
-        trained = torch.tensor(sample.mask)[places]
-        found[number][0][places] = torch.tensor(row).double() * trained
-        found[number][1][places] = torch.tensor(returns).double() * trained
-    return found
+        found[place] = row, returns
+    return on_tokens(samples, found)
 
 
 @pytest.mark.parametrize("form", ["turn", "bi_level"])

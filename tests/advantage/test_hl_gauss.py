@@ -1,7 +1,5 @@
 """The classification head's formulas against plain loops, and the keys of the YAML that make no sense."""
 
-import math
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from advantage.hl_gauss import HlGauss
 from advantage.settings import AdvantageSettings
 from slime_verlog import ConfigError, read_settings
+from tests.advantage.vectors import hl_gauss_centres, hl_gauss_token
 
 
 @st.composite
@@ -21,32 +20,23 @@ def heads(draw: Any) -> HlGauss:
     return HlGauss(low, low + width, draw(st.integers(7, 101)), draw(st.floats(0.2, 2)))
 
 
-def plain_targets(head: HlGauss, y: float) -> list[float]:
-    """The definition, one bin at a time: 2.5 bins of padding, a clamped return, a normalised distribution."""
-    w = (head.high - head.low) / (head.bins - 6)
-    y = min(max(y, head.low), head.high)
-    normal = NormalDist(y, head.sigma * w)
-    centres = [head.low + (i - 2.5) * w for i in range(head.bins)]
-    mass = [normal.cdf(z + w / 2) - normal.cdf(z - w / 2) for z in centres]
-    return [m / sum(mass) for m in mass]
-
-
 @given(heads(), st.floats(-0.5, 1.5), st.integers(0, 9))
-def test_targets_loss_and_value_are_those_of_the_definition(head: HlGauss, place: float, seed: int) -> None:
+def test_targets_loss_gradient_and_value_are_those_of_the_definition(head: HlGauss, place: float, seed: int) -> None:
     y = head.low + place * (head.high - head.low)
-    logits = torch.randn(head.bins, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    weights = [math.exp(x) for x in logits.tolist()]
-    p = [x / sum(weights) for x in weights]
-    t = plain_targets(head, y)
-    w = (head.high - head.low) / (head.bins - 6)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(head.bins, dtype=torch.float64, generator=generator, requires_grad=True)
+    wanted = hl_gauss_token(head.low, head.high, head.bins, head.sigma, y, logits.tolist())
     returns = torch.tensor(y, dtype=torch.float64)
     # The centres of narrow bins far from 0 differ in their last digit.
-    rounding = 1e-15 * (abs(head.low) + abs(head.high)) / (head.sigma * w)
-    assert head.targets(returns).tolist() == pytest.approx(t, abs=1e-12 + rounding)
-    loss = head.loss(logits, returns).item()
-    assert loss == pytest.approx(-sum(a * math.log(b) for a, b in zip(t, p, strict=True)), abs=1e-9)
-    value = sum(b * (head.low + (i - 2.5) * w) for i, b in enumerate(p))
-    assert head.expectation(logits).item() == pytest.approx(value, abs=1e-9 * (1 + abs(head.low) + head.high))
+    size = abs(head.low) + abs(head.high)
+    close = 1e-12 + 1e-15 * size / (head.sigma * head.width)
+    assert head.centres(returns).tolist() == pytest.approx(hl_gauss_centres(head.low, head.high, head.bins))
+    assert head.targets(returns).tolist() == pytest.approx(wanted["targets"], abs=close)
+    loss = head.loss(logits, returns)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(wanted["loss"], abs=1e-9)
+    assert gradient.tolist() == pytest.approx(wanted["gradient"], abs=close)
+    assert head.expectation(logits).item() == pytest.approx(wanted["value"], abs=1e-9 * (1 + size))
     assert bool(head.outside(returns)) == (y < head.low or y > head.high)
 
 

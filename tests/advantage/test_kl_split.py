@@ -2,14 +2,12 @@
 
 import random
 from statistics import mean
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 import advantage.group
-import advantage.hook
 import advantage.kl_split
 from advantage.errors import TurnTableError
 from advantage.exchange import Layout
@@ -58,14 +56,12 @@ def test_a_table_that_the_advantage_hook_already_took_is_a_named_error() -> None
         log_kl_split(make_args(), 0, data)
 
 
-@pytest.mark.parametrize("hook", [advantage.hook, advantage.group])
-def test_on_an_earlier_pipeline_stage_the_hook_leaves_the_table_to_the_split(
-    hook: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (hook, advantage.kl_split):
+def test_on_an_earlier_pipeline_stage_the_hook_leaves_the_table_to_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For estimators without a critic; tests/advantage/test_layouts.py has those with one."""
+    for module in (advantage.group, advantage.kl_split):
         monkeypatch.setattr(module, "current_layout", lambda: Layout(last_stage=False))
     args, data = make_args(rollout_data_postprocess_path=KL_SPLIT), data_of([0.0], [1], (0, 1, -1))
-    hook.compute_advantages(args, data)
+    advantage.group.compute_advantages(args, data)
     assert log_kl_split(args, 0, data) is None
     assert "prompt" not in data and "advantages" not in data
 

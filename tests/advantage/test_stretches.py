@@ -1,16 +1,18 @@
 """`gae_form: compaction` computes GAE for each stretch as if it were an episode."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from advantage.turn_table import TurnRow
-from tests.advantage.batches import FakeSample, in_float64, run, state, turn
+from tests.advantage.batches import FakeSample, check_rows, in_float64, run, state, turn, turns_of
+from tests.advantage.reference import brute_force
 
-DISCOUNTS: dict[str, float] = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 0.9, "lambda_token": 0.5}
+DISCOUNTS: dict[str, Any] = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 0.9, "lambda_token": 0.5}
+ADAPTIVE = {"lambda_policy": "length_adaptive", "lambda_policy_alpha": 1.5, "slime_verlog_role": "actor"}
 
 
 def test_an_episode_that_the_batch_cuts_is_paid_its_bootstrap_value() -> None:
@@ -21,51 +23,38 @@ def test_an_episode_that_the_batch_cuts_is_paid_its_bootstrap_value() -> None:
     assert torch.cat(found["returns"][:2]).tolist() == pytest.approx([0.95, after + 0.4])
 
 
-def test_the_length_adaptive_lambda_of_later_turns_counts() -> None:
-    """1 - 1 / (1.5 n) is 2/3 for a turn of two tokens and 7/9 for one of three."""
-    samples = stretch_of([(2, False), (2, True), (3, True)], random.Random(0))
-    adaptive: dict[str, Any] = {**DISCOUNTS, "lambda_policy": "length_adaptive", "gamma_token": 1.0}
-    alone = advantages(as_episodes(samples), slime_verlog_role="actor", **adaptive)
-    found = advantages(samples, gae_form="compaction", slime_verlog_role="actor", **adaptive)
-    assert found[0].tolist() == pytest.approx((alone[0] * (2 / 3) ** 2 * (7 / 9) ** 3).tolist())
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_each_stretch_is_an_episode_of_its_own_that_ends_with_all_later_rewards(seed: int) -> None:
+@pytest.mark.parametrize("keys", [{}, ADAPTIVE], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("seed", range(10))
+def test_each_stretch_is_an_episode_of_its_own_that_ends_with_all_later_rewards(
+    seed: int, keys: dict[str, Any]
+) -> None:
     rng = random.Random(seed)
-    shapes = [(rng.randint(1, 4), k % 3 < 2 or k == 8) for k in range(9)]
-    samples = stretch_of(shapes, rng)
-    found = advantages(samples, gae_form="compaction", **DISCOUNTS)
-    alone = advantages(as_episodes(samples), **DISCOUNTS)
-    last_of_stretch = 0
+    drawn = []
     for k in range(9):
-        last_of_stretch = next((j for j in range(k, 9) if not shapes[j][1]), 8)
-        later = sum(tokens for tokens, _ in shapes[last_of_stretch + 1 :])
-        assert found[k].tolist() == pytest.approx((alone[k] * 0.45**later).tolist(), abs=1e-12)
+        moves = k % 3 < 2 or k == 8
+        values = [rng.random() for _ in range(rng.randint(1, 4))]
+        drawn.append(turn(0, k, values, rng.random() * moves, moves=moves, terminated=k == 8))
+    samples = in_float64(drawn)
+    data = run(samples, gae_form="compaction", kl_coef=0.0, **DISCOUNTS, **keys)
+    check_rows(data["advantages"], by_definition(samples, is_adaptive=bool(keys)), atol=1e-12)
 
 
-def stretch_of(shapes: list[tuple[int, bool]], rng: random.Random) -> list[FakeSample]:
-    """An episode whose turns have so many tokens, and after which the environment moves or does not."""
-    samples = []
-    for k, (tokens, moves) in enumerate(shapes):
-        reward, values = rng.random() * moves, [rng.random() for _ in range(tokens)]
-        samples.append(turn(0, k, values, reward, moves=moves, terminated=k == len(shapes) - 1))
-    return in_float64(samples)
-
-
-def as_episodes(samples: list[FakeSample]) -> list[FakeSample]:
-    """Each stretch as a segment that terminates, its last turn with all later rewards."""
-    rewards = [sample.row.turns[0].reward for sample in samples]
-    result, segment, first = [], 0, 0
-    for k, sample in enumerate(samples):
-        span, ends = sample.row.turns[0], not sample.row.turns[0].moves
-        if ends:
-            span = replace(span, reward=sum(rewards[k:]), moves=True)
-        row = TurnRow(segment, k - first, terminated=ends or sample.row.terminated, turns=(span,))
-        result.append(replace(sample, row=row))
-        segment, first = (segment + 1, k + 1) if ends else (segment, first)
-    return result
-
-
-def advantages(samples: list[FakeSample], **changes: Any) -> list[torch.Tensor]:
-    return run(samples, kl_coef=0.0, **changes)["advantages"]
+def by_definition(samples: Sequence[FakeSample], is_adaptive: bool) -> list[torch.Tensor]:
+    """GAE inside each stretch, which its notes end, discounted by every token of later stretches."""
+    inside = lambda tokens: max(0.0, 1 - 1 / (1.5 * tokens)) if is_adaptive else DISCOUNTS["lambda_token"]
+    turns = turns_of(samples, kl_coef=0.0)
+    rewards = [defined.reward for defined in turns.values()]
+    stretches = dict(turns)
+    for k, (place, defined) in enumerate(turns.items()):
+        if not defined.moves:
+            stretches[place] = replace(defined, reward=sum(rewards[k:]), following=None, moves=True)
+    found = brute_force(stretches, **{**DISCOUNTS, "lambda_token": inside})
+    rows: list[torch.Tensor] = []
+    later = this_stretch = 1.0
+    for place in sorted(turns, reverse=True):
+        if not turns[place].moves:
+            later, this_stretch = later * this_stretch, 1.0
+        row = torch.tensor(found[place], dtype=torch.float64)
+        rows.insert(0, later * row)
+        this_stretch *= (DISCOUNTS["gamma_token"] * inside(len(row))) ** len(row)
+    return rows

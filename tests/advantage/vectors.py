@@ -2,40 +2,21 @@
 
     python -m tests.advantage.vectors
 
-Everything here is plain Python, one number at a time, and imports nothing of this project.
+The definitions are plain Python, one number at a time. The tests of each formula compare ours with them.
 """
 
 import json
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from tests.advantage.reference import Turn, brute_force
+
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
 DISCOUNTS = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 0.999, "lambda_token": 0.9}
-
-
-def advantages(case: dict[str, Any]) -> list[list[float]]:
-    """GAE over the model's tokens alone: the last token of a turn is followed by the first one of the next turn."""
-    following_value, following_advantage = case["bootstrap_value"], 0.0
-    found = []
-    for turn in reversed(case["turns"]):
-        values = turn["values"]
-        lambda_token = case["lambda_token"]
-        if "alpha" in case:
-            lambda_token = max(0.0, 1 - 1 / (case["alpha"] * len(values)))
-        steps = turn.get("environment_moves", True)
-        gamma, trace = (case["gamma_step"], case["lambda_step"]) if steps else (case["gamma_token"], lambda_token)
-        reward = turn["reward"]
-        row: list[float] = []
-        for value in reversed(values):
-            delta = reward + gamma * following_value - value
-            row.insert(0, delta + gamma * trace * following_advantage)
-            following_value, following_advantage = value, row[0]
-            gamma, trace, reward = case["gamma_token"], lambda_token, 0.0
-        found.insert(0, row)
-    return found
 
 
 def gae_case(rng: random.Random, turns: int, ends: str, notes: bool = False, **discounts: float) -> dict[str, Any]:
@@ -53,6 +34,19 @@ def gae_case(rng: random.Random, turns: int, ends: str, notes: bool = False, **d
     return case
 
 
+def advantages(case: dict[str, Any]) -> list[list[float]]:
+    """GAE over the model's tokens alone: the last token of a turn is followed by the first one of the next turn."""
+    discounts: dict[str, Any] = {name: case[name] for name in DISCOUNTS}
+    if "alpha" in case:
+        discounts["lambda_token"] = lambda tokens: max(0.0, 1 - 1 / (case["alpha"] * tokens))
+    turns: dict[int, Turn] = {}
+    for k, turn in enumerate(case["turns"]):
+        no_costs, moves = [0.0] * len(turn["values"]), turn.get("environment_moves", True)
+        turns[k] = Turn(turn["values"], no_costs, turn["reward"], k + 1, case["bootstrap_value"], moves)
+    found = brute_force(turns, **discounts)
+    return [found[k] for k in turns]
+
+
 def gae_cases(seed: int, notes: bool = False, **discounts: float) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     return [gae_case(rng, turns, ends, notes, **discounts) for turns in (1, 2, 4) for ends in ("terminated", "cut")]
@@ -68,23 +62,32 @@ def dis_case(rng: random.Random, low: float, high: float) -> dict[str, Any]:
 
 
 def hl_gauss_case(rng: random.Random, low: float, high: float, bins: int, sigma: float) -> dict[str, Any]:
+    span, centres = high - low, hl_gauss_centres(low, high, bins)
+    returns = (low - span, low, low + 0.37 * span, high, high + 0.1 * span)
+    tokens = [hl_gauss_token(low, high, bins, sigma, y, [rng.gauss(0, 1) for _ in centres]) for y in returns]
+    return {"value_range": [low, high], "value_bins": bins, "value_sigma": sigma, "centres": centres, "tokens": tokens}
+
+
+def hl_gauss_centres(low: float, high: float, bins: int) -> list[float]:
     width = (high - low) / (bins - 6)
-    centres = [low + (i - 2.5) * width for i in range(bins)]
-    span = high - low
-    cases = []
-    for y in (low - span, low, low + 0.37 * span, high, high + 0.1 * span):
-        normal = NormalDist(min(max(y, low), high), sigma * width)
-        mass = [normal.cdf(z + width / 2) - normal.cdf(z - width / 2) for z in centres]
-        targets = [m / sum(mass) for m in mass]
-        logits = [rng.gauss(0, 1) for _ in centres]
-        total = sum(map(math.exp, logits))
-        p = [math.exp(x) / total for x in logits]
-        case = {"return": y, "logits": logits, "targets": targets}
-        case["loss"] = -sum(t * math.log(x) for t, x in zip(targets, p, strict=True))
-        case["gradient"] = [x - t for t, x in zip(targets, p, strict=True)]
-        case["value"] = sum(x * z for x, z in zip(p, centres, strict=True))
-        cases.append(case)
-    return {"value_range": [low, high], "value_bins": bins, "value_sigma": sigma, "centres": centres, "tokens": cases}
+    return [low + (i - 2.5) * width for i in range(bins)]
+
+
+def hl_gauss_token(
+    low: float, high: float, bins: int, sigma: float, y: float, logits: Sequence[float]
+) -> dict[str, Any]:
+    """Targets, loss, gradient and value, one bin at a time: 2.5 bins of padding, a clamped return."""
+    width, centres = (high - low) / (bins - 6), hl_gauss_centres(low, high, bins)
+    normal = NormalDist(min(max(y, low), high), sigma * width)
+    mass = [normal.cdf(z + width / 2) - normal.cdf(z - width / 2) for z in centres]
+    targets = [m / sum(mass) for m in mass]
+    total = sum(map(math.exp, logits))
+    p = [math.exp(x) / total for x in logits]
+    case = {"return": y, "logits": logits, "targets": targets}
+    case["loss"] = -sum(t * math.log(x) for t, x in zip(targets, p, strict=True))
+    case["gradient"] = [x - t for t, x in zip(targets, p, strict=True)]
+    case["value"] = sum(x * z for x, z in zip(p, centres, strict=True))
+    return case
 
 
 def first_token_case(rng: random.Random, mask: list[int], weight: float) -> dict[str, Any]:

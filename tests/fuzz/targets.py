@@ -19,7 +19,6 @@ from typing import Any
 import pydantic_core
 import yaml
 
-from advantage.turn_table import TurnKind, TurnRow, TurnSpan, decode_row, encode_row
 from envs import babaisai, babyai, crafter
 from envs.agent import anthropic_format, openai_format
 from envs.agent.request import RequestError, read_response
@@ -56,14 +55,6 @@ def action_parser(data: bytes) -> None:
         env = game(module)
         action = env.translate(candidate)
         assert action is None or action in env.actions
-
-
-def turn_table(data: bytes) -> None:
-    try:
-        row = decode_row(json.loads(data))
-    except (ValueError, RecursionError):
-        return
-    assert decode_row(encode_row(row)) == row
 
 
 def config_reader(data: bytes) -> None:
@@ -176,7 +167,6 @@ def agent_request(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "action_parser": action_parser,
-    "turn_table": turn_table,
     "config_reader": config_reader,
     "engine_answer": engine_answer,
     "checkpoint_reader": checkpoint_reader,
@@ -199,11 +189,6 @@ REPLY: dict[str, Any] = {
 }
 
 
-def _row() -> bytes:
-    row = TurnRow(3, 0, TurnKind.TURN, False, True, (TurnSpan(0, 4, 0.5, 2), TurnSpan(6, 9, -0.1)))
-    return json.dumps(encode_row(row)).encode()
-
-
 def _checkpoint() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         save_state(SourceState(1, 2, [3], [{"next_episode": 1, "episode": None}], []), folder, 0)
@@ -219,7 +204,6 @@ SEEDS: dict[str, list[bytes]] = {
         "ACTION: Move East \N{SNOWMAN}".encode(),
         b'<tool_call>{"name": "up"}</tool_call>',
     ],
-    "turn_table": [_row()],
     "config_reader": [
         (Path(__file__).parents[2] / "custom_configs" / "babyai.yaml").read_bytes(),
         yaml.safe_dump({"rollout_interaction_env_path": "e", "memory": {"n": 2}, "gamma_step": 0.5}).encode(),

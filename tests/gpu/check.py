@@ -46,75 +46,55 @@ class Finding:
         return self.error <= self.bound
 
 
-def check_gae(device: torch.device, turns: int, longest: int) -> Iterator[Finding]:
-    """The hook in both precisions, and how long it takes; errors are relative to 1 + |advantage|."""
-    from advantage.hook import compute_advantages
-    from tests.advantage.batches import expected, in_float64, make_args, make_samples, rollout_data
+def check_hook(device: torch.device, turns: int, longest: int) -> Iterator[Finding]:
+    """The hook in both precisions against the definition, then through the collectives against itself.
+
+    Errors are relative to 1 + |advantage|.
+    """
+    from advantage import exchange
+    from tests.advantage.batches import expected, in_float64, make_args, make_samples
 
     drawn = make_samples(random.Random(1), max(1, turns // 8), longest=longest, most_turns=16)
     args = make_args(**DISCOUNTS)
-    tokens = sum(len(sample.mask) for sample in drawn)
+    right = torch.cat([torch.cat(rows) for rows in zip(*expected(drawn, args), strict=True)])
+    size = f"{len(drawn)} samples, {sum(len(sample.mask) for sample in drawn)} tokens"
     for samples, name, bound in ((in_float64(drawn), "float64", 1e-12), (drawn, "float32", 1e-6)):
-        for _ in range(2):  # the first call warms up
-            data = _to(rollout_data(samples), device)
-            began = _now(device)
-            compute_advantages(args, data)
-            took = 1e3 * (_now(device) - began)
-        error = 0.0
-        for key, wanted in zip(("advantages", "returns"), zip(*expected(samples, args), strict=True), strict=True):
-            right = torch.cat(wanted)
-            difference = torch.cat(data[key]).cpu().double() - right
-            error = max(error, float((difference.abs() / (1 + right.abs())).max()))
-        size = f"{len(samples)} samples, {tokens} tokens, {took:.1f} ms"
-        yield Finding(f"dual-discount GAE, {name}", size, error, bound)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def check_exchange(device: torch.device, cases: int) -> Iterator[Finding]:
-    """The hook on this device against the definition, then through the collectives against itself."""
-    from advantage import exchange
-    from advantage.exchange import current_layout
-    from advantage.hook import compute_advantages
-    from tests.advantage.batches import expected, make_args, make_samples, rollout_data
-
-    group = current_layout().data
-    backend = torch.distributed.get_backend(group.handle)
-    definition = alone = 0.0
+        _run_hook(samples, args, device)  # the first call warms up
+        found, took = _run_hook(samples, args, device)
+        error = (found - right).abs() / (1 + right.abs())
+        yield Finding(f"dual-discount GAE, {name}", f"{size}, {took:.1f} ms", float(error.max()), bound)
+    group = exchange.current_layout().data
 
     def gathered_rows(self: exchange.Exchange, own: torch.Tensor) -> tuple[torch.Tensor, slice]:
         """As with several ranks: the collectives run in this group of one too."""
         table, start = exchange.gather_turns(own, group)
         return table.cpu(), slice(start, start + len(own))
 
-    turns = 0
-    for seed in range(cases):
-        samples = make_samples(random.Random(seed), 8)
-        args = make_args(gamma_token=0.99, lambda_token=0.9)
-        results = []
-        for rows in (exchange.Exchange.rows, gathered_rows):
-            data = _to(rollout_data(samples), device)
-            with mock_patch.object(exchange.Exchange, "rows", rows):
-                compute_advantages(args, data)
-            results.append([torch.cat(data[key]).cpu().double() for key in ("advantages", "returns")])
-        turns += sum(len(sample.row.turns) for sample in samples)
-        wanted = [torch.cat([pair[k] for pair in expected(samples, args)]) for k in range(2)]
-        pairs = zip(*results, wanted, strict=True)
-        for single, gathered, right in pairs:
-            alone = max(alone, float((single - gathered).abs().max()))
-            definition = max(definition, float((gathered - right).abs().max()))
-    yield Finding("hook against the definition", f"{cases} batches, {turns} turns", definition, 2e-5)
-    yield Finding(f"hook over {backend} against without", f"{group.size} rank, {turns} turns", alone, 0.0)
+    with mock_patch.object(exchange.Exchange, "rows", gathered_rows):
+        gathered, _ = _run_hook(drawn, args, device)
+    backend = torch.distributed.get_backend(group.handle)
+    difference = float((gathered - found).abs().max())
+    yield Finding(f"hook over {backend} against without", f"{group.size} rank, {size}", difference, 0.0)
 
 
-def _to(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """slime's rollout data as a rank has it: values, KL and masks on the device, the table where it is."""
+def _run_hook(samples: list[Any], args: argparse.Namespace, device: torch.device) -> tuple[torch.Tensor, float]:
+    """All advantages, then all returns, of data on the device as a rank has them; and the milliseconds."""
+    from advantage.hook import compute_advantages
+    from tests.advantage.batches import rollout_data
+
     keys = ("values", "kl", "loss_masks")
-    return {k: [row.to(device) for row in v] if k in keys else v for k, v in data.items()}
+    columns = rollout_data(samples).items()
+    data = {key: [row.to(device) for row in column] if key in keys else column for key, column in columns}
+    began = _now(device)
+    compute_advantages(args, data)
+    took = 1e3 * (_now(device) - began)
+    return torch.cat([*data["advantages"], *data["returns"]]).cpu().double(), took
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def trainer_numbers(folder: Path) -> dict[str, float]:
@@ -207,10 +187,7 @@ def run_checks(device: torch.device, turns: int, longest: int, show: Callable[[s
     holds = True
     with tempfile.TemporaryDirectory() as work:
         folder = make_policy(Path(work) / "policy")
-        checks = (
-            *(check_gae(device, turns, longest), check_exchange(device, 20)),
-            *(check_trainer(folder), check_loop(folder, Path(work))),
-        )
+        checks = (check_hook(device, turns, longest), check_trainer(folder), check_loop(folder, Path(work)))
         for finding in (finding for check in checks for finding in check):
             verdict = "ok" if finding.holds else "FAILED"
             show(f"{verdict:6} {finding.what}: error {finding.error:.1e} (at most {finding.bound:g}); {finding.size}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from advantage.turn_table import PADDING_INDEX
-from tests.advantage.reference import brute_force
+from tests.advantage.reference import Turn, brute_force
 
 DISCOUNTS = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 1.0, "lambda_token": 1.0}
 
@@ -85,29 +85,22 @@ def expected_advantages(
 
     `changes` are discounts of `brute_force` that differ from the defaults.
     """
-    turns = [i for i, item in enumerate(trained) if not item.is_bootstrap]
-    number = {(trained[i].segment, trained[i].turn): k for k, i in enumerate(turns)}
-    lent = {(item.segment, item.turn): float(item.row["values"][0]) for item in trained if item.is_bootstrap}
-    values, rewards, lengths, next_turn, bootstrap = [], [], [], [], []
-    for i in turns:
-        item = trained[i]
-        after = (item.segment, item.turn + 1)
-        own = on_trained_tokens(item, "values").tolist()
-        values += own
-        rewards += (-kl_coef * on_trained_tokens(item, "kl")).tolist() if kl_coef else [0.0] * len(own)
-        lengths.append(len(own))
-        over = paid[i]["terminated"]
-        next_turn.append(-1 if over else number.get(after, -1))
-        bootstrap.append(0.0 if over else lent.get(after, 0.0))
-    payments = [paid[i]["reward"] for i in turns]
-    flat = torch.tensor(
-        brute_force(values, rewards, lengths, payments, next_turn, bootstrap, **{**DISCOUNTS, **changes}),
-        dtype=torch.float64,
-    )
-    result: list[torch.Tensor | None] = [None] * len(trained)
-    for i, advantages in zip(turns, flat.split(lengths), strict=True):
-        result[i] = advantages
-    return result
+    places = [(item.segment, item.turn) for item in trained]
+    lent = {
+        place: float(item.row["values"][0]) for place, item in zip(places, trained, strict=True) if item.is_bootstrap
+    }
+    turns: dict[tuple[int, int], Turn] = {}
+    for place, item, line in zip(places, trained, paid, strict=True):
+        if not item.is_bootstrap:
+            values = on_trained_tokens(item, "values").tolist()
+            costs = (-kl_coef * on_trained_tokens(item, "kl")).tolist() if kl_coef else [0.0] * len(values)
+            after = None if line["terminated"] else (place[0], place[1] + 1)
+            turns[place] = Turn(values, costs, line["reward"], after, lent.get(after, 0.0))
+    found = brute_force(turns, **{**DISCOUNTS, **changes})
+    return [
+        None if item.is_bootstrap else torch.tensor(found[place], dtype=torch.float64)
+        for place, item in zip(places, trained, strict=True)
+    ]
 
 
 def on_trained_tokens(item: Trained, name: str) -> torch.Tensor:
@@ -121,10 +114,19 @@ def largest_difference(trained: Sequence[Trained], name: str, expected: Sequence
     return max(float((row - want).abs().max()) for row, want in pairs if len(want))
 
 
-def assert_trained_as_paid(run: Any, role: str, rollout: int, tokenizer: Any, *, whitens: bool = False) -> None:
+def assert_trained_as_paid(
+    run: Any, role: str, rollout: int, tokenizer: Any, *, whitens: bool = False, kl_coef: float = 0.0
+) -> None:
     """Compare a role's advantages, which the run may whiten, and returns with what the environments paid."""
     items = trained_samples(run.records(role, rollout), run.samples(rollout))
-    expected = expected_advantages(items, payments_of(items, run.payments(), tokenizer))
+    assert_as_paid(items, payments_of(items, run.payments(), tokenizer), whitens=whitens, kl_coef=kl_coef)
+
+
+def assert_as_paid(
+    items: Sequence[Trained], paid: Sequence[Any], *, whitens: bool = False, kl_coef: float = 0.0
+) -> None:
+    """Compare advantages and returns with these payments."""
+    expected = expected_advantages(items, paid, kl_coef)
     assert largest_difference(items, "advantages", whitened(expected) if whitens else expected) < 2e-5
     assert largest_difference(items, "returns", critic_targets(items, expected)) < 2e-5
 

@@ -1,25 +1,25 @@
 """The first-token value weight applies to exactly one token per turn, and reproduces Verlog's loss."""
 
 import random
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import Tensor
 
 from advantage.errors import TurnTableError
-from advantage.hook import compute_advantages
 from advantage.packing import check_first_tokens, pack_turns
 from advantage.training.losses import first_token_weights
 from advantage.turn_table import TurnRow, TurnSpan, encode_row, read_columns
-from tests.advantage.batches import make_args, make_samples
+from tests.advantage.batches import make_samples, run, sample_of
+from tests.advantage.vectors import first_token_case
 from tests.conftest import load_recording
 
 
-def check(rows: TurnRow | list[TurnRow], *masks: Tensor) -> None:
-    """`check_first_tokens` on the samples with these rows."""
-    lengths = [len(mask) for mask in masks]
-    vectors = [encode_row(row) for row in (rows if isinstance(rows, list) else [rows])]
-    check_first_tokens(pack_turns(read_columns(vectors, lengths), masks, lengths), lengths)
+def check(row: TurnRow, mask: Tensor) -> None:
+    """`check_first_tokens` on the sample with this row."""
+    lengths = [len(mask)]
+    check_first_tokens(pack_turns(read_columns([encode_row(row)], lengths), [mask], lengths), lengths)
 
 
 def test_a_masked_or_empty_response_weighs_nothing_extra() -> None:
@@ -28,21 +28,27 @@ def test_a_masked_or_empty_response_weighs_nothing_extra() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_exactly_one_token_is_weighted_in_every_turn_that_is_trained(seed: int) -> None:
-    samples = make_samples(random.Random(seed), 6)
+    """In all samples whose turns the mask separates; others are refused."""
     checked = 0
-    for sample in samples:
+    for sample in make_samples(random.Random(seed), 6):
         mask = torch.tensor(sample.mask)
-        try:
+        with suppress(TurnTableError):
             check(sample.row, mask)
-        except TurnTableError:
-            continue
-        (weights,) = first_token_weights([mask], 3.0)
-        for turn in sample.row.turns:
-            heavy = (weights[turn.start : turn.end] == 3.0).sum()
-            assert heavy == int(mask[turn.start : turn.end].any())
-            checked += 1
-        assert (weights == 3.0).sum() == sum(bool(mask[t.start : t.end].any()) for t in sample.row.turns)
+            (weights,) = first_token_weights([mask], 3.0)
+            heavy = weights == 3.0
+            trained = [bool(mask[turn.start : turn.end].any()) for turn in sample.row.turns]
+            assert [int(heavy[turn.start : turn.end].sum()) for turn in sample.row.turns] == trained
+            assert heavy.sum() == sum(trained)
+            checked += len(trained)
     assert checked
+
+
+def test_the_loss_is_that_of_the_definition() -> None:
+    for mask, weight in (([1, 1, 1], 3.0), ([0, 1, 1, 0, 0, 1, 1, 1], 2.0)):
+        case = first_token_case(random.Random(0), mask, weight)
+        (weights,) = first_token_weights([torch.tensor(mask)], weight)
+        losses = weights * torch.tensor(case["token_losses"]) * torch.tensor(mask)
+        assert float(losses.sum() / sum(mask)) == pytest.approx(case["loss"])
 
 
 def row_of(*spans: tuple[int, int]) -> TurnRow:
@@ -53,10 +59,8 @@ def row_of(*spans: tuple[int, int]) -> TurnRow:
 def test_turns_that_the_mask_does_not_separate_are_refused(row: TurnRow, mask: list[int]) -> None:
     with pytest.raises(TurnTableError, match=r"sample 0: .* value_first_token_weight: 1\.0"):
         check(row, torch.tensor(mask))
-    data = {"prompt": [encode_row(row)], "loss_masks": [torch.tensor(mask)], "response_lengths": [4]}
-    data |= {"total_lengths": [6], "values": [torch.zeros(4)], "kl": [torch.zeros(4)]}
     with pytest.raises(TurnTableError, match=r"sample 0"):
-        compute_advantages(make_args(value_first_token_weight=3.0), data)
+        run([sample_of(row, mask)], value_first_token_weight=3.0)
 
 
 @pytest.mark.parametrize("weight", ["0", "3", "5"])

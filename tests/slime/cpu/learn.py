@@ -2,7 +2,7 @@
 
     SLIME_PATH=... SLIME_CPU_PYTHON=... python -m tests.slime.cpu.learn --seeds 0 1 2 --out outputs/slime_cpu
 
-Writes `curve.csv` (seed, updates so far, held-out win rate, its standard error, turns an episode) and `curve.png`.
+Writes `curve.csv` (seed, updates so far, held-out win rate, its standard error, turns per episode).
 """
 
 import argparse
@@ -11,7 +11,6 @@ import csv
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,32 +44,6 @@ def evaluations(log: str) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-def write_curves(out: Path, curves: dict[int, Sequence[tuple[int, dict[str, float]]]], task: str) -> None:
-    """The table and the picture of the held-out win rates, a line a seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 3.6))
-    with open(out / "curve.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("seed", "updates", "win_rate", "standard_error", "turns"))
-        for seed, points in curves.items():
-            updates = [number for number, _ in points]
-            wins, errors, turns = (
-                [metrics[f"eval/{task}/{key}"] for _, metrics in points] for key in ("success", "success_se", "turns")
-            )
-            writer.writerows(zip([seed] * len(points), updates, wins, errors, turns, strict=True))
-            axis.errorbar(updates, wins, yerr=errors, capsize=3, marker="o", markersize=3, label=f"seed {seed}")
-    axis.axvline(CRITIC_ONLY, color="0.7", linestyle=":", label="actor starts")
-    axis.set(xlabel="updates", ylabel="held-out win rate ± SE", ylim=(0, 1.03))
-    axis.set_title("BabyAI goto in slime's train.py, on CPU")
-    axis.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(out / "curve.png", dpi=100)
-
-
 def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[int, dict[str, float]]]:
     """Make the policy, train it inside slime, and return what its evaluations found."""
     slime, work = find_slime(), Path(tempfile.mkdtemp(prefix="sv-", dir="/tmp"))
@@ -98,7 +71,7 @@ def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[
 
 
 def main() -> None:
-    """Train every seed; table and picture grow with each."""
+    """Train every seed; the table grows with each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=30, help="critic-only steps included")
     parser.add_argument("--eval-interval", type=int, default=5)
@@ -108,13 +81,15 @@ def main() -> None:
     set_up_process()
     options.out.mkdir(parents=True, exist_ok=True)
     task = yaml.safe_load(Path(CONFIG).read_text(encoding="utf-8"))["tasks"][0]
-    curves: dict[int, Sequence[tuple[int, dict[str, float]]]] = {}
-    for seed in options.seeds:
-        curves[seed] = learn(seed, options.updates, options.eval_interval, options.out)
-        write_curves(options.out, curves, task)
-        for updates, metrics in curves[seed]:
-            success, error = metrics[f"eval/{task}/success"], metrics[f"eval/{task}/success_se"]
-            print(f"{updates:>4} updates  win rate {success:.3f} ± {error:.3f}", flush=True)
+    with open(options.out / "curve.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("seed", "updates", "win_rate", "standard_error", "turns"))
+        for seed in options.seeds:
+            for updates, metrics in learn(seed, options.updates, options.eval_interval, options.out):
+                wins, error, turns = (metrics[f"eval/{task}/{key}"] for key in ("success", "success_se", "turns"))
+                writer.writerow((seed, updates, wins, error, turns))
+                print(f"{updates:>4} updates  win rate {wins:.3f} ± {error:.3f}", flush=True)
+            file.flush()
 
 
 if __name__ == "__main__":
