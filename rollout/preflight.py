@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import io
 import sys
 import traceback
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from advantage.flags import advantage_flags, kl_warning
+from advantage.flags import advantage_flags, kl_warning, overrides_of
 from advantage.patch.versions import find_slime
 from rollout.bridge.checks import BATCHES, SOURCE, check_flags, hooks_in_use, installs_advantages
 from rollout.bridge.flags import RolloutFlags, sentences
@@ -31,12 +32,20 @@ from rollout.play.conversation import Conversation
 from rollout.play.memory import memory_of
 from rollout.spec import EpisodeSpec
 from rollout.tasks import try_each_task
-from rollout.tokens.description import warnings_of
+from rollout.tokens.rehearsal import rehearse
 from rollout.turn import EnvReply
 from slime_verlog import command
 
 ENGINE_PREFIXES = ("--sglang-", "--router-", "--prefill-num-servers")
 """Flags of the engine's parser, which slime skips if no engine starts."""
+UNREAD_OVERRIDES = {
+    "gamma": "the discounts are gamma_step and gamma_token in the YAML",
+    "lambd": "the discounts are lambda_step and lambda_token in the YAML",
+    **dict.fromkeys(("global_batch_size", "max_tokens_per_gpu"), "slime splits batches by the command line's flag"),
+}
+"""Flags that have no effect in a role's overrides under the patch, and what has it in their place."""
+REFUSES_NESTED_REGIONS = "assert not self._binary_wrapper.cdll.tms_get_interesting_region()"
+"""The line of torch_memory_saver up to 0.0.9.post1 that fails in a region inside another; slime's fork lacks it."""
 
 
 def parse_command_line() -> Any:
@@ -119,6 +128,22 @@ def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
         )
     if "plays" in hooks and (charged := kl_warning(advantage_flags(role_args(args, "actor")))):
         found.append(charged)
+    if "patch" not in hooks:
+        return found
+    actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
+    for role, overrides in (("actor", actor), ("critic", critic)):
+        found += [
+            f"{args.megatron_config_path} sets {name} for the {role}, which has no effect: {instead}"
+            for name, instead in UNREAD_OVERRIDES.items()
+            if name in overrides
+        ]
+    found += [
+        f"{args.megatron_config_path} sets {name} {critic[name]} for the critic alone: it changes the critic's targets "
+        "and not the actor's advantages, which each role computes for itself; set it in the YAML for both"
+        + (", or lambda_critic for the critic" if name.startswith("lambda") else "")
+        for name in ("gamma_step", "lambda_step", "gamma_token", "lambda_token")
+        if name in critic and name not in actor
+    ]
     return found
 
 
@@ -140,7 +165,7 @@ def check(args: Any) -> list[str]:
             check_prompt(episode, reply)
 
     notes = try_each_task(source.settings, look)
-    return [*notes, *warnings_of(encoders_of(flags.hf_checkpoint, source.settings)())]
+    return [*notes, *rehearse(encoders_of(flags.hf_checkpoint, source.settings)(), source.settings.history)]
 
 
 def check_sight(flags: RolloutFlags, reason: str) -> None:
@@ -188,6 +213,23 @@ def check_whitening(args: Any) -> None:
         )
 
 
+def check_memory_saver(args: Any) -> None:
+    """Raise ConfigError if training is offloaded by a torch_memory_saver whose regions cannot be nested.
+
+    slime opens a region for a whole training process, and its Megatron one more inside it for parameters and
+    gradients. The package is read and not imported, because its libraries need CUDA.
+    """
+    found = importlib.util.find_spec("torch_memory_saver") if args.offload_train else None
+    if found is None or found.origin is None or args.debug_rollout_only:
+        return
+    entrypoint = Path(found.origin).with_name("entrypoint.py")
+    if entrypoint.is_file() and REFUSES_NESTED_REGIONS in entrypoint.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"{entrypoint.parent} refuses the nested memory regions of slime's Megatron, so every training process "
+            "would fail; install the fork of torch_memory_saver that slime's Dockerfile names (TMS_COMMIT)"
+        )
+
+
 @command()
 def main() -> None:
     """Print the verdict; exit with status 1 and a sentence on stderr if training must not start."""
@@ -203,6 +245,7 @@ def main() -> None:
             )
         notes = check(args)
         check_start_weights(args)
+        check_memory_saver(args)
         if installs_advantages(args):
             find_slime()
         else:

@@ -32,6 +32,9 @@ from rollout.spec import EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import FinishReason, Prompt, SampleKind, Segment, StopReason, Turn
 
+TOP_P = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+"""Columns that replay the tokens which top-p kept."""
+
 
 def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
     """Put one masked token in place of an episode whose environment was lost, with every value that slime logs."""
@@ -244,15 +247,17 @@ def _optional(samples: Sequence[Sample], flags: RolloutFlags) -> dict[str, list[
         "rollout_routed_experts": [None if found is None else torch.as_tensor(found) for found in experts],
         "multimodal_train_inputs": [sample.multimodal_train_inputs for sample in samples],
         "teacher_log_probs": [getattr(sample, "teacher_log_probs", None) for sample in samples],
+        **{name: [getattr(sample, name) for sample in samples] for name in (TOP_P if flags.rollout_top_p != 1 else ())},
         "round_number": [facts_of(sample).get("round_number") for sample in samples],
         "source_names": [facts_of(sample).get("task_name") for sample in samples],
     }
     needed = {
         "rollout_routed_experts": (flags.use_rollout_routing_replay, "leave --use-rollout-routing-replay out"),
+        TOP_P[0]: (flags.rollout_top_p != 1, "keep --rollout-top-p at 1"),
         "rollout_log_probs": (flags.use_rollout_logprobs, "leave --use-rollout-logprobs out, without policy_loss: dis"),
     }
     for name, (is_needed, advice) in needed.items():
-        missing = sum(value is None for value in columns[name])
+        missing = sum(value is None for value in columns.get(name, ()))
         if is_needed and missing:
             raise ConfigError(
                 f"training needs {name}, but {missing} of {len(samples)} samples have none, because the engine did not "

@@ -5,7 +5,7 @@ from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
 from rollout.play.build import encoders_of
-from rollout.tokens.description import describe, warnings_of
+from rollout.tokens.rehearsal import describe, rehearse
 
 
 def print_model(folder: str, settings: RolloutSettings) -> Callable[..., Any]:
@@ -18,6 +18,7 @@ def print_model(folder: str, settings: RolloutSettings) -> Callable[..., Any]:
     print(f"model {folder}")
     for line in describe(encoder):
         print(f"  {line}")
-    for sentence in warnings_of(encoder):
-        print(f"  warning: {sentence}")
+    for history in ("window", "full"):
+        for sentence in rehearse(encoder, history):
+            print(f"  warning, history: {history}: {sentence}")
     return encoders

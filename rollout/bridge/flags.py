@@ -154,7 +154,7 @@ class RolloutFlags:
             given = getattr(self, f"eval_{name}") if evaluation else None
             return getattr(self, f"rollout_{name}") if given is None else given
 
-        return {
+        params = {
             "temperature": flag("temperature"),
             "top_p": flag("top_p"),
             "top_k": flag("top_k"),
@@ -165,6 +165,9 @@ class RolloutFlags:
             "no_stop_trim": True,
             "spaces_between_special_tokens": False,
         }
+        if not evaluation and params["top_p"] != 1.0:
+            params["custom_params"] = {"return_top_p_token_ids": True}
+        return params
 
 
 def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> None:
@@ -174,11 +177,6 @@ def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
     if flags.rollout_temperature <= 0:
         given = f"{flags.rollout_temperature:g}"
         raise ConfigError(f"--rollout-temperature {given} must be above 0, because training divides by it")
-    if flags.rollout_top_p != 1:
-        raise ConfigError(
-            f"--rollout-top-p {flags.rollout_top_p:g} samples from a part of the distribution, and training computes "
-            "probabilities of the whole one: leave it out (evaluations may have --eval-top-p)"
-        )
     _check_context(args, flags)
     _check_notes(flags, config)
 

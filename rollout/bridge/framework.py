@@ -53,6 +53,8 @@ if TYPE_CHECKING or not HAS_SLIME:  # a type checker always sees these types
         loss_mask: list[int] | None = None
         weight_versions: list[str] = field(default_factory=list)
         rollout_log_probs: list[float] | None = None
+        rollout_top_p_token_ids: Any = None
+        rollout_top_p_token_offsets: Any = None
         rollout_routed_experts: Any = None
         remove_sample: bool = False
         status: Status = Status.PENDING

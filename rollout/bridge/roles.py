@@ -108,6 +108,11 @@ def check_roles(args: Any) -> None:
             "is written, so a run that dies between the actor's and the critic's save cannot be resumed; leave it out "
             "and set checkpoints_kept in the YAML"
         )
+    if getattr(actor, "use_rollout_logprobs", False) and getattr(actor, "kl_coef", 0) and not args.megatron_config_path:
+        raise ConfigError(
+            f"--use-rollout-logprobs with --kl-coef {actor.kl_coef} stops slime's critic in its first step, because it "
+            f"has no reference to compare with; slime sets its kl_coef to 0 only with {OWN_FOLDER}"
+        )
     critics, actors = (_vocabulary(args) for args in (critic, actor))
     if critics is not None and actors is not None and critics != actors:
         raise ConfigError(

@@ -47,11 +47,19 @@ class SampleWriter:
         return sample
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
-        """Append the model's tokens; slime updates its own records (routing, speculation, caching)."""
+        """Append the model's tokens; slime updates its own records (routing, top-p, speculation, caching)."""
         routed = sample.rollout_routed_experts
-        self._append(sample, generation.token_ids, generation.log_probs if generation.trained else None)
-        # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
-        sample.append_response_tokens(self._args, meta_info=dict(generation.meta_info), text=generation.text)
+        log_probs, meta_info = generation.log_probs if generation.trained else None, dict(generation.meta_info)
+        if self._keeps_top_p:
+            own = list(log_probs) if log_probs is not None else None
+            tokens = {"tokens": list(generation.token_ids), "log_probs": own, "trainable": generation.trained}
+            sample.append_response_tokens(self._args, **tokens, meta_info=meta_info, text=generation.text)
+            if not generation.trained and sample.rollout_top_p_token_offsets is None:
+                self._fill_top_p(sample)
+        else:
+            self._append(sample, generation.token_ids, log_probs)
+            # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
+            sample.append_response_tokens(self._args, meta_info=meta_info, text=generation.text)
         # The engine returns the experts of prompt and response; earlier responses keep those that wrote them.
         if routed is not None and sample.rollout_routed_experts is not routed:
             earlier, now = torch.as_tensor(routed), torch.as_tensor(sample.rollout_routed_experts)
@@ -59,8 +67,9 @@ class SampleWriter:
 
     def append_dummy(self, sample: Sample) -> None:
         """Append one masked token, at which the critic computes the value of the prompt."""
-        self.append_masked(sample, [self.dummy_token])
+        self._append(sample, [self.dummy_token], None)
         sample.reward, sample.status = 0.0, Sample.Status.COMPLETED
+        self._fill_top_p(sample)
         self.fill_routed(sample)
 
     def append_state(self, sample: Sample, prompt: Prompt) -> int:
@@ -91,7 +100,20 @@ class SampleWriter:
 
     def append_masked(self, sample: Sample, token_ids: Sequence[int]) -> None:
         """Append tokens that the model did not write: part of the response, masked from the loss."""
-        self._append(sample, token_ids, None)
+        if self._keeps_top_p:
+            sample.append_response_tokens(self._args, tokens=list(token_ids), trainable=False)
+        else:
+            self._append(sample, token_ids, None)
+
+    @property
+    def _keeps_top_p(self) -> bool:
+        """Whether slime keeps the kept tokens of top-p sampling, which it does only while it appends tokens."""
+        return getattr(self._args, "rollout_top_p", 1.0) != 1.0
+
+    def _fill_top_p(self, sample: Sample) -> None:
+        if self._keeps_top_p:
+            sample.rollout_top_p_token_ids = []
+            sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
 
     def _append(self, sample: Sample, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
         """Append tokens, masked without log-probs; slime declares lists, but other sequences work."""

@@ -19,10 +19,10 @@ from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.memory import memory_of
 from rollout.play.parts import Runtime
 from rollout.tokens.chat_template import ChatTemplate
-from rollout.tokens.description import warnings_of
 from rollout.tokens.encoding import DeltaEncoder, choose_template
 from rollout.tokens.images import load_processor, read_json
 from rollout.tokens.profile import Profile, learn_profile
+from rollout.tokens.rehearsal import rehearse
 from rollout.workers.pool import EnvPool
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def build_runtime(args: Any) -> Runtime:
     small = HAS_SLIME and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
     encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
-    for sentence in warnings_of(encoder):
+    for sentence in rehearse(encoder, settings.history):
         logger.warning("%s: %s", flags.hf_checkpoint, sentence)
     connections = max(MIN_CONNECTIONS, settings.n_env)
     # The first push of slime's delta mode sends nothing, so the engine still has its own name for its weights.

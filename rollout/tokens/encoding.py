@@ -206,7 +206,7 @@ class DeltaEncoder:
         """Replace each image placeholder that the model wrote by a question mark; if spelled, its first token.
 
         The forward pass cannot take the token, and SGLang, which reads a prompt with images as text, takes both for an
-        image. An altered response is not trained on.
+        image. An altered response is not trained on, and its record of which tokens top-p kept is dropped.
         """
         names = "|".join(re.escape(self.decode([token])) for token in self.placeholder_ids)
         found = re.finditer(names, self.decode(generation.token_ids)) if names else ()
@@ -216,7 +216,9 @@ class DeltaEncoder:
         token_ids = list(generation.token_ids)
         for start, _ in places:
             token_ids[start] = self.text.encode("?")[-1]
-        return replace(generation, token_ids=TokenPrefix(token_ids), text=self.decode(token_ids), trained=False)
+        kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}
+        text = self.decode(token_ids)
+        return replace(generation, token_ids=TokenPrefix(token_ids), text=text, meta_info=kept, trained=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, including control tokens."""

@@ -21,8 +21,8 @@ def printed(folder: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_profile_of_a_checkpoint_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(tmp_path, family("glm-4.7"), capsys)
-    assert "'<|user|>', '<|observation|>', '<|endoftext|>'" in text and "ends_by_role      True" in text
-    assert "<arg_key>argument</arg_key>" in text and "lead              '<think>'" in text
+    assert "'<|user|>', '<|observation|>', '<|endoftext|>'" in text and "it opens the next role" in text
+    assert "<arg_key>argument</arg_key>" in text and "the header opens them" in text
     assert "warning" not in text
 
 

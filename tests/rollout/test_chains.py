@@ -23,7 +23,7 @@ from rollout.samples import pretraining_samples, turns_per_sample
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Turn
 from tests.fixtures.conversations import by_turn, conversations, places, train_data
 
-ARGS = Namespace(global_batch_size=6)
+ARGS = Namespace(global_batch_size=6, rollout_top_p=1.0)
 
 
 @given(st.randoms(use_true_random=False))

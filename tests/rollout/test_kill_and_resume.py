@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.fixtures.resumable_run import MOMENTS, log_of, newest, run
 from tests.fixtures.warm_python import CONTEXT
 
@@ -61,4 +63,19 @@ def test_a_run_killed_while_it_saves_or_at_random_continues_with_the_same_batche
     kill_at_random(folder, batches, 2 * batch_s, random.Random(0))
     assert finish(start(folder, batches)) == 0
     assert len(log_of(folder)) > batches, "some batch was played, lost with its process and played again"
+    check(truth, folder, batches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_run_killed_at_many_random_moments_continues_with_the_same_batches(tmp_path: Path, seed: int) -> None:
+    batches, folder, generator = 40, tmp_path / "killed", random.Random(seed)
+    (tmp_path / "whole").mkdir()
+    folder.mkdir()
+    truth, batch_s = unbroken(tmp_path / "whole", batches)
+    kills = 0
+    while newest(folder) < batches - 1:
+        kills += kill_at_random(folder, batches, 3 * batch_s, generator)
+    assert kills >= 5
+    assert finish(start(folder, batches)) == 0
     check(truth, folder, batches)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollout.errors import ConfigError
-from rollout.preflight import check, check_whitening
+from rollout.preflight import check, check_memory_saver, check_whitening
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.vision import vlm_folder
@@ -39,6 +39,41 @@ def test_our_advantages_are_whitened_over_whole_sequences(
         return
     with pytest.raises(ConfigError, match="leave out --normalize-advantages, or give --context-parallel-size 1"):
         check_whitening(args)
+
+
+REGION = """
+    @contextmanager
+    def _with_region_config(self, tag: str, enable_cpu_backup: bool):
+        {first}
+        original_enable_cpu_backup = self._binary_wrapper.cdll.tms_get_enable_cpu_backup()
+"""
+"""Part of torch_memory_saver 0.0.9.post1 with its first statement, or with the one of slime's fork."""
+REFUSES = "assert not self._binary_wrapper.cdll.tms_get_interesting_region()"
+NESTS = "orig_interesting_region = self._binary_wrapper.cdll.tms_get_interesting_region()"
+
+
+def install_memory_saver(folder: Path, first: str) -> Path:
+    """A package of that name, which cannot be imported without CUDA's libraries."""
+    package = folder / "torch_memory_saver"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libcudart.so.13')")
+    (package / "entrypoint.py").write_text(REGION.format(first=first))
+    return package
+
+
+def test_a_memory_saver_without_nested_regions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = install_memory_saver(tmp_path, REFUSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"{package} refuses the nested memory regions .*TMS_COMMIT"):
+        check_memory_saver(Namespace(offload_train=True, debug_rollout_only=False))
+    check_memory_saver(Namespace(offload_train=False, debug_rollout_only=False))
+    check_memory_saver(Namespace(offload_train=True, debug_rollout_only=True))
+
+
+def test_a_memory_saver_with_nested_regions_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_memory_saver(tmp_path, NESTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    check_memory_saver(Namespace(offload_train=True, debug_rollout_only=False))
 
 
 VISION_SPEC = ["slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"]

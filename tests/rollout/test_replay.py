@@ -1,6 +1,7 @@
 """Every sample carries the rollout data that training replays; missing data is an error."""
 
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rollout.errors import ConfigError
 from rollout.samples import convert_samples_to_train_data
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
-MOE = Namespace(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=3)
+MOE = Namespace(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=3, rollout_top_p=0.9)
 
 
 def turn(**meta: Any) -> Turn:
@@ -27,6 +28,7 @@ def test_a_bootstrap_sample_has_placeholders_for_everything_that_is_replayed() -
     bootstrap = samples[-1]
     assert bootstrap.rollout_routed_experts.shape == (4, 2, 3)
     assert (bootstrap.rollout_routed_experts != 0).any(), "slime takes all zeros for a broken capture"
+    assert list(bootstrap.rollout_top_p_token_offsets) == [0, 0]
 
 
 def test_replay_data_that_the_engine_did_not_return_is_an_error() -> None:
@@ -42,3 +44,10 @@ def test_log_probs_that_the_loss_needs_and_the_engine_did_not_return_are_an_erro
     samples[0].rollout_log_probs = None
     with pytest.raises(ConfigError, match="rollout_log_probs, but 1 of 2.*leave --use-rollout-logprobs out"):
         convert_samples_to_train_data(args, samples)
+
+
+def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:
+    altered = replace(turn(), generation=replace(turn().generation, trained=False))
+    (samples,) = build_samples([Segment("t", (altered,), None, StopReason.TERMINATED)], [0], SampleWriter(MOE, 9))
+    assert samples[0].loss_mask == [0, 0]
+    assert list(samples[0].rollout_top_p_token_offsets) == [0, 0, 0]

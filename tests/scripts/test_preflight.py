@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from embedded.warmstart.policy import train_tokenizer
+from rollout.preflight import REFUSES_NESTED_REGIONS
 from tests.fixtures.broken_envs import BROKEN
 from tests.scripts.conftest import REPO, SCRIPTS, Machine, by_flag, job_environment, recorded_own_flags, train_flags
 from tests.slime.cpu.harness import IMPORTS, Slime, find_slime
@@ -194,15 +195,28 @@ def test_continuous_batches_without_staleness_are_refused(image: Machine) -> Non
     assert done.returncode == 1 and "max_staleness must be at least 1, got 0" in done.stderr
 
 
+def test_a_memory_saver_without_nested_regions_is_refused(slime: Slime, image: Machine) -> None:
+    package = image.home / "torch_memory_saver"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "entrypoint.py").write_text(REFUSES_NESTED_REGIONS)
+    folders = f"{image.home}:{IMPORTS}"
+    image.install("python3", IMAGE_PYTHON.format(imports=folders, python=slime.python))
+    done = preflight(image, image.job("run_babyai.sh"))
+    assert done.returncode == 1 and f"{package} refuses the nested memory regions" in done.stderr
+
+
 def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Machine) -> None:
     vain = ("--gamma", "0.9", "--lambd", "0.9", "--custom-rm-path", "a.b", "--custom-reward-post-process-path", "a.c")
     vain += ("--custom-generate-function-path", "a.d")
     flags = image.job("run_babyai.sh", "--", *vain)
+    roles = Path(by_flag(train_flags(flags))["--megatron-config-path"][0])
+    roles.write_text(roles.read_text().replace("overrides: {", "overrides: {gamma_step: 0.5, gamma: 0.5, "))
     done = preflight(image, flags)
     warned = done.stderr.splitlines()
     assert done.returncode == 0 and all(line.startswith("warning: ") for line in warned)
     named = ("--gamma is", "--lambd is", "--custom-rm-path", "--custom-reward-post-process-path")
-    for words in (*named, "--custom-generate-function-path"):
+    for words in (*named, "--custom-generate-function-path", "sets gamma for the critic", "sets gamma_step 0.5"):
         assert sum(words in line for line in warned) == 1, (words, warned)
     assert done.stdout == "preflight: flags, YAML and environments are fine\n"
 

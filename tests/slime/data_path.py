@@ -133,7 +133,7 @@ def samples_keep_slimes_own_bookkeeping(played: Played) -> None:
 
 
 def what_training_replays_reaches_the_rank(played: Played) -> None:
-    """Routed experts of every token, and what speculation cost; see `replayable`."""
+    """Routed experts of every token, the tokens that top-p kept, and what speculation cost; see `replayable`."""
     replay = Played(Path(tempfile.mkdtemp()), played.port, **REPLAY)
     rank = replay.on_the_rank()
     for i, position in enumerate(rank["partition"]):
@@ -144,10 +144,13 @@ def what_training_replays_reaches_the_rank(played: Played) -> None:
             continue
         assert torch.equal(experts, experts_of(tokens))
         assert sample.spec_info.spec_accept_token_num == 3 and sample.spec_info.spec_draft_token_num == 4
+        kept, offsets = rank["rollout_top_p_token_ids"][i], rank["rollout_top_p_token_offsets"][i]
+        assert list(kept) == [k for t in tokens[-sample.response_length :] for k in (t, t + 1)]
+        assert list(offsets) == list(range(0, 2 * sample.response_length + 1, 2))
 
 
 def whole_episodes_keep_what_training_replays(played: Played) -> None:
-    """Many turns in one sample: observations between them were routed too."""
+    """Many turns in one sample: observations between them were routed too, and no token of them was drawn."""
     from rollout.bridge.flags import RolloutFlags
     from rollout.bridge.framework import run
     from rollout.bridge.sample import row_of
@@ -160,6 +163,8 @@ def whole_episodes_keep_what_training_replays(played: Played) -> None:
     turns = len(row_of(sample).turns)
     assert turns > 1 and sample.spec_info.spec_accept_token_num == 3 * turns
     assert torch.equal(torch.as_tensor(sample.rollout_routed_experts), experts_of(sample.tokens))
+    counts = torch.as_tensor(sample.rollout_top_p_token_offsets).diff().tolist()
+    assert counts == [2 * trained for trained in sample.loss_mask]
 
 
 def saved_samples_are_converted_alike(played: Played) -> None:
@@ -218,7 +223,7 @@ CHECKS = [
 
 REPLAY = {
     **{"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 3, "num_experts": 64},
-    "sglang_speculative_algorithm": "EAGLE",
+    **{"sglang_speculative_algorithm": "EAGLE", "rollout_top_p": 0.9},
 }
 
 
@@ -229,7 +234,7 @@ def experts_of(tokens: Sequence[int]) -> torch.Tensor:
 
 
 def replayable(engine: ScriptedEngine, text: str, body: dict[str, Any]) -> dict[str, Any]:
-    """An answer as SGLang gives it to requests that ask for routing."""
+    """An answer as SGLang gives it to requests that ask for routing or top-p's tokens."""
     answer = engine.answer(text, body)
     meta = answer["meta_info"]
     drawn = [token for _, token, _ in meta["output_token_logprobs"]]
@@ -237,6 +242,9 @@ def replayable(engine: ScriptedEngine, text: str, body: dict[str, Any]) -> dict[
     if body.get("return_routed_experts"):
         meta["routed_experts"] = encode(experts_of([*body["input_ids"], *drawn]))
         meta |= {"spec_accept_token_num": 3, "spec_draft_token_num": 4, "spec_verify_ct": 1}
+    if (body["sampling_params"].get("custom_params") or {}).get("return_top_p_token_ids"):
+        meta["top_p_token_ids"] = encode(torch.tensor([k for t in drawn for k in (t, t + 1)]))
+        meta["top_p_token_offsets"] = encode(torch.arange(len(drawn) + 1) * 2)
     return answer
 
 

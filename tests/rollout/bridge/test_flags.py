@@ -54,7 +54,6 @@ FIXED_TURN_FAULTS = [
     ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
     ({"rollout_max_response_len": None}, "--rollout-max-response-len is missing"),
     ({"rollout_temperature": 0.0}, "--rollout-temperature 0 must be above 0"),
-    ({"rollout_top_p": 0.9}, "--rollout-top-p 0.9 samples from a part"),
     ({"rollout_max_context_len": 30}, "--rollout-max-context-len 30 leaves no room"),
     ({"memory": {"kind": "inline_notes"}}, "response-len 32 tokens .* memory.notes_chars: 400"),
     (
@@ -82,6 +81,7 @@ FIXED_TURN_FAULTS = [
     ({"group_estimator": "rloo"}, "group_estimator: rloo .* --advantage-estima"),
     ({**GROUP, "advantage_estimator": "ppo"}, "a critic that advantage.group.compute_advantages"),
     ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
+    ({"use_rollout_logprobs": True, "kl_coef": 0.1, "megatron_config_path": None, "save": None}, "its first step"),
     ({"loss_type": "sft_loss"}, "--loss-type sft_loss would imitate"),
     ({"loss_type": "custom_loss"}, "needs --custom-loss-function-path"),
     ({"loss_type": "custom_loss", "custom_loss_function_path": "a.b", "policy_loss": "dis"}, "policy_loss: dis in the"),

@@ -12,6 +12,7 @@ from rollout.bridge.checks import FIXED_TURN, INSTALL, SOURCE
 from rollout.bridge.roles import check_roles, check_start_weights, role_args
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
+from rollout.preflight import flags_without_effect
 from tests.fixtures.rollout_args import rollout_args
 
 PLAYS: dict[str, Any] = {
@@ -115,7 +116,19 @@ def test_a_reference_without_weights_is_refused_without_a_critic_too(tmp_path: P
         check_start_weights(args)
 
 
-def test_another_layout_for_one_role_is_refused(tmp_path: Path) -> None:
+def test_discounts_given_to_one_role_only_are_named(tmp_path: Path) -> None:
+    install = {"custom_megatron_init_path": "advantage.patch.install"}
+    args = make_args(tmp_path, {"gamma_step": 0.5, "lambd": 0.5}, **install)
+    warned = flags_without_effect(args, ())
+    assert len(warned) == 2 and "lambd for the critic" in warned[0] and "gamma_step 0.5" in warned[1]
+    assert flags_without_effect(make_args(tmp_path, {"lr": 1.0}, **install), ()) == []
+
+
+def test_sizes_of_one_role_that_slime_ignores_are_named_and_another_layout_is_refused(tmp_path: Path) -> None:
+    install = {"custom_megatron_init_path": "advantage.patch.install"}
+    overrides = {"save": str(tmp_path / "critic"), "global_batch_size": 64, "max_tokens_per_gpu": 512}
+    warned = flags_without_effect(make_args(tmp_path, overrides, **install), ())
+    assert [sentence.split()[2] for sentence in warned] == ["global_batch_size", "max_tokens_per_gpu"]
     layout = {"save": str(tmp_path / "critic"), "tensor_model_parallel_size": 2}
     with pytest.raises(ConfigError, match="sets tensor_model_parallel_size for one role"):
         check_roles(make_args(tmp_path, layout, tensor_model_parallel_size=4))
