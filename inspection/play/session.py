@@ -18,6 +18,7 @@ from inspection.text import bold, printable
 from rollout.play.memory import Conversation, Message, memory_of, write_facts
 from rollout.tasks import make_episode
 from rollout.turn import EnvReply
+from rollout.workers.abilities import abilities, suggest
 from rollout.workers.trial import Trial
 from slime_verlog import INTERRUPTED
 
@@ -86,7 +87,7 @@ class Game(contextlib.ExitStack):
             return write_facts(self.reply.facts) or None
         if not self.abilities.has_expert:
             return None
-        advice = self._run(self._trial.suggest(self.episode, "expert", len(self.infos)))
+        advice = self._run(self._trial.ask(self.episode, suggest, "expert", len(self.infos)))
         return self.conversation.with_notes(advice, self.reply.facts)
 
     def restart(self, seed: int) -> None:
@@ -99,7 +100,7 @@ class Game(contextlib.ExitStack):
         with self._target.explained():
             self._run(self._trial.build(self.episode))
         self.reply: EnvReply = self._run(self._trial.reset(self.episode))
-        self.abilities = self._run(self._trial.abilities(self.episode))
+        self.abilities = self._run(self._trial.ask(self.episode, abilities))
         self._show(may_ask=False)
 
 
