@@ -225,15 +225,15 @@ def _explain(model: type[Settings], errors: Sequence[Any], mapping: Mapping[str,
         known = _fields(_model_at(model, first["loc"]))
         return unknown_key(key, known, f"{where}{section}." if section else where)
     # Each alternative of a type has an error of its own.
-    expected = dict.fromkeys(_expected(error) for error in errors if _path_of(error, mapping) == path)
-    sentence = f"{key} must be {' or '.join(expected)}, got {first['input']!r}"
+    alternatives = dict.fromkeys(expected(error) for error in errors if _path_of(error, mapping) == path)
+    sentence = f"{key} must be {' or '.join(alternatives)}, got {first['input']!r}"
     if first["type"] == "float_type" and re.fullmatch(r"[-+\d.,eE]+", str(first["input"])):
         sentence += " (YAML reads numbers as 0.99 and 1.0e-6: with a dot, and a sign in the exponent)"
     return sentence
 
 
-def _expected(error: Any) -> str:
-    """What a value must be, in words."""
+def expected(error: Any) -> str:
+    """What a value must be, in words, by an error of pydantic."""
     kind = error["type"]
     context = error.get("ctx", {})
     if kind in _BOUNDS:

@@ -4,7 +4,6 @@
 """
 
 import difflib
-import functools
 import inspect
 import linecache
 import logging
@@ -46,10 +45,15 @@ class EpisodeOverError(SlimeVerlogError, RuntimeError):
     """`step` was called before `reset` or after the episode's end."""
 
 
-@functools.cache
+warned: list[str] = []
+"""What environments have warned of in this process."""
+
+
 def warn_once(sentence: str) -> None:
     """Log a warning about an environment, once per process; `slime-verlog check` shows it as a row."""
-    logger.warning(sentence)
+    if sentence not in warned:
+        warned.append(sentence)
+        logger.warning(sentence)
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int = 3, cutoff: float = 0.6) -> str:

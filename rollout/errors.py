@@ -45,6 +45,16 @@ class TurnAbortedError(EngineError):
     """A turn was aborted, or spanned a weight update, more often than `max_turn_retries` allows."""
 
 
+class WorkerFault(EnvironmentFault):
+    """An error in an environment, in one sentence, as the worker that ran the environment tells it."""
+
+    def __init__(self, sentence: str, kind: str = "EnvironmentFault", trace: str = "") -> None:
+        """`kind` is the name of the error's class; `trace` is its traceback."""
+        super().__init__(sentence)
+        self.kind = kind
+        self.trace = trace
+
+
 class SlowTurnFault(EnvironmentFault):
     """New weights interrupted a turn more often than `max_turn_retries` allows, so its episode is given up."""
 

@@ -1,5 +1,6 @@
 """Tasks and episodes of a configuration: which there are, and how one is drawn. Nothing here loads torch."""
 
+import asyncio
 import hashlib
 import json
 import random
@@ -40,7 +41,7 @@ def try_each_task(settings: RolloutSettings, look: Callable[[EpisodeSpec, EnvRep
     key = lambda task: (task.env_path, task.task, task.options)
     distinct = [task for i, task in enumerate(tasks) if key(task) not in map(key, tasks[:i])]
     episodes = [make_episode(settings, task, 0, settings.seed_start) for task in distinct]
-    return try_environments(episodes, settings, look=look)
+    return asyncio.run(try_environments(episodes, settings, look=look))
 
 
 def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[EpisodeSpec]:

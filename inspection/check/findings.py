@@ -14,8 +14,8 @@ from rollout.play.memory import Message, memory_of
 from rollout.play.notes import write_facts
 from rollout.spec import CHARS_PER_TOKEN, EpisodeSpec
 from rollout.turn import EnvReply
+from rollout.workers.abilities import Abilities, suggest
 from rollout.workers.trial import Trial
-from rollout.workers.trial_worker import Abilities
 
 LONG_OBSERVATION = 4000
 """Tokens above which an observation is called long."""
@@ -96,7 +96,7 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
     found.first_prompt = list(conversation.messages)
     episode_seed = int(episode.env.metadata["seed"])
     while not found.done and len(found.answers) < most:
-        answer = await trial.suggest(episode, player, episode_seed * 1009 + len(found.answers))
+        answer = await trial.ask(episode, suggest, player, episode_seed * 1009 + len(found.answers), True)
         shown = found.replies[-1].observation
         try:
             reply = await trial.step(episode, answer)

@@ -17,6 +17,7 @@ from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError
 from rollout.play.memory import Message
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode
+from rollout.workers.abilities import abilities, draw, tools
 from rollout.workers.trial import ServiceError, Trial, check_pictures, start_again, threads_left
 from slime_verlog import read_settings
 
@@ -73,24 +74,24 @@ async def _play(
     """Play in one process: the expert, random answers, a replay, and answers without an action."""
     async with _trial(target, episode) as trial:
         most = min(most, target.settings.max_turns or most)
-        has_expert = (await trial.abilities(episode)).has_expert
+        has_expert = (await trial.ask(episode, abilities)).has_expert
         plays: list[Playthrough] = []
         for player in ["expert", "random"] if has_expert else ["random"]:
             plays.append(await findings.play(trial, target.settings, episode, player, most))
             report.first_prompt = plays[0].first_prompt
             report.tools = plays[0].replies[0].tools
         check_pictures(episode, [reply for play in plays for reply in play.replies])
-        abilities = await trial.abilities(episode)  # reset fills in the actions and max_steps
-        for said in abilities.warnings:
+        offered = await trial.ask(episode, abilities)  # reset fills in the actions and max_steps
+        for said in offered.warnings:
             report.add("warning", Status.WARNING, said)
         await _draw(trial, episode, report)
         step = await findings.replay_difference(trial, episode, plays[0])
         report.differences["after a second reset"] = step
-        if abilities.actions and not plays[0].replies[0].whole_prompts:
+        if offered.actions and not plays[0].replies[0].whole_prompts:
             report.findings.append(await findings.answer_freely(trial, episode))
         await trial.close(episode)
         _, left = await start_again(trial, episode)
-    report.findings += findings.judge(plays, abilities, target.settings, encoders)
+    report.findings += findings.judge(plays, offered, target.settings, encoders)
     if left:
         report.add("threads", Status.WARNING, threads_left(left))
     else:
@@ -114,7 +115,7 @@ async def _play_again(
         report.findings.append(await _other_seeds(trial, target, task, seed, plays[-1]))
         await trial.build(episode)
         await trial.reset(episode)
-        for name, worked, detail in await trial.tools(episode):
+        for name, worked, detail in await trial.ask(episode, tools):
             report.add(name, Status.OK if worked else Status.WARNING, detail)
 
 
@@ -132,7 +133,7 @@ async def _trial(target: Target, episode: EpisodeSpec) -> AsyncIterator[Trial]:
 async def _draw(trial: Trial, episode: EpisodeSpec, report: TaskReport) -> None:
     """Try the viewer's drawing; a drawing that fails costs no episode."""
     try:
-        drawn = await trial.draw(episode)
+        drawn = await trial.ask(episode, draw)
     except EnvironmentFault as error:
         report.add("render", Status.WARNING, str(error))
     else:

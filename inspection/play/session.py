@@ -20,6 +20,7 @@ from rollout.play.memory import Message, memory_of
 from rollout.play.notes import write_facts
 from rollout.tasks import make_episode
 from rollout.turn import EnvReply
+from rollout.workers.abilities import abilities, suggest
 from rollout.workers.trial import Trial
 from slime_verlog import INTERRUPTED
 
@@ -88,7 +89,7 @@ class Game(contextlib.ExitStack):
             return write_facts(self.reply.facts) or None
         if not self.abilities.has_expert:
             return None
-        advice = self._run(self._trial.suggest(self.episode, "expert", len(self.infos)))
+        advice = self._run(self._trial.ask(self.episode, suggest, "expert", len(self.infos)))
         return self.conversation.with_notes(advice, self.reply.facts)
 
     def restart(self, seed: int) -> None:
@@ -101,7 +102,7 @@ class Game(contextlib.ExitStack):
         with self._target.explained():
             self._run(self._trial.build(self.episode))
         self.reply: EnvReply = self._run(self._trial.reset(self.episode))
-        self.abilities = self._run(self._trial.abilities(self.episode))
+        self.abilities = self._run(self._trial.ask(self.episode, abilities))
         self._show(may_ask=False)
 
 

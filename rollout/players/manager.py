@@ -5,6 +5,8 @@ player that dies takes its environments and the responses in flight with it. Its
 successor, and the turns in flight are asked again.
 """
 
+from __future__ import annotations
+
 import asyncio
 import copy
 import itertools
@@ -16,15 +18,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rollout.errors import PlayerError
+from rollout.errors import EnvironmentFault, PlayerError
 from rollout.play.clock import Demands
+from rollout.play.episode import Episode
+from rollout.play.held_out import EpisodeResult
 from rollout.play.loop import LiveEpisode
 from rollout.play.parts import Runtime
-from rollout.players.process import EndedEarlyError, Report, launch
-from rollout.players.remote import RemoteEpisode
-from rollout.players.running import PlayerPlace, ResponseLostError, RunningPlayer
-from rollout.players.wire import NOTHING, changed_prompt, read_turn
+from rollout.play.transcript import Transcript
+from rollout.players.process import EndedEarlyError, Progress, Report, launch
+from rollout.players.running import PlayerPlace, RunningPlayer
+from rollout.players.wire import NOTHING, changed_prompt
 from rollout.spec import EpisodeSpec, Replay
+from rollout.turn import FinishReason, Generation, StopReason, Turn
+from rollout.workers.child import ChildLostError
 from rollout.workers.pool import ReplayError
 from rollout.workers.utilization import UNUSED, ProcessUsage
 
@@ -36,6 +42,85 @@ AVOID_S = 600.0
 """How long a process in which no environment starts gets no episodes, if they start in others."""
 PAUSE_S = 1.0
 """After a player that ended before it connected, until the next is started."""
+
+
+class RemoteEpisode(Episode):
+    """An episode whose environment and prompts are in a player; here is what decides about a batch."""
+
+    def __init__(self, players: PlayerProcesses, key: int, spec: EpisodeSpec, replay: Replay) -> None:
+        self.spec, self.runtime = spec, players.runtime  # not super().__init__(), which needs the environment
+        self.index = self.steps = 0
+        self.stop: StopReason | None = None
+        self.has_next_prompt, self.total_reward = True, 0.0
+        self.prompt = NOTHING
+        self.answers = [tuple(ids) for ids in replay.answers]
+        self.stepped = list(replay.stepped)
+        self._digests = list(replay.digests)
+        self._players, self._key = players, key
+        self._player: RunningPlayer | None = None
+        """The player that has the episode in this state; None if none has."""
+        self._played: tuple[Progress, Turn]
+        """What `step` takes over."""
+
+    @property
+    def digests(self) -> list[str]:
+        return self._digests
+
+    async def ensure(self) -> RunningPlayer:
+        """Return the player that has the episode, which is replayed if it was lost; raises EnvironmentFault."""
+        while self._player is None or self._player.lost:
+            played = Replay(self.answers, self.stepped, self._digests)
+            self._player, opened = await self._players.begin(self._key, "open", self._key, self.spec, played)
+            self.prompt, self._digests = NOTHING, []
+            self._take(opened)
+        return self._player
+
+    def _take(self, progress: Progress) -> None:
+        for name, value in progress.state.items():
+            setattr(self, name, value)
+        if progress.prompt is not None:
+            self.prompt = changed_prompt(self.prompt, progress.prompt)
+        self._digests += progress.digests
+
+    async def _request(self, params: Mapping[str, Any]) -> Generation:
+        """Have the player ask the engine once, and step at once if it need not ask again.
+
+        A turn whose player died is asked again.
+        """
+        weights = self.runtime.engine.weights
+        while True:
+            player = await self.ensure()
+            self._player = None  # cancelled below, the state would be unknown
+            try:
+                answer = await player.call("turn", self._key, params, self._players.demands, weights.first)
+                break
+            except ChildLostError:
+                self.runtime.counters["turns_interrupted"] += 1
+        self._player = player
+        if isinstance(answer, Generation):  # the player does not ask again
+            again = int(answer.finish_reason is FinishReason.ABORT)
+            place = self._players.where[self._key]
+            place.earlier = place.earlier.plus(UNUSED._replace(retries=again))
+            return answer
+        self._played = answer, replace(answer.turn, prompt=self.prompt)
+        generation = self._played[1].generation
+        weights.learn(generation)
+        return generation
+
+    async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
+        """Take over the turn that the player has played, with the engine's time as the player measured it."""
+        progress, turn = self._played
+        self._take(progress)
+        self.answers.append(tuple(turn.generation.token_ids))
+        self.stepped.append(turn.stepped)
+        self._players.turns += 1
+        return turn
+
+    async def close(self) -> None:
+        place = self._players.where.pop(self._key, None)
+        if place is not None and place.player is not None:
+            with suppress(ChildLostError):
+                await place.player.call("close", self._key)
 
 
 class PlayerProcesses:
@@ -53,6 +138,8 @@ class PlayerProcesses:
         """slime's `args` for a player, which plays alone; the YAML's keys are in it, and the file may have changed."""
         self._args.rollout_processes, self._args.custom_config_path = 1, None
         self._places = [PlayerPlace(number) for number in range(count)]
+        self.where: dict[int, PlayerPlace] = {}
+        """Where each open episode is, by its key, including those that are being opened."""
         self._keys = itertools.count()
         self._broken: Exception | None = None
         """Why no player can be started; the slots that still wait for one raise it, too."""
@@ -64,7 +151,7 @@ class PlayerProcesses:
 
     async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> LiveEpisode:
         """Start an episode where the fewest are open, or replay what was played of it; raises EnvironmentFault."""
-        episode = RemoteEpisode(self, self._emptiest(self._places), next(self._keys), spec, replay or Replay())
+        episode = RemoteEpisode(self, next(self._keys), spec, replay or Replay())
         try:
             await episode.ensure()
         except BaseException:
@@ -72,61 +159,59 @@ class PlayerProcesses:
             raise
         return episode
 
-    async def evaluate(self, spec: EpisodeSpec) -> Any:
+    async def evaluate(self, spec: EpisodeSpec) -> EpisodeResult:
         """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
-        tried: dict[int, object] = {}
-        place = self._emptiest(self._places)
-        while True:
-            name, result, played = await self._play_held_out(place, spec)
-            if played or result.fault is None:
-                self.note_start(place, tried)
-                break
-            if (other := self.elsewhere(place, tried, f"{name}: {result.fault}")) is None:
-                break
-            place = other
-        prompt, turns = NOTHING, []
-        for values, change in played:
+        key, first = next(self._keys), self.runtime.engine.weights.first
+        try:
+            _, (result, changes) = await self.begin(key, "evaluate", spec, first)
+        except EnvironmentFault as fault:
+            return EpisodeResult(spec, (), StopReason.FAILED, str(fault), Transcript())
+        finally:
+            self.where.pop(key, None)
+        prompt, turns = NOTHING, list[Turn]()
+        for turn, change in zip(result.turns, changes, strict=True):
             prompt = changed_prompt(prompt, change)
-            turns.append(read_turn(values, prompt))
+            turns.append(replace(turn, prompt=prompt))
         return replace(result, turns=tuple(turns))
 
-    async def _play_held_out(self, place: PlayerPlace, spec: EpisodeSpec) -> tuple[str, Any, list[Any]]:
-        """Return the player's name, the result without turns, and what is needed to make the turns."""
-        place.episodes += 1
-        try:
-            while True:
-                with suppress(ResponseLostError):
-                    player = await self.live(place)
-                    return player.name, *await player.call("evaluate", spec, self.runtime.engine.weights.first)
-        finally:
-            place.episodes -= 1
+    async def begin(self, key: int, method: str, *arguments: Any) -> tuple[RunningPlayer, Any]:
+        """Call a method that starts an episode; return the player and its answer. Raises EnvironmentFault.
 
-    def _emptiest(self, places: Sequence[PlayerPlace]) -> PlayerPlace:
-        """Return the place with the fewest open episodes; those that are avoided come last."""
-        now = asyncio.get_running_loop().time()
-        return min(places, key=lambda place: (place.avoided_until > now, place.episodes))
-
-    def elsewhere(self, place: PlayerPlace, tried: dict[int, object], fault: object) -> PlayerPlace | None:
-        """Note an episode's fault at its start, and return where to try it next; None if that would not help.
-
-        It may help where nothing has started yet, because a package of the environment may be missing there.
+        If the episode does not start where nothing has started yet, another player is tried, because a package of the
+        environment may be missing there.
         """
-        tried[place.number] = fault
-        if place.started or isinstance(fault, ReplayError):
-            return None
-        now = asyncio.get_running_loop().time()
-        others = [other for other in self._places if other.number not in tried and other.avoided_until <= now]
-        return self._emptiest(others) if others else None
-
-    def note_start(self, place: PlayerPlace, tried: Mapping[int, object]) -> None:
-        """Note that an episode has started here. Places where it was `tried` and nothing has started are avoided."""
+        tried: dict[PlayerPlace, EnvironmentFault] = {}
+        while True:
+            place = self.where.get(key) or self._emptiest(self._places)
+            self.where[key] = place
+            try:
+                player = await self.live(place)
+                answer = await player.call(method, *arguments)
+                break
+            except ChildLostError:
+                continue
+            except EnvironmentFault as fault:
+                tried[place] = fault
+                others = [other for other in self._places if other not in tried and not self._is_avoided(other)]
+                if place.started or isinstance(fault, ReplayError) or not others:
+                    raise
+                self.where[key] = self._emptiest(others)
         place.started, place.avoided_until = True, 0.0
-        for number, fault in tried.items():
-            if not (other := self._places[number]).started:
+        for other, fault in tried.items():
+            if not other.started:
                 if not other.avoided_until:
                     words = "no environment starts in one process, so the others get its episodes for %g s: %s"
                     logger.warning(words, AVOID_S, fault)
                 other.avoided_until = asyncio.get_running_loop().time() + AVOID_S
+        return player, answer
+
+    def _emptiest(self, places: Sequence[PlayerPlace]) -> PlayerPlace:
+        """Return the place with the fewest open episodes; those that are avoided come last."""
+        episodes = Counter(self.where.values())
+        return min(places, key=lambda place: (self._is_avoided(place), episodes[place]))
+
+    def _is_avoided(self, place: PlayerPlace) -> bool:
+        return place.avoided_until > asyncio.get_running_loop().time()
 
     def usage(self) -> list[ProcessUsage]:
         """What each of them has used so far, as of its latest reply."""
@@ -161,7 +246,7 @@ class PlayerProcesses:
             self._check_deaths(place)  # the run may have ended meanwhile
             player.name = f"rollout process {place.number} on {node}"
             logger.info("%s plays with pid %d", player.name, place.pid)
-        except ResponseLostError:
+        except ChildLostError:
             pass
         except (EndedEarlyError, OSError) as error:  # a lost node, or too many processes for a moment
             logger.warning("rollout process %d ended before it had connected: %s", place.number, error)

@@ -16,29 +16,34 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from rollout.errors import PlayerError, SlimeVerlogError
+from rollout.errors import EnvironmentFault, PlayerError, SlimeVerlogError
 from rollout.play.build import build_runtime
 from rollout.play.clock import Demands
-from rollout.play.held_out import play_episode
+from rollout.play.held_out import EpisodeResult, play_episode
 from rollout.play.loop import LiveEpisode
 from rollout.play.opening import open_episode
 from rollout.play.parts import Runtime
-from rollout.players.wire import NOTHING, Link, PromptChange, prompt_change, turn_values
+from rollout.players.wire import NOTHING, PromptChange, dumps, prompt_change
 from rollout.spec import EpisodeSpec, Replay
-from rollout.turn import FinishReason, Generation
-from rollout.workers.hosts import end_guarded, start_guarded
+from rollout.turn import FinishReason, Generation, Turn
+from rollout.workers.child import Channel, end_guarded, start_guarded
 from rollout.workers.utilization import ProcessUsage
 
 START_S = 600.0
 """Seconds in which Ray must have started an actor."""
 HELLO_S = 10.0
 """Seconds in which whoever connects must have shown the token."""
+REPORT = -1
+"""The number of a message that is a `Report`, not the reply to a call."""
 REPORT_S = 0.01
-"""Seconds after which a frame reports again what the player has used."""
+"""Seconds after which a reply comes with another report of what the player has used."""
 
 
 class EndedEarlyError(Exception):
@@ -46,7 +51,7 @@ class EndedEarlyError(Exception):
 
 
 class Report(NamedTuple):
-    """What the player has counted; it goes with a frame, so a turn never arrives before the faults on its way."""
+    """What the player has counted; sent before a reply, so a turn never arrives before the faults on its way."""
 
     faults: Counter[str]
     """Faults and retries since the last report."""
@@ -66,16 +71,18 @@ class Progress(NamedTuple):
     """The next prompt; None if it is still the one before."""
     digests: Sequence[str]
     """The digests that are new."""
-    turn: list[Any] | None = None
-    """`turn_values` of the turn that was played."""
+    turn: Turn | None = None
+    """The turn that was played, without its prompt, which the manager has."""
 
 
-class Player:
-    """Runs the calls that arrive, each in its own task. The methods without underscore are what can be called."""
+class Player(Channel):
+    """Runs the calls that arrive, each in its own task. The public coroutines are what can be called."""
+
+    dumps = staticmethod(dumps)
 
     def __init__(self) -> None:
+        super().__init__()
         self.ended = asyncio.Event()
-        self._link = Link(self._receive, self.ended.set, self._report)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._runtime: Runtime | None = None
         self._reported: Counter[str] = Counter()
@@ -87,40 +94,40 @@ class Player:
     async def serve(self, connection: socket.socket) -> None:
         """Serve until the connection closes."""
         connection.set_inheritable(False)
-        await asyncio.get_running_loop().create_connection(lambda: self._link, sock=connection)
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
         await self.ended.wait()
         for task in self._tasks.values():
             task.cancel()
         if self._runtime is not None:
             await self._runtime.close()
 
-    def _receive(self, messages: list[Any], _: None) -> None:
-        for number, method, arguments in messages:
-            if method == "cancel":
-                if (task := self._tasks.get(number)) is not None:
-                    task.cancel()
-            else:
-                self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.ended.set()
 
-    async def _answer(self, number: int, method: str, arguments: Sequence[Any] | Exception) -> None:
+    def received(self, number: int, method: str, arguments: Sequence[Any]) -> None:
+        if method != "cancel":
+            self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
+        elif (task := self._tasks.get(number)) is not None:
+            task.cancel()
+
+    async def _answer(self, number: int, method: str, arguments: Sequence[Any]) -> None:
         try:
-            if isinstance(arguments, Exception):  # what the manager wanted to send could not be pickled
-                raise arguments
-            self._link.send((number, True, await getattr(self, method)(*arguments)))
-        except Exception as error:
-            self._link.send((number, False, _portable(error)))
+            self.send(number, True, await getattr(self, method)(*arguments))
+        except BaseException as error:  # a cancelled call gets a reply, too
+            self.send(number, False, _portable(error))
         finally:
             del self._tasks[number]
 
-    def _report(self) -> Report | None:
-        if self._runtime is None:
-            return None
-        faults = self._runtime.fault_counts()
-        new, now = faults - self._reported, time.monotonic()
-        if not new and now - self._reported_at < REPORT_S:
-            return None
-        self._reported, self._reported_at = faults, now
-        return Report(new, self._runtime.usage()[0])
+    def send(self, *message: Any) -> None:
+        """Send a message, after a report of what was counted until now."""
+        if self._runtime is not None:
+            faults, now = self._runtime.fault_counts(), time.monotonic()
+            new = faults - self._reported
+            if new or now - self._reported_at >= REPORT_S:
+                self._reported, self._reported_at = faults, now
+                super().send(REPORT, True, Report(new, self._runtime.usage()[0]))
+        super().send(*message)
 
     @property
     def runtime(self) -> Runtime:
@@ -162,7 +169,7 @@ class Player:
             return replace(generation, token_ids=(), log_probs=(), text="", meta_info={})
         turn = await episode.step(generation, self._engine_s.pop(key))
         changed = None if episode.prompt is before else prompt_change(before, episode.prompt)
-        return Progress(_state(episode), changed, episode.digests[known:], turn_values(turn))
+        return Progress(_state(episode), changed, episode.digests[known:], turn)
 
     async def close(self, key: int) -> None:
         """Close the episode's environment."""
@@ -174,20 +181,24 @@ class Player:
         weights = self.runtime.engine.weights
         weights.first = first if weights.first is None else weights.first
 
-    async def evaluate(self, spec: EpisodeSpec, first_version: int | None) -> tuple[Any, list[Any]]:
-        """Play a whole held-out episode; return its result without turns, and each turn with its prompt's change."""
+    async def evaluate(self, spec: EpisodeSpec, first_version: int | None) -> tuple[EpisodeResult, list[PromptChange]]:
+        """Play a whole held-out episode; return its result, and the changes of its prompts.
+
+        Raises EnvironmentFault if its environment did not start.
+        """
         self._note_version(first_version)
         result = await play_episode(self.runtime, spec)
-        before = [NOTHING, *(turn.prompt for turn in result.turns)]
-        pairs = zip(before, result.turns, strict=False)
-        return replace(result, turns=()), [(turn_values(turn), prompt_change(old, turn.prompt)) for old, turn in pairs]
+        if result.fault is not None and not result.turns:
+            raise EnvironmentFault(result.fault)
+        prompts = [NOTHING, *(turn.prompt for turn in result.turns)]
+        return result, [prompt_change(old, new) for old, new in pairwise(prompts)]
 
 
 def _state(episode: LiveEpisode) -> Mapping[str, Any]:
     return {name: getattr(episode, name) for name in STATE}
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> Exception:
     """The error if the manager can unpickle it, otherwise its text with the traceback."""
     try:
         if isinstance(error, SlimeVerlogError):
@@ -220,16 +231,15 @@ class Launched:
     connection: socket.socket
     end: Callable[[], None]
     """Ends the process, and the connection with it."""
-    died: Awaitable[Any] | None = None
-    """Ends or raises when a process on another node is gone, which the connection need not show."""
+    died: asyncio.Future[Any] | None = None
+    """Done when a process on another node is gone, which the connection need not show."""
 
-    async def connect(self, link: Link) -> None:
-        """Put the connection behind `link`."""
-        await asyncio.get_running_loop().create_connection(lambda: link, sock=self.connection)
+    async def connect(self, channel: Channel) -> None:
+        """Put the connection behind `channel`."""
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=self.connection)
         if self.died is not None:
             # Reads the exception, which asyncio would otherwise log as never retrieved.
-            gone = lambda task: (task.cancelled() or task.exception(), link.abort())
-            asyncio.ensure_future(self.died).add_done_callback(gone)
+            self.died.add_done_callback(lambda task: (task.cancelled() or task.exception(), channel.abort()))
 
 
 async def launch(number: int) -> Launched:
@@ -237,29 +247,27 @@ async def launch(number: int) -> Launched:
     ray: Any = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return await _launch_actor(ray, number)
-    guard, connection = await asyncio.to_thread(start_guarded, "rollout.players.process")
+    guard, connection = await asyncio.to_thread(start_guarded, "rollout.players.process:main")
     return Launched(connection, lambda: end_guarded(guard))
 
 
 async def _launch_actor(ray: Any, number: int) -> Launched:
     token = secrets.token_bytes(32)
-    with socket.create_server((ray.util.get_node_ip_address(), 0)) as listener:
-        listener.setblocking(False)
-        actor = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(PlayerActor).remote()
-        playing = asyncio.ensure_future(actor.play.remote(listener.getsockname()[:2], token))
-        accepting = asyncio.create_task(_accept(listener, token))
-        try:
-            await asyncio.wait({playing, accepting}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-            if accepting.done():
-                return Launched(accepting.result(), lambda: ray.kill(actor), playing)
-            raise _reason(ray, number, playing.exception() if playing.done() else None)
-        except BaseException:
-            playing.cancel()
-            ray.kill(actor)
-            raise
-        finally:
-            accepting.cancel()
-            await asyncio.gather(accepting, return_exceptions=True)  # before its socket closes
+    connected: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(partial(_accept, token, connected), ray.util.get_node_ip_address())
+    actor = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(PlayerActor).remote()
+    playing = asyncio.ensure_future(actor.play.remote(server.sockets[0].getsockname()[:2], token))
+    try:
+        await asyncio.wait({playing, connected}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if connected.done():
+            return Launched(connected.result(), lambda: ray.kill(actor), playing)
+        raise _reason(ray, number, playing.exception() if playing.done() else None)
+    except BaseException:
+        playing.cancel()
+        ray.kill(actor)
+        raise
+    finally:
+        server.close()
 
 
 def _reason(ray: Any, number: int, problem: BaseException | None) -> Exception:
@@ -280,20 +288,16 @@ def _reason(ray: Any, number: int, problem: BaseException | None) -> Exception:
     return PlayerError(f"rollout process {number} could not be started as a Ray actor: {why}")
 
 
-async def _accept(listener: socket.socket, token: bytes) -> socket.socket:
-    """Wait for a connection that shows the token; nothing that another one sends is read."""
-    loop = asyncio.get_running_loop()
-    while True:
-        connection, _ = await loop.sock_accept(listener)
-        shown = b""
-        try:
-            async with asyncio.timeout(HELLO_S):
-                while len(shown) < len(token) and (more := await loop.sock_recv(connection, len(token) - len(shown))):
-                    shown += more
-        except (TimeoutError, OSError):
-            shown = b""
-        if hmac.compare_digest(shown, token):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connection
-        connection.close()
+async def _accept(
+    token: bytes, connected: asyncio.Future[socket.socket], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Hand a connection over if it shows the token; what another one sends is not looked at."""
+    shown = b""
+    with suppress(TimeoutError, OSError, EOFError):
+        async with asyncio.timeout(HELLO_S):
+            shown = await reader.readexactly(len(token))
+    if hmac.compare_digest(shown, token) and not connected.done():
+        connection = writer.get_extra_info("socket").dup()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.set_result(connection)
+    writer.close()

@@ -1,11 +1,7 @@
-"""The connection between the manager and a player, and the compact form in which turns cross it.
-
-All messages of one tick of the event loop are one write. Only authenticated connections get here: frames are unpickled.
-"""
+"""The compact form in which prompts and turns cross the connection between the manager and a player."""
 
 from __future__ import annotations
 
-import asyncio
 import copyreg
 import pickle
 from array import array
@@ -13,76 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from io import BytesIO
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from rollout.tokens.token_prefix import TokenPrefix, token_prefix
 from rollout.turn import Generation, ImageChain, Prompt, Span, Turn
-from rollout.workers.reply import HEADER
-
-
-class Link(asyncio.Protocol):
-    """One end of a connection. A message is a tuple whose first item is the number of its call."""
-
-    def __init__(
-        self,
-        receive: Callable[[list[Any], Any], None],
-        lost: Callable[[], None],
-        footer: Callable[[], Any] = lambda: None,
-    ) -> None:
-        """`receive` gets the messages of each frame and the other end's `footer`; `lost` is called at the end."""
-        self._receive, self._lost, self._footer = receive, lost, footer
-        self._transport: asyncio.Transport | None = None
-        self._data = bytearray()
-        self._outbox: list[Any] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        while len(self._data) >= HEADER.size:
-            end = HEADER.size + HEADER.unpack_from(self._data)[0]
-            if len(self._data) < end:
-                return
-            body = self._data[HEADER.size : end]
-            del self._data[:end]
-            self._receive(*pickle.loads(body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._lost()
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send the message with the others of this tick; does nothing once the connection is lost."""
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(message)
-
-    def _flush(self) -> None:
-        messages, self._outbox = self._outbox, []
-        if self._transport is None:
-            return
-        footer = self._footer()  # once: it may tell only what is new
-        try:
-            body = dumps((messages, footer))
-        except Exception:  # one of them cannot be pickled
-            body = dumps(([_portable(message) for message in messages], footer))
-        self._transport.write(HEADER.pack(len(body)) + body)
-
-    def abort(self) -> None:
-        """Close the connection at once; `lost` is called."""
-        if self._transport is not None:
-            self._transport.abort()
-
-
-def _portable(message: tuple[Any, ...]) -> tuple[Any, ...]:
-    try:
-        dumps(message)
-    except Exception as error:
-        return message[0], False, RuntimeError(f"a message between rollout processes cannot be pickled: {error}")
-    return message
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -101,14 +33,15 @@ def _reducer(record: type) -> Callable[[Any], Any]:
 class _Pickler(pickle.Pickler):
     dispatch_table: ClassVar[Any] = {
         **copyreg.dispatch_table,
-        **{record: _reducer(record) for record in (Generation, Span)},
+        **{record: _reducer(record) for record in (Generation, Span, Turn)},
         TokenPrefix: lambda ids: (TokenPrefix, (ids.since(None)[1],)),
+        Prompt: lambda prompt: (Prompt, ((),)),
         torch.Tensor: _reduce_tensor,
     }
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle with token ids and tensors as plain bytes."""
+    """Pickle with token ids and tensors as plain bytes, and empty prompts: a prompt crosses as a `PromptChange`."""
     file = BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
@@ -171,21 +104,3 @@ def _known(old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
 
 def _extended(old: Sequence[int], kept: int, new: array[int]) -> TokenPrefix:
     return token_prefix(old).extended(new) if kept else TokenPrefix(new)
-
-
-_NAMES = [field.name for field in fields(Turn)]
-_VALUES = attrgetter(*_NAMES)
-_PROMPT = _NAMES.index("prompt")
-
-
-def turn_values(turn: Turn) -> list[Any]:
-    """Return the turn's fields, without the prompt, which the other side has."""
-    values = list(_VALUES(turn))
-    values[_PROMPT] = None
-    return values
-
-
-def read_turn(values: list[Any], prompt: Prompt) -> Turn:
-    """Make the turn of `turn_values`."""
-    values[_PROMPT] = prompt
-    return Turn(*values)

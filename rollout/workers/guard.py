@@ -6,8 +6,8 @@ SIGKILL) or on SIGTERM. It runs no environment code, which could hang it.
 
 import contextlib
 import ctypes
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 import time
@@ -23,14 +23,14 @@ class _Terminated(BaseException):
 
 
 def main() -> None:
-    """Entry of the guard: `sys.argv` holds the worker's socket, the module with its `main`, and the trainer's pid."""
-    connection, module, trainer = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    """Entry of the guard: `sys.argv` holds the worker's socket, its entry (`module:name`), and the trainer's pid."""
+    connection, entry, trainer = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     worker = os.fork()
     if worker == 0:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        importlib.import_module(module).main()
+        pkgutil.resolve_name(entry)()
         return
     os.close(connection)  # while it is open here, the trainer would not notice that the worker is gone
     try:
@@ -45,15 +45,11 @@ def main() -> None:
 
 
 def end_descendants() -> None:
-    """Kill all descendants of this process. All are stopped before the first is killed, so none can fork."""
-    while True:
-        stopped: set[int] = set()
-        while new := descendants(os.getpid()) - stopped:
-            _send(new, signal.SIGSTOP)
-            stopped |= new
-        if not stopped:
-            return
-        _send(stopped, signal.SIGKILL)
+    """Kill all descendants of this process, and those that they start meanwhile."""
+    while pids := descendants(os.getpid()):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
         _reap()
 
@@ -71,12 +67,6 @@ def descendants(pid: int) -> set[int]:
         waiting += set(children) - found
         found.update(children)
     return found
-
-
-def _send(pids: set[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
 
 
 def _reap() -> set[int]:

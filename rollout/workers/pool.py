@@ -17,10 +17,12 @@ from typing import Any
 
 from envs.call_form import CallForm
 from rollout.bridge.settings import RolloutSettings
-from rollout.errors import EnvironmentFault
+from rollout.errors import EnvironmentFault, WorkerFault
 from rollout.spec import DEFAULT_MAX_TURNS, EnvSpec, ObservationLimits
 from rollout.turn import EnvReply
-from rollout.workers.hosts import BACKENDS, BadReplyError, Host, HostLostError, check_answer
+from rollout.workers.abilities import suggest
+from rollout.workers.child import BadReplyError, ChildLostError
+from rollout.workers.hosts import BACKENDS, Host
 from rollout.workers.utilization import Utilization
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
@@ -29,6 +31,10 @@ BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 
 class ReplayError(EnvironmentFault):
     """The episode cannot be replayed: it is not deterministic, or its replay differed."""
+
+
+class TooSlowError(ChildLostError):
+    """The worker was given up because a command took too long."""
 
 
 class Worker:
@@ -50,8 +56,8 @@ class Worker:
         `step` there calls the environment and checks what it returns.
 
         Raises:
-            HostLostError: the host died, took too long, sent a malformed reply, or was replaced.
-            EnvironmentFault: the environment raised or broke its contract.
+            ChildLostError: the host died, took too long, sent a malformed reply, or was replaced.
+            WorkerFault: the environment raised or broke its contract.
         """
         with self._utilization.request():
             # Resets wait for each other first, so a step waits for at most one reset.
@@ -61,42 +67,40 @@ class Worker:
     async def _run(self, host: Host | None, timeout_s: float, method: str, *arguments: Any) -> tuple[Host, Any]:
         async with self._lock:
             host = self._current_host() if host is None else host
-            if host.lost:
-                raise HostLostError("its worker was replaced")
+            if host.killed:
+                raise ChildLostError("its worker was replaced")
             try:
                 async with asyncio.timeout(timeout_s):
-                    answer = await host.call(method, *arguments)
-                ok, result = check_answer(method, answer)
+                    return host, await host.call(method, *arguments)
+            except WorkerFault as fault:
+                self._faults[BOUNDARIES.get(fault.kind, "raised")] += 1
+                raise
             except TimeoutError:
                 self._faults["timeout"] += 1
                 host.kill()
-                raise HostLostError(f"{method} took longer than {timeout_s:g} s") from None
-            except HostLostError as error:
+                raise TooSlowError(f"{method} took longer than {timeout_s:g} s") from None
+            except ChildLostError as error:
                 self._faults["bad_reply" if isinstance(error, BadReplyError) else "worker_died"] += 1
                 host.kill()
                 raise
             except asyncio.CancelledError:
-                host.kill()  # otherwise its late reply would arrive as the next command's
+                host.kill()  # otherwise its late reply would delay the next command
                 raise
-        if not ok:
-            self._faults[BOUNDARIES.get(result.partition(":")[0], "raised")] += 1
-            raise EnvironmentFault(result)
-        return host, result
 
     def _current_host(self) -> Host:
         if self._closed:
-            raise HostLostError("the pool is closed")
-        if self.host is None or self.host.lost:
+            raise ChildLostError("the pool is closed")
+        if self.host is None or self.host.killed:
             try:
                 self.host = self._make_host()
             except OSError as error:  # too many processes or files, perhaps for a moment only
-                raise HostLostError(f"no worker can be started: {error}") from error
+                raise ChildLostError(f"no worker can be started: {error}") from error
         return self.host
 
     def kill(self) -> None:
         """End the host, and start no other for episodes that are still being prepared."""
         self._closed = True
-        if self.host is not None and not self.host.lost:
+        if self.host is not None and not self.host.killed:
             self.host.kill()
 
 
@@ -147,8 +151,6 @@ class EnvSession:
         """Whether the turns are those of an earlier process, which has counted what happened in them."""
         self._pool, self._worker, self._key = pool, worker, key
         self._host: Host | None = None
-        self._left_on: Host | None = None
-        """The host that may still hold an environment that was given up."""
         self._open = True
         worker.sessions += 1
 
@@ -180,15 +182,15 @@ class EnvSession:
         await self.ensure()
         timeout_s = self._pool.settings.env_step_timeout_s
         try:
-            self._host, answer = await self._worker.call(self._host, timeout_s, "suggest", self._key, player, seed)
-        except (HostLostError, EnvironmentFault) as error:
+            self._host, answer = await self._worker.call(self._host, timeout_s, "ask", self._key, suggest, player, seed)
+        except (ChildLostError, WorkerFault) as error:
             raise EnvironmentFault(f"the {player} player failed: {error}\n{self.describe()}") from error
         return answer
 
     async def _attempt(self, response_text: str | None) -> EnvReply:
         """Take a step, or with None make sure that the environment exists; replay the episode after a fault."""
         settings = self._pool.settings
-        failure, known = "not tried", len(self.digests)
+        failure, trace, known = "", "", len(self.digests)
         for _ in range(settings.max_env_retries_per_turn + 1):
             try:
                 reply = await self._rebuild() if self._host is None or self.reply is None else self.reply
@@ -203,22 +205,19 @@ class EnvSession:
                 self.reply = reply
                 return reply
             except ReplayError as error:
-                cause = "" if failure == "not tried" else failure.partition("\n")[0] + "; "
-                failure, self._left_on = f"{cause}{error}", self._worker.host
+                failure = f"{failure}; {error}" if failure else str(error)
                 break
-            except (HostLostError, EnvironmentFault) as error:
-                failure = str(error)
-                self._host, self._left_on = None, self._worker.host
-        raise EnvironmentFault(f"{failure}\n{self.describe(response_text)}")
+            except (ChildLostError, WorkerFault) as error:
+                failure, trace = str(error), getattr(error, "trace", "")
+                self._host = None
+        raise EnvironmentFault(f"{failure}\n{trace}{self.describe(response_text)}")
 
     async def _rebuild(self) -> EnvReply:
         settings = self._pool.settings
         if self.responses and self.reply is not None and not self.reply.deterministic:
             raise ReplayError("the environment is not deterministic, so the episode cannot be replayed")
         timeout_s = settings.env_reset_timeout_s + settings.env_step_timeout_s * len(self.responses)
-        host, (reply, digests) = await self._worker.call(
-            None, timeout_s, "replay", self._key, self.spec, self.responses
-        )
+        host, (reply, digests) = await self._worker.call(None, timeout_s, "start", self._key, self.spec, self.responses)
         if self.digests and digests != self.digests:
             self._pool.faults["replay_mismatch"] += 1
             step = next((i for i, (a, b) in enumerate(zip(digests, self.digests, strict=False)) if a != b), 0)
@@ -238,14 +237,14 @@ class EnvSession:
         )
 
     async def close(self) -> None:
-        """Close the environment, unless it was lost with its worker."""
+        """Close the environment, also one that was given up, unless it was lost with its worker."""
         if not self._open:
             return
         self._open = False
         self._worker.sessions -= 1
-        host = self._host or self._left_on
-        if host is not None and not host.lost:
+        host = self._worker.host
+        if host is not None and not host.killed:
             try:
                 await self._worker.call(host, self._pool.settings.env_step_timeout_s, "close", self._key)
-            except (HostLostError, EnvironmentFault):
+            except (ChildLostError, WorkerFault):
                 self._pool.faults["close_failed"] += 1

@@ -5,27 +5,59 @@ Text is cut in the middle, with a note; of too many images the first are kept.
 
 import difflib
 import json
-import math
-import numbers
 import reprlib
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, Field, ValidationError
 
 from envs.base import Observation
 from envs.errors import ConfigError, EnvironmentFault
 from rollout.spec import ObservationLimits
 from rollout.turn import EnvReply
+from slime_verlog import expected
 
-HEADER = struct.Struct("!Q")
-"""Precedes every pickle on a socket: its number of bytes. `worker.py` and `hosts.py` use it, and `players/wire.py`."""
-INFO_KEYS = ("reward", "terminated", "truncated", "valid_action", "executed_action", "progression")
-"""Keys that `info` must have; see `envs.base.StepInfo`."""
+_Number = float | bool
+_Text = Annotated[str, Field(max_length=1 << 40)]
+"""With a limit, pydantic also refuses half of a surrogate pair, which a tokenizer cannot encode."""
+
+
+_ALTERNATIVES = ("float", "constrained-float", "bool", "list[any]", "tuple[any, ...]")
+"""What pydantic adds to the place of an error in a value that may have several types."""
+
+
+class _Contract(BaseModel, strict=True, allow_inf_nan=False):
+    """What a part of a reply must hold, beside what else it may hold."""
+
+
+class _Parts(_Contract):
+    long_term_context: _Text
+    short_term_context: _Text
+
+
+class _Observation(_Contract):
+    obs_str: _Text
+    text: _Parts
+    multi_modal_data: dict[str, list[Any] | tuple[Any, ...]] | None = None
+
+
+class _Info(_Contract):
+    """As `envs.base.StepInfo`."""
+
+    reward: _Number
+    terminated: bool
+    truncated: bool
+    valid_action: bool
+    executed_action: _Text
+    progression: Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)] | bool  # sums of shares are rounded
+    action: str | None = None
+    action_span: tuple[int, int] | None = None
+    moves: bool = True
+    metrics: dict[str, _Number] | None = None
 
 
 def check_reply(reply: EnvReply) -> None:
-    """Raise EnvironmentFault, which names the field and its value, if an environment broke its contract."""
-    check_observation(reply.observation)
+    """Raise EnvironmentFault, which names the field and its value, for anything but the observation that is wrong."""
     for name in ("instruction_prompt", "answer_format", "default_action"):
         _check_text(name, getattr(reply, name))
     enough = reply.messages or (reply.whole_prompts and reply.done)
@@ -69,19 +101,11 @@ def check_observation(observation: Any) -> None:
             f"the observation must be a mapping such as envs.base.make_observation(text), got "
             f"{type(observation).__name__} {reprlib.repr(observation)}{hint}"
         )
-    _check_keys("observation", observation, ("obs_str", "text"), "; envs.base.make_observation(text) builds one")
-    text = observation["text"]
-    if not isinstance(text, Mapping):
-        raise EnvironmentFault(
-            "observation['text'] must hold two strings, long_term_context and short_term_context, got "
-            f"{reprlib.repr(text)}"
-        )
-    for part in ("long_term_context", "short_term_context"):
-        _check_text(f"observation['text']['{part}']", text.get(part))
-    _check_text("observation['obs_str']", observation["obs_str"])
-    multi_modal = observation.get("multi_modal_data") or {}
-    if not isinstance(multi_modal, Mapping) or not all(isinstance(i, list | tuple) for i in multi_modal.values()):
-        raise EnvironmentFault(f"multi_modal_data must map names to lists of pictures, got {reprlib.repr(multi_modal)}")
+    plain = dict(observation)
+    for key in ("text", "multi_modal_data"):
+        if isinstance(plain.get(key), Mapping):
+            plain[key] = dict(plain[key])
+    _check("observation", _Observation, plain, "; envs.base.make_observation(text) builds one")
 
 
 def read_step(answer: Any) -> tuple[Any, bool, Any]:
@@ -121,47 +145,28 @@ def check_info(info: Any, done: bool) -> None:
     """Raise EnvironmentFault for a value in `info` that is missing, wrong, not finite, or contradicts `done`."""
     if not isinstance(info, Mapping):
         raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
-    _check_keys("info", info, INFO_KEYS)
-    for name, kind in (("terminated", bool), ("truncated", bool), ("valid_action", bool), ("executed_action", str)):
-        if not isinstance(info.get(name), kind):
-            raise EnvironmentFault(f"info['{name}'] must be {kind.__name__}, got {reprlib.repr(info.get(name))}")
-    _check_text("info['executed_action']", info["executed_action"])
-    for name in ("reward", "progression"):
-        if not _is_finite(info.get(name)):
-            raise EnvironmentFault(f"info['{name}'] must be a finite number, got {reprlib.repr(info.get(name))}")
-    if not -1e-6 <= info["progression"] <= 1 + 1e-6:  # sums of shares are rounded
-        raise EnvironmentFault(f"info['progression'] must be from 0 (start) to 1 (won), got {info['progression']:g}")
+    _check("info", _Info, info)
     if done is not (info["terminated"] or info["truncated"]):
         raise EnvironmentFault(
             f"done is {done!r} but terminated is {info['terminated']} and truncated {info['truncated']}"
         )
-    if info.get("action") is not None and not isinstance(info["action"], str):
-        raise EnvironmentFault(f"info['action'] must be a string or None, got {reprlib.repr(info['action'])}")
-    span = info.get("action_span")
-    if span is not None and not (isinstance(span, Sequence) and [type(edge) for edge in span] == [int, int]):
-        raise EnvironmentFault(f"info['action_span'] must be two integers or None, got {reprlib.repr(span)}")
-    if not isinstance(info.get("moves", True), bool):
-        raise EnvironmentFault(f"info['moves'] must be bool, got {reprlib.repr(info['moves'])}")
-    metrics = info.get("metrics") or {}
-    if not isinstance(metrics, Mapping) or not all(isinstance(k, str) and _is_finite(v) for k, v in metrics.items()):
-        raise EnvironmentFault(f"info['metrics'] must map names to finite numbers, got {reprlib.repr(metrics)}")
 
 
-def _check_keys(name: str, mapping: Mapping[Any, Any], needed: Sequence[str], advice: str = "") -> None:
-    missing = [key for key in needed if key not in mapping]
-    if missing:
-        others = [str(key) for key in mapping if key not in needed]
-        near = difflib.get_close_matches(missing[0], others, n=1)
-        hint = f"; rename '{near[0]}'" if near else f"; its keys are {', '.join(map(str, mapping)) or 'none'}"
-        raise EnvironmentFault(f"{name} has no key '{missing[0]}'{hint}{advice}")
-
-
-def _is_finite(value: Any) -> bool:
+def _check(name: str, model: type[BaseModel], value: Mapping[str, Any], advice: str = "") -> None:
+    """Raise EnvironmentFault, which names the first part of the mapping `name` that the model refuses."""
     try:
-        # The check against the abstract class takes ten times as long as that of the type.
-        return (type(value) is float or isinstance(value, numbers.Real)) and math.isfinite(value)
-    except OverflowError:  # an integer beyond the range of float
-        return False
+        model.model_validate(dict(value))
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        *above, key = [part for part in wrong["loc"] if part not in _ALTERNATIVES]
+        place = name + "".join(f"[{part!r}]" for part in above)
+        if wrong["type"] != "missing":
+            got = reprlib.repr(wrong["input"])
+            raise EnvironmentFault(f"{place}[{key!r}] must be {expected(wrong)}, got {got}") from error
+        keys = list(map(str, wrong["input"]))
+        near = difflib.get_close_matches(str(key), set(keys) - set(model.model_fields), n=1)
+        hint = f"rename '{near[0]}'" if near else f"its keys are {', '.join(keys) or 'none'}"
+        raise EnvironmentFault(f"{place} has no key '{key}'; {hint}{advice}") from error
 
 
 def _check_text(name: str, value: Any) -> None:
@@ -189,41 +194,49 @@ def cut_observation(observation: Observation, limits: ObservationLimits) -> Obse
 
     The two parts of `text` share one limit. `obs_str` repeats them and has its own limit.
     """
-    text, multi_modal = observation["text"], observation.get("multi_modal_data") or {}
-    lengths = [len(text["long_term_context"]), len(text["short_term_context"])]
-    missing = sum(map(len, multi_modal.values())) - limits.images
-    if sum(lengths) <= limits.chars >= len(observation["obs_str"]) and missing <= 0:
+    texts, multi_modal = observation["text"], observation.get("multi_modal_data") or {}
+    images = sum(map(len, multi_modal.values()))
+    share = _share(limits.chars, list(texts.values()))
+    if share is None and len(observation["obs_str"]) <= limits.chars and images <= limits.images:
         return observation
-    note = images_note(missing)
-    long, short = shares(lengths, limits.chars)
-    within = {
-        **observation,
-        "obs_str": cut_text(observation["obs_str"], limits.chars) + note,
-        "text": {
-            **text,
-            "long_term_context": cut_text(text["long_term_context"], long) + note,
-            "short_term_context": cut_text(text["short_term_context"], short),
-        },
-    }
-    if missing > 0:
-        room = iter(range(limits.images))
-        kept = {key: [image for image, _ in zip(images, room, strict=False)] for key, images in multi_modal.items()}
-        within["multi_modal_data"] = kept
-    return cast(Observation, within)
+    cut = {name: cut_text(text, share or limits.chars) for name, text in texts.items()}
+    obs_str = cut_text(observation["obs_str"], limits.chars)
+    left = iter(range(limits.images))
+    shown = {name: [image for image, _ in zip(images, left, strict=False)] for name, images in multi_modal.items()}
+    if images > limits.images:
+        note = _images_note(images - limits.images)
+        obs_str += note
+        cut["long_term_context"] += note
+    within = {**observation, "obs_str": obs_str, "text": cut}
+    return cast(Observation, {**within, "multi_modal_data": shown} if shown else within)
 
 
 def cut_messages(messages: Sequence[Mapping[str, Any]], limits: ObservationLimits) -> Sequence[Mapping[str, Any]]:
     """The messages of one observation: the same object if together they are within the limits, else a cut copy."""
-    texts = [part for message in messages for part in _content_parts(message) if _is_text(part)]
-    lengths = [len(part["text"]) for part in texts]
-    images = sum(part.get("type") == "image" for message in messages for part in _content_parts(message))
-    if sum(lengths) <= limits.chars and images <= limits.images:
+    parts = [part for message in messages for part in _content_parts(message)]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    share = _share(limits.chars, texts)
+    missing = len(parts) - len(texts) - limits.images
+    if share is None and missing <= 0:
         return messages
-    room, left = iter(shares(lengths, limits.chars)), iter(range(limits.images))
-    cut = [_rebuilt(message, room, left) for message in messages]
-    if images > limits.images:
-        cut[-1] = with_text(cut[-1], images_note(images - limits.images))
+    left = iter(range(limits.images))
+    cut: list[dict[str, Any]] = []
+    for message in messages:
+        kept: list[Mapping[str, Any]] = []
+        for part in _content_parts(message):
+            if part["type"] == "text":
+                kept.append({**part, "text": cut_text(part["text"], share or limits.chars)})
+            elif next(left, None) is not None:
+                kept.append(part)
+        cut.append({**message, "content": kept[0]["text"] if isinstance(message.get("content"), str) else kept})
+    if missing > 0:
+        cut[-1] = with_text(cut[-1], _images_note(missing))
     return cut
+
+
+def _share(total: int, texts: Sequence[str]) -> int | None:
+    """How many characters to keep of each text that is longer; None if together they have at most `total`."""
+    return max(total // len(texts), 1) if sum(map(len, texts)) > total else None
 
 
 def cut_text(text: str, chars: int) -> str:
@@ -235,46 +248,19 @@ def cut_text(text: str, chars: int) -> str:
     return text[: chars - tail] + note + text[len(text) - tail :]
 
 
-def images_note(missing: int) -> str:
-    """A note about the images that were left out; empty if none were."""
-    return f"\n[{missing:,} more pictures left out]" if missing > 0 else ""
+def _images_note(missing: int) -> str:
+    return f"\n[{missing:,} more pictures left out]"
 
 
-def shares(lengths: Sequence[int], total: int) -> list[int]:
-    """How much of each length to keep, at most `total` in all: short ones whole, long ones in equal parts."""
-    kept = list(lengths)
-    left = total
-    for rank, index in enumerate(sorted(range(len(lengths)), key=lambda i: lengths[i])):
-        kept[index] = min(lengths[index], left // (len(lengths) - rank))
-        left -= kept[index]
-    return kept
-
-
-def _content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _content_parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     content = message.get("content")
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [part for part in content or () if isinstance(part, Mapping)]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
 
 
 def _is_part(part: Any) -> bool:
-    is_image = isinstance(part, Mapping) and part.get("type") == "image" and part.get("image") is not None
-    return is_image or (isinstance(part, Mapping) and part.get("type") == "text" and _is_text(part))
-
-
-def _is_text(part: Mapping[str, Any]) -> bool:
-    return isinstance(part.get("text"), str)
-
-
-def _rebuilt(message: Mapping[str, Any], room: Iterator[int], left: Iterator[int]) -> dict[str, Any]:
-    """The message with its texts cut to the next shares and with as many images as `left` still yields."""
-    parts = []
-    for part in _content_parts(message):
-        if _is_text(part):
-            parts.append({**part, "text": cut_text(part["text"], next(room))})
-        elif part.get("type") != "image" or next(left, None) is not None:
-            parts.append(dict(part))
-    return {**message, "content": parts[0]["text"] if isinstance(message.get("content"), str) else parts}
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("image") is not None if part.get("type") == "image" else isinstance(part.get("text"), str)
 
 
 def with_text(message: Mapping[str, Any], text: str) -> dict[str, Any]:

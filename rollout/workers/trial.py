@@ -9,21 +9,23 @@ import ast
 import asyncio
 import contextlib
 import importlib.util
-import os
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
-from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError
+from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError, WorkerFault
 from rollout.spec import EpisodeSpec, ObservationLimits
 from rollout.turn import EnvReply
-from rollout.workers.hosts import HostLostError, ProcessHost
+from rollout.workers.abilities import abilities, suggest, threads
+from rollout.workers.child import ChildLostError
+from rollout.workers.hosts import ProcessHost
+from rollout.workers.pool import TooSlowError, Worker
 from rollout.workers.reply import check_history
-from rollout.workers.trial_worker import Abilities, Fault
+from rollout.workers.utilization import Utilization
 
 BUDGET_S = 20.0
 """Once a trial has taken this long, further tasks of an environment that was already played are only built."""
@@ -33,9 +35,6 @@ GRACE_S = 5.0
 """Seconds after the limit until a call that cannot be interrupted is given up with its process."""
 ERRORS: dict[str, type[SlimeVerlogError]] = {kind.__name__: kind for kind in (ConfigError, MissingDependencyError)}
 """Classes of faults that are raised again as they are; all others become an `EnvironmentFault`."""
-
-MAX_OUTPUT = 4000
-"""Bytes of what environments print that are shown."""
 PATIENCE_S = 1.0
 """Time in which threads may end after `close`."""
 BEGINS_ANEW = (
@@ -44,31 +43,7 @@ BEGINS_ANEW = (
 )
 
 
-class TrialProcess(ProcessHost):
-    """A worker process that explains faults. The start of what it prints goes to stderr, and the rest nowhere."""
-
-    module = "rollout.workers.trial_worker"
-
-    def __init__(self) -> None:
-        ours, theirs = os.pipe()
-        super().__init__(theirs)
-        os.close(theirs)
-        threading.Thread(target=_show, args=[ours], name="env-output", daemon=True).start()
-
-
-def _show(file: int) -> None:
-    """Copy up to `MAX_OUTPUT` bytes to stderr, and read on, so that the writer never waits."""
-    left, told = MAX_OUTPUT, False
-    with open(file, "rb", buffering=0) as pipe:
-        while data := pipe.read(1 << 16):
-            shown, left = data[:left], max(left - len(data), 0)
-            if len(shown) < len(data) and not told:
-                shown += f"\n(the environment prints more than {MAX_OUTPUT:,} bytes; the rest is not shown)\n".encode()
-                told = True
-            os.write(2, shown)
-
-
-def try_environments(
+async def try_environments(
     episodes: Sequence[EpisodeSpec],
     settings: RolloutSettings,
     budget_s: float = BUDGET_S,
@@ -80,15 +55,6 @@ def try_environments(
     started a second time, and further episodes are tried. Returns notes about what could not be tried and about starts
     that differ or leave threads. `look` gets the first reply of each episode that is reset.
     """
-    return asyncio.run(_try_all(episodes, settings, budget_s, look))
-
-
-async def _try_all(
-    episodes: Sequence[EpisodeSpec],
-    settings: RolloutSettings,
-    budget_s: float,
-    look: Callable[[EpisodeSpec, EnvReply], None] | None,
-) -> list[str]:
     began, known, notes = time.monotonic(), set[str](), list[str]()
     trial = Trial(settings)
     try:
@@ -100,9 +66,9 @@ async def _try_all(
                 first = await trial.reset(episode)
                 if look is not None:
                     look(episode, first)
-                notes += (await trial.abilities(episode)).warnings
+                notes += (await trial.ask(episode, abilities)).warnings
                 try:
-                    second = await trial.step(episode, await trial.suggest(episode, "random", 0))
+                    second = await trial.step(episode, await trial.ask(episode, suggest, "random", 0))
                     check_pictures(episode, [first, second])
                 except ServiceError as error:
                     notes.append(str(error))
@@ -128,12 +94,12 @@ def check_pictures(episode: EpisodeSpec, replies: Sequence[EnvReply]) -> None:
 
 async def start_again(trial: Trial, episode: EpisodeSpec) -> tuple[EnvReply, list[str]]:
     """Start a closed episode again and close it; return its first reply, and the threads that this left running."""
-    before = await trial.threads(episode)
+    before = await trial.ask(episode, threads)
     await trial.build(episode)
     reply = await trial.reset(episode)
     await trial.close(episode)
     deadline = time.monotonic() + PATIENCE_S
-    while len(after := await trial.threads(episode)) > len(before) and time.monotonic() < deadline:
+    while len(after := await trial.ask(episode, threads)) > len(before) and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     return reply, after[len(before) :]
 
@@ -150,7 +116,9 @@ class Trial:
     """
 
     def __init__(self, settings: RolloutSettings) -> None:
-        self._host = TrialProcess()
+        self._in_thread = settings.env_backend == "inline"
+        entry = "rollout.workers.worker:main_in_thread" if self._in_thread else "rollout.workers.worker:main"
+        self._worker = Worker(lambda: ProcessHost(entry), Counter(), Utilization())
         self._settings = settings
         self._limits = ObservationLimits(settings.max_observation_chars, settings.max_observation_images)
 
@@ -165,63 +133,49 @@ class Trial:
     async def step(self, episode: EpisodeSpec, answer: str) -> EnvReply:
         return self._whole(episode, "step", await self._call(episode, "step", answer))
 
-    async def suggest(self, episode: EpisodeSpec, player: str, seed: int) -> str:
-        """The next response of a scripted player."""
-        return await self._call(episode, "suggest", player, seed)
-
-    async def abilities(self, episode: EpisodeSpec) -> Abilities:
-        return await self._call(episode, "abilities")
-
-    async def tools(self, episode: EpisodeSpec) -> list[tuple[str, bool, str]]:
-        """What the tools and the grader of a tool environment do, after a reset: names, whether it worked, details."""
-        return await self._call(episode, "tools")
-
-    async def draw(self, episode: EpisodeSpec) -> str:
-        """What `render` draws; empty without it."""
-        return await self._call(episode, "draw")
-
-    async def threads(self, episode: EpisodeSpec) -> list[str]:
-        """Names of the threads in the worker process."""
-        return await self._call(episode, "threads")
+    async def ask(self, episode: EpisodeSpec, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask one of the questions of `rollout/workers/abilities.py`."""
+        return await self._call(episode, "ask", function, *arguments)
 
     async def close(self, episode: EpisodeSpec) -> None:
         await self._call(episode, "close")
 
     def end(self) -> None:
         """End the process."""
-        self._host.kill()
+        self._worker.kill()
 
     async def _call(self, episode: EpisodeSpec, method: str, *arguments: Any) -> Any:
         key = "env_reset_timeout_s" if method in ("build", "reset") else "env_step_timeout_s"
-        limit_s, path = getattr(self._settings, key), episode.env.env_path
+        limit_s = getattr(self._settings, key)
         if key not in self._settings.model_fields_set:
             limit_s = min(limit_s, MAX_CALL_S)
+        command = (method, episode.episode_id, *arguments)
+        if not self._in_thread:
+            command = ("timed", limit_s, *command)
+        name = arguments[0].__name__ if method == "ask" else method
+        kind, advice = EnvironmentFault, f"end the loop there, or set {key} if it needs this long"
         try:
-            in_thread = self._settings.env_backend == "inline"
-            call = self._host.call(method, limit_s, path, in_thread, episode.episode_id, *arguments)
-            ok, result = await asyncio.wait_for(call, limit_s + GRACE_S)
-        except HostLostError:
+            return (await self._worker.call(None, limit_s + GRACE_S, *command))[1]
+        except TooSlowError:
+            sentence = f"{_named(episode, name)} took longer than {limit_s:g} s; {advice}"
+        except ChildLostError:
             cause = "os._exit, a crash of compiled code, or no memory left"
-            said = f"{_named(path, method)} ended its process ({cause}); raise an error instead"
-            ok, result = False, Fault("EnvironmentFault", said)
-        except TimeoutError:
-            self._host.kill()
-            ok, result = False, Fault("TooSlow", f"{_named(path, method)} took longer than {limit_s:g} s")
-        if ok:
-            return result
-        if isinstance(result, str):  # the reply could not be pickled
-            result = Fault("EnvironmentFault", result)
-        if result.kind in ERRORS:
-            raise ERRORS[result.kind](result.sentence)
-        slow = f"; end the loop there, or set {key} if it needs this long" if result.kind == "TooSlow" else ""
-        kind = ServiceError if result.kind == "JudgeError" else EnvironmentFault
-        raise kind(f"task {episode.name!r}: {result.sentence}{slow}")
+            sentence = f"{_named(episode, name)} ended its process ({cause}); raise an error instead"
+        except WorkerFault as fault:
+            if fault.kind in ERRORS:
+                raise ERRORS[fault.kind](str(fault)) from fault
+            sentence = str(fault)
+            if fault.kind == "TooSlow":
+                sentence += f" after {limit_s:g} s; {advice}"
+            if fault.kind == "JudgeError":
+                kind = ServiceError
+        raise kind(f"task {episode.name!r}: {sentence}")
 
     def _whole(self, episode: EpisodeSpec, method: str, reply: EnvReply) -> EnvReply:
         if not reply.was_cut:
             return reply
         raise EnvironmentFault(
-            f"task {episode.name!r}: {_named(episode.env.env_path, method)} returned more than "
+            f"task {episode.name!r}: {_named(episode, method)} returned more than "
             f"max_observation_chars ({self._limits.chars:,} characters) or max_observation_images "
             f"({self._limits.images}) allow; shorten the observation there, or raise the limit"
         )
@@ -231,7 +185,8 @@ class ServiceError(EnvironmentFault):
     """A service that the environment asks does not answer; it may start later than the trial."""
 
 
-def _named(path: str, method: str) -> str:
+def _named(episode: EpisodeSpec, method: str) -> str:
+    path = episode.env.env_path
     if method == "build":
         return f"importing the file or calling build_env ({_place(path, 'build_env')})"
     return f"{method} ({_place(path, method)})"

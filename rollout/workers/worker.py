@@ -3,36 +3,42 @@
 A worker process reads pickled commands over a private socket, and ends when it closes.
 """
 
+import asyncio
 import contextlib
 import pickle
-import random
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, collect
 from envs.errors import (
-    ConfigError,
     EnvironmentFault,
+    JudgeError,
     SlimeVerlogError,
+    advice_about,
     describe,
+    one_line,
+    place_of,
     place_of_method,
     text_of,
-    thread_advice,
 )
-from envs.loading import checked_text, finish, load_env_module
-from rollout.errors import EncodingError
+from envs.loading import finish, thread_loop
+from envs.time_limit import TimeUp, limited
+from rollout.errors import EncodingError, WorkerFault
 from rollout.spec import EnvSpec, ObservationLimits
 from rollout.tokens.image_files import read_image
 from rollout.turn import EnvReply
-from rollout.workers.reply import HEADER, check_observation, check_reply, cut_messages, cut_observation, read_step
+from rollout.workers.child import HEADER
+from rollout.workers.reply import check_observation, check_reply, cut_messages, cut_observation, read_step
 
-WORDS = ("left", "go", "yes", "stop", "42", "open the door", "I do not know", "look")
-"""Responses of the random player where an environment names no actions."""
+
+class TooSlow(TimeUp):
+    """A command reached its time limit."""
 
 
 class EnvHost:
@@ -53,11 +59,6 @@ class EnvHost:
         with _placed(env, "reset"):
             return _within(make_reply(env, observation, seconds), spec.limits)
 
-    def start(self, key: int, spec: EnvSpec) -> EnvReply:
-        began = time.perf_counter()
-        self.build(key, spec)
-        return replace(self.reset(key), seconds=time.perf_counter() - began)
-
     def step(self, key: int, response_text: str) -> EnvReply:
         env, spec = self._envs[key]
         parts = collect()
@@ -72,24 +73,29 @@ class EnvHost:
             _ = reply.digest  # here, because hashing images would delay the trainer
             return reply
 
-    def replay(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
-        """Start the episode again and give it the same responses; returns the last reply and the digests of all."""
-        reply = self.start(key, spec)
+    def start(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
+        """Build and reset an environment and give it the responses; returns the last reply and the digests of all."""
+        began = time.perf_counter()
+        self.build(key, spec)
+        reply = self.reset(key)
+        reply = replace(reply, seconds=time.perf_counter() - began)
         digests = [reply.digest]
         for text in responses:
             reply = self.step(key, text)
             digests.append(reply.digest)
         return reply, digests
 
-    def suggest(self, key: int, player: str, seed: int) -> str:
-        """Return the next response of the player `random` or `expert`; raises ConfigError without an expert."""
-        env, spec = self._envs[key]
-        if player == "random":
-            return random.Random(seed).choice(list(env.actions) or list(WORDS))
-        expert = getattr(load_env_module(spec.env_path), "expert_action", None)
-        if expert is None:
-            raise ConfigError(f"{spec.env_path} has no function expert_action(env), so there is no expert to play it")
-        return checked_text(finish(expert(env)), expert)
+    def ask(self, key: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of `rollout/workers/abilities.py` with environment and spec, None if it is closed."""
+        return function(*self._envs.get(key, (None, None)), *arguments)
+
+    def timed(self, limit_s: float, method: str, *arguments: Any) -> Any:
+        """Run another command in the main thread, and interrupt it after `limit_s`."""
+        with limited(limit_s, TooSlow):
+            ok, value = self.handle(method, *arguments)
+        if ok:
+            return value
+        raise value
 
     def close(self, key: int) -> None:
         env, _ = self._envs.pop(key, (None, None))
@@ -101,18 +107,39 @@ class EnvHost:
             self.close(key)
 
     def handle(self, method: str, *arguments: Any) -> tuple[bool, Any]:
-        """Run one command: (True, result), or (False, the error's type, text and traceback)."""
+        """Run one command: (True, result), or (False, WorkerFault)."""
         try:
             return True, getattr(self, method)(*arguments)
+        except WorkerFault as fault:
+            return False, fault
         except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
-            known = isinstance(error, SlimeVerlogError)
-            text = f"{type(error).__name__}: {text_of(error)}" if known else self._described(error, *arguments)
-            return False, f"{text}\n{traceback.format_exc(limit=-4)}"
+            key, *rest = arguments
+            env_and_spec = self._envs.get(key, rest)
+            spec = next((part for part in env_and_spec if isinstance(part, EnvSpec)), None)
+            called = rest[0].__name__ if method == "ask" else method
+            return False, _fault(error, called, spec.env_path if spec is not None else "")
 
-    def _described(self, error: BaseException, key: int = -1, *rest: Any) -> str:
-        path = self._envs[key][1].env_path if key in self._envs else ""
-        advice = thread_advice(error)
-        return describe(error, path) + (f"; {advice}" if advice else "")
+
+def _fault(error: BaseException, method: str, path: str) -> WorkerFault:
+    called = "build_env" if method == "build" else method
+    place = place_of(error, path)
+    match error:
+        case SlimeVerlogError():
+            sentence = one_line(text_of(error))
+        case TooSlow():
+            sentence = f"{called} was stopped at {place}"
+        case SystemExit():
+            sentence = f"{called} ended the process at {place}; raise an error there, or return done"
+        case _:
+            sentence = f"{called} raised {describe(error, path)}; {advice_about(error, path)}"
+    kind = "JudgeError" if _is_from_a_service(error) else type(error).__name__
+    return WorkerFault(sentence, kind, traceback.format_exc(limit=-4))
+
+
+def _is_from_a_service(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, JudgeError):
+        error = error.__cause__
+    return error is not None
 
 
 @contextlib.contextmanager
@@ -194,18 +221,18 @@ def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
 def serve(connection: socket.socket, host: EnvHost) -> None:
     """Run commands until the parent closes the socket, which it may do while a command runs."""
     with connection.makefile("rb") as commands, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while commands.peek(1):
-            ticket, method, arguments = pickle.load(commands)
-            connection.sendall(pack_answer(ticket, host.handle(method, *arguments)))
+        while header := commands.read(HEADER.size):
+            number, method, arguments = pickle.loads(commands.read(*HEADER.unpack(header)))
+            connection.sendall(pack_reply(number, *host.handle(method, *arguments)))
     host.close_all()
 
 
-def pack_answer(ticket: int, answer: tuple[bool, Any]) -> bytes:
-    """The bytes that answer command `ticket`; an answer that cannot be pickled becomes a fault."""
+def pack_reply(number: int, ok: bool, value: Any) -> bytes:
+    """The message that replies to a command; a value that cannot be pickled becomes a fault."""
     try:
-        return pack((ticket, answer))
+        return pack((number, ok, value))
     except Exception as error:
-        return pack((ticket, (False, f"what the environment returned cannot be pickled: {error}")))
+        return pack((number, False, WorkerFault(f"what the environment returned cannot be pickled: {error}")))
 
 
 def pack(value: Any) -> bytes:
@@ -214,8 +241,15 @@ def pack(value: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def main(host: EnvHost | None = None) -> None:
+def main() -> None:
     """Entry of a worker process: `sys.argv[1]` is its socket, which the environment's own processes do not inherit."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    serve(connection, host or EnvHost())
+    serve(connection, EnvHost())
+
+
+def main_in_thread() -> None:
+    """Entry of a worker process whose environments run in a thread, as with `env_backend: inline`."""
+    set_loop = lambda: asyncio.set_event_loop(thread_loop())
+    with ThreadPoolExecutor(max_workers=1, initializer=set_loop) as thread:
+        thread.submit(main).result()

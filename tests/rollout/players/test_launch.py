@@ -2,9 +2,9 @@
 
 import asyncio
 import random
-import socket
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,16 +46,15 @@ async def test_what_a_player_cannot_read_is_said_in_the_words_of_one_process(tmp
 
 async def test_whoever_does_not_show_the_token_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "HELLO_S", 0.2)
-    token = b"t" * 32
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        accepting = asyncio.create_task(_accept(listener, token))
-        strangers = [await asyncio.open_connection(*listener.getsockname()) for _ in range(3)]
+    token, connected = b"t" * 32, asyncio.get_running_loop().create_future()
+    async with await asyncio.start_server(partial(_accept, token, connected), "127.0.0.1") as server:
+        address = server.sockets[0].getsockname()
+        strangers = [await asyncio.open_connection(*address) for _ in range(3)]
         strangers[1][1].write(b"x" * 32)
         strangers[2][1].close()
-        _, friend = await asyncio.open_connection(*listener.getsockname())
+        _, friend = await asyncio.open_connection(*address)
         friend.write(token)
-        connection = await accepting
+        connection = await connected
         assert connection.getpeername() == friend.get_extra_info("sockname")
         assert [await reader.read() for reader, _ in strangers[:2]] == [b"", b""]
         connection.close()

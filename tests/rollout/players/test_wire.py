@@ -1,35 +1,19 @@
 """Turns cross the connection in compact form and arrive as they were; prompts of a conversation share memory."""
 
-import asyncio
 import pickle
-import socket
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from rollout.players.wire import NOTHING, Link, changed_prompt, dumps, prompt_change, read_turn, turn_values
+from rollout.players.wire import NOTHING, changed_prompt, dumps, prompt_change
 from rollout.tokens.token_prefix import TokenPrefix
 from rollout.turn import FinishReason, Generation, ImageChain, Prompt, Span, Turn
 
 
 def over(value: Any) -> Any:
     return pickle.loads(dumps(value))
-
-
-async def test_what_an_end_reports_is_not_lost_with_a_message_that_cannot_be_pickled() -> None:
-    reports, frames = iter(["new", None]), asyncio.Queue[Any]()
-    sender = Link(lambda *_: None, lambda: None, lambda: next(reports))
-    receiver = Link(lambda *frame: frames.put_nowait(frame), lambda: None)
-    for link, end in zip((sender, receiver), socket.socketpair(), strict=True):
-        await asyncio.get_running_loop().create_connection(lambda link=link: link, sock=end)
-    sender.send((1, True, "fine"))
-    sender.send((2, True, lambda: None))
-    (fine, refused), report = await frames.get()
-    assert fine == (1, True, "fine") and refused[:2] == (2, False) and "cannot be pickled" in str(refused[2])
-    assert report == "new"
-    sender.abort()
-    receiver.abort()
 
 
 def test_turns_of_a_growing_conversation_arrive_as_they_were_in_few_bytes_and_share_their_memory() -> None:
@@ -41,11 +25,12 @@ def test_turns_of_a_growing_conversation_arrive_as_they_were_in_few_bytes_and_sh
     before, shown, sizes = NOTHING, NOTHING, []
     for prompt in (first, second):
         turn = Turn(7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), spans=spans)
-        frame = dumps((turn_values(turn), prompt_change(before, prompt)))
-        values, change = pickle.loads(frame)
+        frame = dumps((turn, prompt_change(before, prompt)))
+        arrived, change = pickle.loads(frame)
         before, shown, previous = prompt, changed_prompt(shown, change), shown
-        assert read_turn(values, shown) == turn
-        assert isinstance(values[3].token_ids, TokenPrefix) and isinstance(values[3].log_probs, array)
+        assert replace(arrived, prompt=shown) == turn
+        assert isinstance(arrived.generation.token_ids, TokenPrefix)
+        assert isinstance(arrived.generation.log_probs, array)
         sizes.append(len(frame))
     assert shown.token_ids._buffer is previous.token_ids._buffer
     assert sizes[0] < 4 * (1400 + 2 * 150) + 800 and sizes[1] < 4 * 2 * 150 + 800

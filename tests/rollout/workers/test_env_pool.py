@@ -100,7 +100,7 @@ async def test_a_fault_that_always_happens_ends_in_an_error_that_reproduces_it(f
 )
 async def test_a_fault_is_counted_by_the_boundary_that_it_crossed(error: str, counted: str) -> None:
     with pool_of("inline", max_env_retries_per_turn=0) as pool:
-        with pytest.raises(EnvironmentFault, match=f"{error}: the game broke"):
+        with pytest.raises(EnvironmentFault, match="the game broke"):
             await play(pool, spec(raise_at=1, raise_as=error))
         assert pool.faults == {counted: 1}
 
@@ -138,7 +138,7 @@ async def test_stepping_never_blocks_the_event_loop(backend: str, tmp_path: Path
 def next_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that makes worker processes send the malformed reply that it names, once."""
     monkeypatch.setenv("MALFORMED_REPLY", str(tmp_path / "kind"))
-    monkeypatch.setattr(ProcessHost, "module", "tests.fixtures.faulty_worker")
+    monkeypatch.setitem(BACKENDS, "process", lambda: ProcessHost("tests.fixtures.faulty_worker:main"))
     return tmp_path / "kind"
 
 
@@ -202,12 +202,14 @@ async def test_a_closed_pool_starts_no_worker_for_episodes_in_preparation() -> N
 
 
 def play_and_hang(folder: Path, how: object) -> None:
-    """A parent of two workers, one of which hangs."""
+    """A parent of two workers, one of which hangs; the environment of the other one has started processes."""
 
     async def main() -> None:
         pool = EnvPool(config("process", env_workers=2, env_step_timeout_s=600.0))
-        _, two = await pool.open(spec()), await pool.open(spec(seed=4, hang_at=0))
-        (folder / "written").write_text(" ".join(str(worker.host.process.pid) for worker in pool.workers))
+        children = folder / "children"
+        _, two = await pool.open(spec(children=str(children))), await pool.open(spec(seed=4, hang_at=0))
+        workers = " ".join(str(worker.host.process.pid) for worker in pool.workers)
+        (folder / "written").write_text(f"{workers} {children.read_text()}")
         (folder / "written").rename(folder / "workers")
         hanging = asyncio.create_task(two.step("ACTION: left"))  # this worker never reads its closed socket
         if how == "exception":
@@ -227,7 +229,7 @@ def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | s
         assert parent.is_alive() or file.exists()
         time.sleep(0.02)
     workers = [int(pid) for pid in file.read_text().split()]
-    assert len(workers) == 2
+    assert len(workers) == 5, "two workers and three children"
     if isinstance(how, signal.Signals):
         assert parent.pid is not None
         os.kill(parent.pid, how)

@@ -3,9 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -57,30 +54,3 @@ async def test_a_worker_whose_guard_is_killed_ends_too(tmp_path: Path) -> None:
     assert await _gone(children[:1]), "what stayed in the worker's process group ends with it"
     for pid in children[1:]:
         os.kill(pid, signal.SIGKILL)
-
-
-def test_what_an_environment_starts_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        """
-        import asyncio, sys
-        from rollout.workers.pool import EnvPool
-        from tests.rollout.workers.test_env_pool import config, spec
-
-        async def main():
-            pool = EnvPool(config("process", env_step_timeout_s=600.0))
-            session = await pool.open(spec(children=sys.argv[1], hang_at=0))
-            await session.step("ACTION: left")
-
-        asyncio.run(main())
-        """
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "children")]
-    trainer = subprocess.Popen(command, cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONPATH": "."})
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "children").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    pids = [int(pid) for pid in (tmp_path / "children").read_text().split()]
-    assert len(pids) == 3 and all(map(is_alive, pids))
-    trainer.kill()
-    trainer.wait(timeout=60)
-    assert asyncio.run(_gone(pids))
