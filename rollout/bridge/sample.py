@@ -41,7 +41,7 @@ class SampleWriter:
         """A sample that ends with the prompt's tokens and has no response yet."""
         sample = Sample()
         sample.index, sample.group_index, sample.prompt = training_group, segment, ""
-        sample.rollout_id = training_group
+        set_group(sample, training_group)
         restart(sample, prompt)
         set_images(sample, prompt)
         return sample
@@ -284,6 +284,11 @@ def set_images(sample: Sample, prompt: Prompt) -> None:
     sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
 
 
+def set_group(sample: Sample, group: int) -> None:
+    """Put the sample into the training group `group`."""
+    sample.rollout_id = group
+
+
 def group_of(sample: Sample) -> int:
     """The sample's training group; without one, its index, which may be 0."""
     group = sample.index if sample.rollout_id is None else sample.rollout_id
@@ -325,7 +330,7 @@ def handout(spec: EpisodeSpec, index: int) -> Sample:
         "env_options": dict(spec.env.options),
         "episode_id": spec.episode_id,
     }
-    sample.rollout_id = index
+    set_group(sample, index)
     return sample
 
 
