@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import random
 from argparse import Namespace
 from typing import Any
@@ -9,53 +10,7 @@ from unittest.mock import patch as mock_patch
 
 import torch
 
-from tests.fixtures.inside_slime import installed, log, megatron, report, slime_args, start, uninstall
-
-
-def actor_batch(seed: int) -> tuple[list, dict[str, Any]]:
-    """Samples whose KL to the reference (k1) is the batch's `kl`, and the rollout data of an actor."""
-    from tests.advantage.batches import make_samples, rollout_data
-
-    samples = make_samples(random.Random(seed), 5)
-    data = rollout_data(samples)
-    data["ref_log_probs"] = [torch.randn(len(s.mask)) for s in samples]
-    data["log_probs"] = [old + s.kl for old, s in zip(data["ref_log_probs"], samples, strict=True)]
-    data["rewards"] = [0.0] * len(samples)
-    del data["kl"]
-    return samples, data
-
-
-def assert_close(data: dict[str, Any], wanted: list, keys: tuple[str, ...] = ("advantages", "returns")) -> None:
-    from tests.advantage.batches import check_rows
-
-    for key, rows in zip(("advantages", "returns"), zip(*wanted, strict=True), strict=True):
-        if key in keys:
-            check_rows(data[key], rows, atol=2e-5)
-
-
-def the_actor_computes_dual_discount_advantages_with_kl() -> None:
-    from tests.advantage.batches import expected
-
-    args = slime_args()
-    for seed in range(3):
-        samples, data = actor_batch(seed)
-        with installed(args):
-            megatron("actor").compute_advantages_and_returns(args, data)
-        assert_close(data, expected(samples, args))
-        assert "prompt" not in data
-
-
-def the_critic_computes_them_too_though_slime_dropped_its_flag() -> None:
-    from tests.advantage.batches import expected
-
-    arguments = importlib.import_module("slime.utils.arguments")
-    args = arguments._apply_megatron_role_overrides(slime_args(), {"lr": 1e-5}, "critic")
-    assert args.custom_advantage_function_path is None and args.kl_coef == 0
-    samples, data = actor_batch(3)
-    del data["log_probs"], data["ref_log_probs"]
-    with installed(args):
-        megatron("actor").compute_advantages_and_returns(args, data)
-    assert_close(data, expected(samples, Namespace(**{**vars(args), "kl_coef": 0.0})))
+from tests.fixtures.inside_slime import installed, log, megatron, micro_batch, report, slime_args, start, uninstall
 
 
 class Engine:
@@ -89,34 +44,12 @@ def responses_in_flight_survive_new_weights() -> None:
     assert engine.calls == [pause, ("flush_cache",), ("continue_generation",)], engine.calls
 
 
-def returns_are_formed_before_whitening() -> None:
-    from tests.advantage.batches import expected
-
-    args = slime_args(normalize_advantages=True)
-    samples, data = actor_batch(4)
-    with installed(args):
-        megatron("loss").compute_advantages_and_returns(args, data)
-    wanted = expected(samples, args)
-    assert_close(data, wanted, keys=("returns",))
-    mask = torch.cat(data["loss_masks"]).bool()
-    raw = torch.cat([advantages for advantages, _ in wanted])[mask]
-    white = torch.cat(data["advantages"])[mask].double()
-    torch.testing.assert_close(white, (raw - raw.mean()) / raw.std(), atol=1e-4, rtol=0)
-
-
 def mixed_batch(empty: int) -> dict[str, Any]:
     """A micro-batch of four trained turns and `empty` samples without trained tokens, all of them in one group."""
     masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([1])] + [torch.tensor([0])] * empty
-    lengths = [len(mask) for mask in masks]
-    return {
-        "loss_masks": masks,
-        "response_lengths": lengths,
-        "total_lengths": [length + 1 for length in lengths],
-        "unconcat_tokens": [torch.zeros(length + 1, dtype=torch.long) for length in lengths],
-        "rollout_mask_sums": torch.full((len(masks),), 7.0),
-        "values": [torch.zeros(length) for length in lengths],
-        "returns": [torch.arange(length) + 2.0 for length in lengths],
-    }
+    returns = [torch.arange(len(mask)) + 2.0 for mask in masks]
+    sums = torch.full((len(masks),), 7.0)
+    return micro_batch(masks, [1] * len(masks), returns=returns, rollout_mask_sums=sums)
 
 
 def loss_of(args: Namespace, empty: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,17 +62,6 @@ def loss_of(args: Namespace, empty: int) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 VALUE_LOSS = {"loss_type": "value_loss", "recompute_loss_function": False, "rollout_temperature": 1.0}
-
-
-def the_value_loss_weighs_one_token_a_turn() -> None:
-    args = slime_args(calculate_per_token_loss=True, value_first_token_weight=3.0, **VALUE_LOSS)
-    plain, _, _ = loss_of(args, 0)
-    with installed(args):
-        heavy, _, _ = loss_of(args, 0)
-    # A logit predicts the token after it, so a sample's last one predicts nothing.
-    weights = [*(3, 1, 1, 0), *(0, 3, 1, 0, 0, 3, 0), *(3, 0)]
-    torch.testing.assert_close(heavy, plain * torch.tensor(weights))
-    assert torch.equal(plain != 0, torch.tensor(weights) > 0)
 
 
 def samples_without_trained_tokens_change_neither_gradients_nor_metrics() -> None:
@@ -163,35 +85,36 @@ def a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric
     assert torch.equal(usual + logged["values"], usual)
 
 
+POLICY_LOSS = {
+    **{"loss_type": "policy_loss", "rollout_temperature": 1.0, "rollout_top_p": 1.0, "recompute_loss_function": False},
+    **{"log_probs_chunk_size": -1, "use_rollout_entropy": False, "use_unbiased_kl": False, "use_opsm": False},
+    **{"get_mismatch_metrics": False, "custom_tis_function_path": None, "tis_clip": 2.0, "tis_clip_low": 0.0},
+    **{"custom_pg_loss_reducer_function_path": None, "entropy_coef": 0.01, "value_first_token_weight": 3.0},
+    **{"eps_clip": 0.2, "eps_clip_high": 0.2, "eps_clip_c": 3.0, "use_kl_loss": False, "kl_loss_coef": 0.1},
+    **{"use_tis": False, "global_batch_size": 12},
+}
+LOSSES = (
+    {"loss_type": "value_loss"},
+    {},
+    {"use_tis": True},
+    {"use_kl_loss": True, "kl_loss_type": "low_var_kl", "kl_coef": 0.0},
+    {"policy_loss": "dis", "use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None},
+)
+
+
 def chains_have_the_losses_and_gradients_of_a_sample_per_turn() -> None:
     from tests.fixtures.conversations import conversations, train_data
 
-    flags = {"rollout_temperature": 1.0, "rollout_top_p": 1.0, "recompute_loss_function": False, "use_tis": False}
-    flags |= {"log_probs_chunk_size": -1, "use_rollout_entropy": False, "use_unbiased_kl": False, "use_opsm": False}
-    flags |= {"get_mismatch_metrics": False, "custom_tis_function_path": None, "tis_clip": 2.0, "tis_clip_low": 0.0}
-    flags |= {"custom_pg_loss_reducer_function_path": None, "entropy_coef": 0.01, "value_first_token_weight": 3.0}
-    flags |= {"eps_clip": 0.2, "eps_clip_high": 0.2, "eps_clip_c": 3.0, "use_kl_loss": False, "kl_loss_coef": 0.1}
-    dis = {
-        "policy_loss": "dis",
-        "use_rollout_logprobs": True,
-        "eps_clip": 0.3,
-        "eps_clip_high": 5.0,
-        "eps_clip_c": None,
-    }
-    kl = {"use_kl_loss": True, "kl_loss_type": "low_var_kl"}
-    for number, loss in enumerate(({"loss_type": "value_loss"}, {}, {"use_tis": True}, kl, dis)):
-        for per_token in (True, False):
-            keys = {**flags, "loss_type": "policy_loss", **loss}
-            args = slime_args(calculate_per_token_loss=per_token, global_batch_size=12, **keys)
-            args.kl_coef = 0.0 if args.use_kl_loss else args.kl_coef
-            segments, groups = conversations(random.Random(number), 3, 12)
-            stale = [k % 3 for k in range(12)]
-            data = [train_data(args, segments, groups, stale, chains=chains) for chains in (False, True)]
-            with installed(args):
-                alone, joined = (conversation_loss(args, batch) for batch in data)
-            for one, other in zip(alone, joined, strict=True):
-                torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-5, msg=str((loss, per_token)))
-            assert alone[0].abs().max() > 1e-4, loss
+    stale = [k % 3 for k in range(12)]
+    for number, (loss, per_token) in enumerate(itertools.product(LOSSES, (True, False))):
+        args = slime_args(**{**POLICY_LOSS, **loss}, calculate_per_token_loss=per_token)
+        segments, groups = conversations(random.Random(number), 3, 12)
+        data = [train_data(args, segments, groups, stale, chains=chains) for chains in (False, True)]
+        with installed(args):
+            alone, joined = (conversation_loss(args, batch) for batch in data)
+        for one, other in zip(alone, joined, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-5, msg=str((loss, per_token)))
+        assert alone[0].abs().max() > 1e-4, loss
 
 
 def conversation_loss(args: Namespace, data: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -232,19 +155,21 @@ def padding_is_in_no_mean_of_slimes_logger() -> None:
     numbers = list(range(size))
     data |= {"advantages": data["values"], "rewards": [float(k) for k in numbers], "truncated": [1] * size}
     data |= {"round_number": numbers, "sample_indices": numbers}
-    whole_batch = {"global_batch_sizes": [size]}
-    sums = torch.tensor([float(mask.sum()) for mask in data["loss_masks"]])
+    data["rollout_mask_sums"] = [mask.sum() for mask in data["loss_masks"]]
+    one = torch.tensor([7.0])
     padding = {"response_lengths": 1, "total_lengths": 2, "rewards": 0.0, "truncated": 0, "round_number": 0}
-    padding |= {"sample_indices": -1, "loss_masks": torch.tensor([0])}
-    padding |= dict.fromkeys(("values", "kl", "advantages"), torch.tensor([7.0]))
-    padded_sums = torch.cat([sums, torch.full((3,), 5.0)])
-    padded = {key: [*column, *[padding[key]] * 3] for key, column in data.items()}
-    only = {key: column[-3:] for key, column in padded.items()}
+    padding |= {"sample_indices": -1, "loss_masks": torch.tensor([0]), "rollout_mask_sums": torch.tensor(5)}
+    padding |= {"values": one, "kl": one, "advantages": one}
+    only = {key: [padding[key]] * 3 for key in data}
+
+    def logged(columns: dict[str, Any]) -> dict[str, Any]:
+        sums = torch.stack(columns["rollout_mask_sums"]).float()
+        return log(args, {**columns, "rollout_mask_sums": sums, "global_batch_sizes": [size]})
+
     with installed(args):
-        wanted = log(args, {**data, **whole_batch, "rollout_mask_sums": sums})
-        found = log(args, {**padded, **whole_batch, "rollout_mask_sums": padded_sums})
-        nothing = log(args, {**only, **whole_batch, "rollout_mask_sums": padded_sums[-3:]})
-    assert wanted == found and wanted["rewards"] == (sum(data["rewards"]), size), (wanted, found)
+        wanted, nothing = logged(data), logged(only)
+        assert wanted == logged({key: [*column, *only[key]] for key, column in data.items()})
+    assert wanted["rewards"] == (sum(data["rewards"]), size)
     assert nothing.keys() == wanted.keys() and nothing["rewards"] == (0.0, 1)
 
 
@@ -313,36 +238,6 @@ def whitening_reaches_over_context_parallelism_or_is_replaced() -> None:
         assert whitens_all_ranks or original(function) is not function
 
 
-def the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it() -> None:
-    from advantage.hook import compute_advantages
-    from advantage.kl_split import log_kl_split
-    from advantage.settings import KL_SPLIT
-    from advantage.turn_table import decode_row
-    from tests.advantage.batches import expected, make_samples, rollout_data
-
-    args = slime_args()
-    samples = make_samples(random.Random(8), 6)
-    whole = rollout_data(samples)
-    shards = split(args, whole, ranks=1)
-    data = shards[0]
-    order = list(data["partition"])
-    assert [decode_row(row) for row in data["prompt"]] == [samples[i].row for i in order]
-    two = split(args, whole, ranks=2)
-    assert sorted(i for shard in two for i in shard["partition"]) == sorted(order)
-    data["total_lengths"] = [data["total_lengths"][i] for i in order]
-    data["loss_masks"] = [torch.as_tensor(mask) for mask in data["loss_masks"]]
-    for key in ("values", "kl"):
-        data[key] = [whole[key][i] for i in order]
-    args.rollout_data_postprocess_path = KL_SPLIT
-    compute_advantages(args, data)
-    log_kl_split(args, 0, data)
-    kept = [samples[i] for i in order]
-    assert_close(data, expected(kept, args))
-    data["rollout_mask_sums"] = torch.tensor([float(m.sum()) for m in data["loss_masks"]])
-    logged = log(args, data)
-    assert {"advantages", "kl_reasoning", "kl_action"} <= set(logged) and "prompt" not in logged
-
-
 def slices_over_context_parallelism_are_slimes_own() -> None:
     from advantage.exchange import Group, Layout
     from advantage.packing import local_tokens
@@ -362,26 +257,8 @@ def slices_over_context_parallelism_are_slimes_own() -> None:
             assert torch.equal(ours, theirs), (total, response, rank, size)
 
 
-def split(args: Namespace, whole: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-    """slime's own split over data-parallel ranks, without the object store."""
-    rollout = importlib.import_module("slime.ray.rollout")
-    manager = rollout.RolloutManager.__ray_metadata__.modified_class
-    layout = dict(dp_size=ranks, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1)
-    n = args.global_batch_size = len(whole["prompt"])
-    data = {k: whole[k] for k in ("prompt", "response_lengths", "loss_masks")}
-    data |= {"tokens": [[0] * total for total in whole["total_lengths"]], "rewards": [0.0] * n}
-    data |= {"raw_reward": [0.0] * n, "truncated": [0] * n, "sample_indices": range(n), "rollout_ids": range(n)}
-    with mock_patch.object(rollout.ray, "put", lambda x, **_: x):
-        this = Namespace(args=args, train_parallel_config=layout)
-        return [box.inner for box in manager._split_train_data_by_dp(this, data)]
-
-
 CHECKS = [
-    the_actor_computes_dual_discount_advantages_with_kl,
-    the_critic_computes_them_too_though_slime_dropped_its_flag,
     responses_in_flight_survive_new_weights,
-    returns_are_formed_before_whitening,
-    the_value_loss_weighs_one_token_a_turn,
     samples_without_trained_tokens_change_neither_gradients_nor_metrics,
     a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric_by_zero,
     chains_have_the_losses_and_gradients_of_a_sample_per_turn,
@@ -390,7 +267,6 @@ CHECKS = [
     without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_without_the_patch,
     the_dual_clip_reaches_the_policy_loss,
     whitening_reaches_over_context_parallelism_or_is_replaced,
-    the_table_crosses_the_data_path_and_is_gone_before_the_logger_sums_it,
     slices_over_context_parallelism_are_slimes_own,
 ]
 

@@ -17,12 +17,11 @@ from tests.fixtures.rollout_args import COUNTING
 from tests.slime.data_path import Played, serve
 
 EPISODES = 8
-BROKEN = (0, 3)
-"""Seeds whose environment breaks; the first episode of the batch is among them."""
 LOGGING = {
     **{"custom_rollout_log_function_path": "inspection.metrics.log_rollout", "log_reward_category": None},
     **{"rollout_num_gpus": 1, "wandb_always_use_train_step": False, "use_wandb": False, "use_tensorboard": False},
-    **{"log_multi_turn": True, "use_mlflow": False, "dynamic_sampling_filter_path": None},
+    **{"rollout_data_postprocess_path": "advantage.kl_split.log_kl_split", "log_multi_turn": True},
+    **{"use_mlflow": False, "dynamic_sampling_filter_path": None},
 }
 
 
@@ -51,9 +50,12 @@ class Episodes(Played):
 
     def train_on_it(self) -> dict[str, Any]:
         """What the trainer's logger says after this batch went all the way."""
+        from advantage.kl_split import log_kl_split
+
         rank = self.on_the_rank()
         with installed(self.args):
             megatron("loss").compute_advantages_and_returns(self.args, rank)
+            log_kl_split(self.args, 0, rank)
         rank.setdefault("global_batch_sizes", [EPISODES])
         return log(self.args, rank)
 
@@ -75,31 +77,40 @@ def trackers() -> Any:
         return importlib.import_module("slime.ray.rollout").logging_utils
 
 
-def check_batch(batch: Episodes, failed: int) -> dict[str, Any]:
-    """The batch reaches the trainer's logger, and every key that it adds up is a number for every sample."""
-    statuses = [sample.status.value for sample in batch.samples]
-    assert statuses.count("failed") == failed, statuses
-    data = batch.call("_convert_samples_to_train_data", batch.samples)
-    for key in ("round_number", "rewards", "raw_reward", "truncated", "sample_indices", "response_lengths"):
-        assert all(isinstance(value, int | float) for value in data[key]), (key, data[key])
-    assert all(isinstance(name, str) for name in data["source_names"])
-    assert batch.log_rollout()
-    logged = batch.train_on_it()
-    assert "advantages" in logged and "round_number" in logged
-    return logged
+BREAKS = {"raise_at": 0, "raise_seeds": [0, 3]}
+"""Environments that break; the first episode of the batch is among them."""
+CASES = (
+    ("window", BREAKS, 2),
+    ("full", BREAKS, 2),
+    ("full", {"time_limit": 3}, 0),
+    ("full", {"time_limit": 3, **BREAKS}, 2),
+    ("window", {"raise_at": 0}, EPISODES),
+)
+"""What an episode is a sample of, the environment's options, and the number of episodes that fail."""
 
 
-def failed_episodes_among_turns(port: int) -> None:
-    check_batch(Episodes(port, "window", {"raise_at": 0, "raise_seeds": list(BROKEN)}), len(BROKEN))
+def whole_truncated_and_failed_episodes_reach_the_trainers_logger(port: int) -> None:
+    from rollout.bridge.sample import row_of
 
-
-def failed_episodes_among_whole_histories(port: int) -> None:
-    check_batch(Episodes(port, "full", {"raise_at": 0, "raise_seeds": list(BROKEN)}), len(BROKEN))
+    for history, env, failed in CASES:
+        batch = Episodes(port, history, env, bootstrap_on_time_limit="time_limit" in env)
+        assert [sample.status.value for sample in batch.samples].count("failed") == failed
+        if not failed:  # the state after a time limit is the end of the episode's sample
+            assert 0 < sum(row_of(sample).bootstrap >= 0 for sample in batch.samples) < EPISODES
+        data = batch.call("_convert_samples_to_train_data", batch.samples)
+        for key in ("round_number", "rewards", "raw_reward", "truncated", "sample_indices", "response_lengths"):
+            assert all(isinstance(value, int | float) for value in data[key]), (key, data[key])
+        assert all(isinstance(name, str) for name in data["source_names"])
+        assert batch.log_rollout()
+        logged = batch.train_on_it()
+        assert {"advantages", "round_number"} <= logged.keys() and "prompt" not in logged
+        has_kl = bool({"kl_action", "kl_reasoning"} & logged.keys())
+        assert has_kl == (failed < EPISODES), sorted(logged)
 
 
 def failed_episodes_under_slimes_own_converter(port: int) -> None:
     """Without our converter nothing computes from the turn table, as with a group estimator of slime's."""
-    batch = Episodes(port, "full", {"raise_at": 0, "raise_seeds": list(BROKEN)})
+    batch = Episodes(port, "full", BREAKS)
     args = {"advantage_estimator": "grpo", "rewards_normalization": True, "grpo_std_normalization": True}
     batch.manager.args = Namespace(**{**vars(batch.args), **args})
     batch.manager.custom_convert_samples_to_train_data_func = None
@@ -108,29 +119,9 @@ def failed_episodes_under_slimes_own_converter(port: int) -> None:
     assert len(batch.on_the_rank()["round_number"]) == EPISODES
 
 
-def full_histories_of_which_some_are_truncated_and_bootstrapped(port: int) -> None:
-    batch = Episodes(port, "full", {"time_limit": 3}, bootstrap_on_time_limit=True)
-    kinds = [sample.metadata["kind"] for sample in batch.samples]
-    assert 0 < kinds.count("bootstrap") < EPISODES == kinds.count("turn"), kinds
-    check_batch(batch, 0)
-
-
-def full_histories_with_bootstrap_of_which_some_failed(port: int) -> None:
-    env = {"time_limit": 3, "raise_at": 0, "raise_seeds": list(BROKEN)}
-    check_batch(Episodes(port, "full", env, bootstrap_on_time_limit=True), len(BROKEN))
-
-
-def a_batch_in_which_every_episode_failed(port: int) -> None:
-    check_batch(Episodes(port, "window", {"raise_at": 0}), EPISODES)
-
-
 CHECKS = [
-    failed_episodes_among_turns,
-    failed_episodes_among_whole_histories,
+    whole_truncated_and_failed_episodes_reach_the_trainers_logger,
     failed_episodes_under_slimes_own_converter,
-    full_histories_of_which_some_are_truncated_and_bootstrapped,
-    full_histories_with_bootstrap_of_which_some_failed,
-    a_batch_in_which_every_episode_failed,
 ]
 
 
