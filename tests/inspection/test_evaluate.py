@@ -83,7 +83,7 @@ def test_a_sweep_has_one_row_per_value_and_task(
     out = tmp_path / "out"
     printed = capsys.readouterr().out
     assert printed.count("memory.n=2") == 3 and f" view {out}\n" in printed
-    assert re.match(r"\| setting +\| task +\| n \| failed \| +win rate \|", (out / "table.md").read_text())
+    assert re.match(r"\| setting +\| task +\| +n \| failed \| +win rate \|", (out / "table.md").read_text())
 
 
 def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_table(tmp_path: Path) -> None:
