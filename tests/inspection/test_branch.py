@@ -188,20 +188,6 @@ def test_a_model_continues_its_own_episode_and_that_of_a_player_without_tokens(
         assert [turn["response"] for turn in episode["story"][:4]] == [turn["response"] for turn in record["story"][:4]]
 
 
-def test_more_branches_than_the_servers_have_sessions_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("websockets", reason="OpenEnv needs pip install 'slime-verlog[openenv]'")
-    from tests.fixtures.openenv_server import TinyServer
-
-    with TinyServer(capacity=4) as server:
-        env = {"url": server.url, "deterministic": True, "max_steps": 6, "default_action": "2"}
-        keys = {"rollout_interaction_env_path": "envs.openenv", "tasks": ["guess"], "eval": {"episodes": 1}, "env": env}
-        assert evaluate(*write_config(tmp_path, **keys, n_env=1), "--player", "random") == 0
-        words = ["--turn", "1,2", "--times", "4", "--player", "random", "--set", "env_backend=inline", "--set"]
-        said = branch(tmp_path, *words, "n_env=32", of=error_of)
-        assert "8 branches would be played at once, and the servers have 4 " in said
-        assert branch(tmp_path, *words, "n_env=1") == 0
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
