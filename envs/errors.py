@@ -130,9 +130,8 @@ def place_of_method(instance: Any, name: str) -> str:
     """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits the method."""
     kind = type(instance)
     method, owner = _source(getattr(kind, name, None)), _source(kind)
-    if method and owner and method[0] != owner[0] and not _is_users(method[0]):
-        method = owner
-    return f"{method[0]}:{method[1]}" if method else ""
+    found = method if method and _is_users(method[0]) else owner
+    return f"{found[0]}:{found[1]}" if found else ""
 
 
 def place_of_function(function: Any) -> str:
@@ -163,10 +162,6 @@ def one_line(text: str) -> str:
     return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + " ..."
 
 
-def _is_installed(file: str) -> bool:
-    return file.startswith(_STANDARD) or _is_package(file)
-
-
 def _is_package(file: str) -> bool:
     return "site-packages" in Path(file).parts or "dist-packages" in Path(file).parts
 
@@ -176,4 +171,4 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_users(file: str) -> bool:
-    return not _is_ours(file) and not _is_installed(file)
+    return not (_is_ours(file) or _is_package(file) or file.startswith(_STANDARD))

@@ -45,6 +45,8 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
         MissingDependencyError: Pillow is not installed.
     """
     pillow = import_pillow()
+    from PIL import ImageOps
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
@@ -59,7 +61,8 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"its mode {image.mode} has more than 8 bits per color, which would be cut to 0..255")
             image.load()
-            image = _upright(image)
+            if image.getexif().get(ORIENTATION, 1) != 1:  # turned as the camera says, which models cannot
+                image = ImageOps.exif_transpose(image)
             return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
         # Pillow names the object that holds the bytes, with an address that differs in every run.
@@ -67,13 +70,6 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
         named = isinstance(value, str | Path) and not str(value).startswith("data:")
         given = (named and str(value)[:200]) or type(value).__name__
         raise ImageError(f"a picture given as {given} cannot be read: {reason}") from error
-
-
-def _upright(image: Any) -> Any:
-    """Turn an image as its camera says (EXIF), which viewers do and models cannot."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
 
 
 def _open(value: Any, pillow: Any) -> Any:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from envs.base import SlimeEnv
 from envs.errors import (
     ConfigError,
     EnvironmentFault,
@@ -30,6 +29,7 @@ from envs.errors import (
     place_of,
     place_of_function,
 )
+from envs.slime_env import SlimeEnv
 
 _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()

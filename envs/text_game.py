@@ -19,6 +19,7 @@ from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, 
 from envs.calls import outside_thoughts
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, place_of_method
 from envs.loading import finish
+from envs.templates import render_template
 from slime_verlog import Field, Settings
 
 ANSWER_FORMAT = (
@@ -40,8 +41,6 @@ _MARKERS = tuple(
     for marker in (r"ACTION[*\s]*:", r"(?i:action)[*\s]*:", r"\bAction\b\s*(?:[-–—=]\s)?")
 )
 """What stands before the action, from the surest form on."""
-_templates: dict[tuple[Path, int], Any] = {}
-"""Parsed templates by path and time of the last change."""
 
 
 class GameSettings(Settings):
@@ -320,43 +319,14 @@ def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     return candidate, (start, start + len(candidate))
 
 
-def parse_template(text: str) -> Any:
-    """Parse a Jinja template for Jinja's sandbox, in which an unknown variable is an error."""
-    import jinja2
-    from jinja2.sandbox import SandboxedEnvironment
-
-    jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return jinja.from_string(text)
-
-
-def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
-    """Render a Jinja file in Jinja's sandbox, with observations as values; raises ConfigError if it cannot."""
-    import jinja2
-
-    path = Path(path)
-    try:
-        key = (path, path.stat().st_mtime_ns)
-        if key not in _templates:
-            _templates[key] = parse_template(path.read_text(encoding="utf-8"))
-        return _templates[key].render(variables).strip()
-    except OSError as error:
-        raise ConfigError(f"prompt template {path} cannot be read: {error.strerror}") from error
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"prompt template {path}: {error}") from error
-
-
 def first_line(candidate: str) -> str:
     """Return the first line of a text, or of the lines after blank ones."""
-    lines = candidate.strip().splitlines()
-    return lines[0].strip() if lines else ""
+    return candidate.strip().partition("\n")[0].strip()
 
 
 def clean_command(candidate: str) -> str | None:
     """Read the first line as one command of plain words, without quotes and markup; None if it is not one."""
-    line = first_line(candidate)
-    if len(line) > 2 * MAX_CHARACTERS:
-        return None
-    command = " ".join(line.strip("\"'`*>. \t").split())
+    command = " ".join(first_line(candidate).strip("\"'`*>. \t").split())
     if len(command) > MAX_CHARACTERS or not _COMMAND.fullmatch(command):
         return None
     return None if _JOINING & set(command.lower().split()) else command
@@ -377,6 +347,6 @@ def offset_in_words(dx: int, dy: int, words: Sequence[str], joint: str = ", ") -
     return joint.join(filter(None, (across, along)))
 
 
-def list_commands(commands: list[str] | tuple[str, ...]) -> str:
-    """Return the line of the observation that lists the commands that would work now."""
-    return f"Commands that work now: {', '.join(commands)}."
+def list_commands(commands: Sequence[str]) -> str:
+    """Return the line of the observation that lists the commands that would work now, if there are any."""
+    return f"Commands that work now: {', '.join(commands)}." if commands else ""

@@ -43,7 +43,6 @@ def _unknown_servers() -> None:
     """Forget what OpenEnv servers of earlier tests said: the system may give their ports to other servers."""
     if session := sys.modules.get("envs.openenv.session"):
         session._first.clear()
-        session._gone_since.clear()
 
 
 SYSTEM_PACKAGES = {

@@ -18,7 +18,7 @@ from pydantic import model_validator
 
 from envs.alfworld.verl_agent import WIN, load_templates, read_answer, write_prompt
 from envs.base import Observation, StepInfo, describe_task, read_env_settings
-from envs.errors import ConfigError, did_you_mean
+from envs.errors import ConfigError
 from envs.loading import import_extra
 from envs.text_game import CommandGame, Frame, GameSettings, PlannedGame, clean_command, list_commands
 
@@ -113,7 +113,7 @@ class ALFWorld(PlannedGame, CommandGame):
         shown = commands if self.settings.admissible_commands and not won else ()
         return Frame(
             long_term=text.strip(),
-            short_term=list_commands(shown) if shown else "",
+            short_term=list_commands(shown),
             reward=float(won),
             terminated=won,
             progression=float(won),
@@ -205,12 +205,10 @@ def find_families(task: str) -> tuple[str, ...]:
     """Return the families of `all`, of a family, or of the beginning of one; raises ConfigError for an unknown name."""
     if task == "all":
         return FAMILIES
-    matches = [family for family in FAMILIES if family.startswith(task)] if task else []
+    matches = tuple(family for family in FAMILIES if task and family.startswith(task))
     if len(matches) == 1:
-        return (matches[0],)
-    hint = did_you_mean(task, FAMILIES, f"there are all, {', '.join(FAMILIES)}", n=2)
-    hint = f"did you mean {' or '.join(matches)}?" if matches else hint
-    raise ConfigError(f"ALFWorld has no task {task!r}; {hint}")
+        return matches
+    raise ConfigError(f"ALFWorld has no task {task!r}; there are all, {', '.join(matches or FAMILIES)}")
 
 
 @functools.cache

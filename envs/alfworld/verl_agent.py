@@ -44,7 +44,8 @@ def load_templates(checkout: Path) -> dict[str, str]:
     for name, wanted in PLACEHOLDERS.items():
         if name not in found:
             raise ConfigError(f"env.verl_agent: {path} assigns no text to {name}; use a checkout that does")
-        has = _placeholders(found[name])
+        fields = (field for _, field, _, _ in string.Formatter().parse(found[name]))
+        has = frozenset(field for field in fields if field is not None)
         if has != wanted:
             needed, present = ", ".join(sorted(wanted)), ", ".join(sorted(has)) or "none"
             raise ConfigError(
@@ -52,14 +53,6 @@ def load_templates(checkout: Path) -> dict[str, str]:
                 "checkout whose template has them"
             )
     return {name: found[name] for name in PLACEHOLDERS}
-
-
-def _placeholders(template: str) -> frozenset[str]:
-    try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as error:
-        return frozenset({f"a syntax error: {error}"})
-    return frozenset(name for _, name, _, _ in parts if name is not None)
 
 
 def write_prompt(

@@ -112,12 +112,7 @@ class BabaIsAI(PlannedGame):
         plan = self.plan()
         if not plan:
             return f"{goal} I find no way to win from here, so I wait."
-        purpose = "Nothing has to be pushed, so I"
-        if push := _next_push(self.world, plan):
-            number, label, direction = push
-            begin = "I push" if number == 0 else "I walk to where I can push"
-            purpose = f"{begin} {label} {towards(direction)}{_rule_change(self.world, plan)}. Next:"
-        return f"{goal} {purpose} go one step {towards(plan[0])}."
+        return f"{goal} {_purpose(self.world, plan)} go one step {towards(plan[0])}."
 
     def render(self) -> np.ndarray:
         """Draw the level as a uint8 array (32 * height, 32 * width, 3)."""
@@ -183,32 +178,22 @@ def _describe_piece(label: str, dx: int, dy: int) -> str:
     return f"{label} {place}" if place else ""
 
 
-def _next_push(world: World, plan: Plan) -> tuple[int, str, str] | None:
-    """Return the first push of the plan: its number among the moves, the pushed piece, and the direction."""
-    world = world.copy()
+def _purpose(world: World, plan: Plan) -> str:
+    """Say what the plan's first push is, and which change of the rules comes first."""
+    world, rules = world.copy(), set(world.rules.listed)
+    pushed = ""
     for number, move in enumerate(plan):
-        place = world.find_speaker()
-        if place is None:
-            return None
+        x, y = world.find_speaker() or (0, 0)
         dx, dy = DIRECTIONS[move]
-        ahead = world.top(place[0] + dx, place[1] + dy)
-        if ahead is not None and ahead.label is not None and world.rules.moves_when_pushed(ahead):
-            return number, ahead.label, move
+        ahead = world.top(x + dx, y + dy)
+        if not pushed and ahead is not None and ahead.label is not None and world.rules.moves_when_pushed(ahead):
+            pushed = f"{'I walk to where I can push' if number else 'I push'} {ahead.label} {towards(move)}"
         world.step(move)
-    return None
-
-
-def _rule_change(world: World, plan: Plan) -> str:
-    """Say which change of the rules comes first in the plan, as the end of a sentence."""
-    before, world = set(world.rules.listed), world.copy()
-    for move in plan:
-        world.step(move)
-        after = set(world.rules.listed)
-        if made := after - before:
-            return f" to make {' is '.join(min(made))}"
-        if broken := before - after:
-            return f" to break {' is '.join(min(broken))}"
-    return " out of the way"
+        now = set(world.rules.listed)
+        if now != rules:
+            made, broken = now - rules, rules - now
+            return f"{pushed} to {'make' if made else 'break'} {' is '.join(min(made or broken))}. Next: I"
+    return f"{pushed} out of the way. Next: I" if pushed else "Nothing has to be pushed, so I"
 
 
 def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:

@@ -2,8 +2,7 @@
 
 The bot plans once and expects to be followed; after other actions it may assert, loop or stop too early. Here it is
 told every action taken. When its plan breaks, it makes a new one for the rest of the mission from the current world.
-Two cases are added to its plans: a needed key is taken out of a box first, and an object that the agent already carries
-is used or put down.
+An object that the agent already carries is used or put down first.
 """
 
 from __future__ import annotations
@@ -12,13 +11,8 @@ from typing import Any
 
 import numpy as np
 from minigrid.envs.babyai.core.verifier import AfterInstr, Instr, OpenInstr, PutNextInstr, SeqInstr
-from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError, DropSubgoal, GoNextToSubgoal, Subgoal
+from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError, DropSubgoal, GoNextToSubgoal
 
-NOT_COVERED = ("BabyAI-OpenDoorsOrderN2Debug-v0", "BabyAI-OpenDoorsOrderN4Debug-v0")
-"""Levels that cannot always be won: if the mission names two doors, opening the correct first door loses.
-
-minigrid checks the same action against the second door too, and in these levels opening any other door is a failure.
-"""
 _MAX_SUBGOALS = 100
 """Limit of subgoals added within one turn; only a plan that goes in circles exceeds it."""
 _BROKEN_PLAN = (AssertionError, AttributeError, DisappearedBoxError, IndexError, TypeError)
@@ -88,13 +82,6 @@ class _Planner(BabyAIBot):
         if seen is not None:
             self.vis_mask |= seen
         self._process_obs()
-        things = [thing for thing in (*game.grid.grid, game.carrying) if thing is not None]
-        locked = {thing.color for thing in things if thing.type == "door" and thing.is_locked}
-        locked -= {thing.color for thing in things if thing.type == "key"}
-        boxes = [thing for thing in things if thing.type == "box" and thing.contains is not None]
-        for box in [b for b in boxes if b.contains.type == "key" and b.contains.color in locked][:1]:
-            self.stack.append(_OpenBoxSubgoal(self))
-            self.stack.append(GoNextToSubgoal(self, box))
         first = _remaining(game.instrs)[:1]
         if game.carrying is not None and not (first and _needs(first[0], game.carrying)):
             self.stack.append(DropSubgoal(self))
@@ -114,16 +101,6 @@ class _Planner(BabyAIBot):
                 self.stack.append(GoNextToSubgoal(self, part.desc_fixed, reason="PutNext"))
             else:
                 super()._process_instr(part)
-
-
-class _OpenBoxSubgoal(Subgoal):
-    """Open the box in front; the next plan then uses the key that was in it."""
-
-    def replan_before_action(self) -> Any:
-        return self.actions.toggle
-
-    def replan_after_action(self, action_taken: Any) -> None:
-        self._plan_undo_action(action_taken)
 
 
 def _remaining(instr: Instr) -> list[Instr]:

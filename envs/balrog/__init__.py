@@ -16,7 +16,7 @@ import yaml
 
 from envs.errors import ConfigError, MissingDependencyError, did_you_mean
 from envs.randomness import OwnRandomness
-from envs.text_game import MAX_CHARACTERS, Frame, GameSettings, TextGame, clean_command, first_line
+from envs.text_game import MAX_CHARACTERS, Frame, GameSettings, TextGame, first_line
 from slime_verlog import Field, merge
 
 INSTALL = "BALROG is not installed; get it with: pip install 'balrog @ git+https://github.com/balrog-ai/BALROG.git'"
@@ -72,10 +72,10 @@ class Balrog(TextGame):
         with self._random.in_place():
             try:
                 self._env = self._make_env(self.family, self._name, self._config)
-            except Exception as error:
-                if (explained := self._explain(error)) is None:
-                    raise
-                raise explained from error
+            except OSError:
+                raise
+            except Exception as error:  # each game raises others
+                raise self._explained(error) from error
             observation, _ = self._env.reset(seed=self.seed)
         space = _find(self._env, "language_action_space")
         self.actions = tuple(space) if hasattr(space, "__iter__") else ()
@@ -132,19 +132,16 @@ class Balrog(TextGame):
             **outcome,
         )
 
-    def _explain(self, error: Exception) -> ConfigError | MissingDependencyError | None:
-        """Explain to the user why an environment could not be made; None for an unexpected error."""
+    def _explained(self, error: Exception) -> ConfigError | MissingDependencyError:
+        """Explain to the user why an environment could not be made."""
         wrong = f"BALROG cannot make {self.family}/{self._name}: {type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError):  # MiniHack raises this also for the missing maps of Boxoban
             return MissingDependencyError(f"{wrong}; {INSTALL}")
         if "raqm" in str(error):
             return MissingDependencyError(f"{wrong}; install an older Pillow with: pip install 'pillow<13'")
-        if any(cls.__module__ == "gym.error" for cls in type(error).__mro__):
-            return ConfigError(f"{wrong}; its tasks are {', '.join(self._config['tasks'][f'{self.family}_tasks'])}")
-        if isinstance(error, ValueError | LookupError | UnboundLocalError):
-            hint = "; download its games with: balrog-post-install" if self.family == "textworld" else ""
-            return ConfigError(f"{wrong}{hint}")
-        return None
+        hint = "; download its games with: balrog-post-install" if self.family == "textworld" else ""
+        tasks = ", ".join(self._config["tasks"][f"{self.family}_tasks"])
+        return ConfigError(f"{wrong}{hint}; its tasks are {tasks}")
 
     def close(self) -> None:
         self._close_env()
@@ -162,31 +159,26 @@ build_env = Balrog.from_sample
 
 def _free_command(candidate: str) -> str | None:
     """Return the text as BALROG would pass it; None for several commands, and for those that write files or ask."""
-    command = clean_command(candidate)
-    if command is not None:
-        return None if command.split()[0].lower() in _REFUSED else command
-    line = first_line(candidate)
+    line = " ".join(first_line(candidate).strip("\"'`*>. \t").split())
     if not line or len(line) > MAX_CHARACTERS or not (line.isascii() and line.isprintable()):
         return None
     words = re.findall(r"[a-z0-9]+", line.lower())
-    return None if words and (_JOINED.search(line) or _REFUSED & set(words)) else line
+    return None if _JOINED.search(line) or _REFUSED & set(words) else line
 
 
 def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
     """Split `family/task`; either alone is enough if it is unambiguous. Raises ConfigError for unknown tasks."""
-    families = {key.removesuffix("_tasks"): list(tasks) for key, tasks in listed.items()}
+    pairs = [(key.removesuffix("_tasks"), known) for key, tasks in listed.items() for known in tasks]
+    families = dict(pairs)
     family, _, rest = task.partition("/")
     if family in families and rest:
         return family, rest
-    if len(families.get(task, ())) == 1:
-        return task, families[task][0]
-    owners = [name for name, tasks in families.items() if task in tasks]
-    if len(owners) == 1:
-        return owners[0], task
-    names = [f"{name}/{known}" for name, tasks in families.items() for known in tasks]
-    inside = [name for name in names if task and task in name][:3]
-    otherwise = f"write FAMILY/TASK, with one of {', '.join(families)}"
-    hint = f"did you mean {' or '.join(inside)}?" if inside else did_you_mean(task, names, otherwise)
+    named = [pair for pair in pairs if task in pair]
+    if len(named) == 1:
+        return named[0]
+    names = ["/".join(pair) for pair in pairs]
+    near = [name for name in names if task and task in name][:3] or [task]
+    hint = did_you_mean(near[0], names, f"write FAMILY/TASK, with one of {', '.join(families)}")
     raise ConfigError(f"BALROG has no task {task!r}; {hint}")
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envs.crafter.expert import SOURCE, advise, decide, find_job
+from envs.crafter.expert import SOURCE, decide, find_job
 from envs.crafter.rules import ACHIEVEMENTS, KIND_NAMES
 from envs.crafter.vocabulary import ACTIONS, TOOLS, describe, translate
 from envs.crafter.world import LENGTH, World
@@ -87,7 +87,7 @@ class Crafter(TextGame):
 
     def advice(self) -> str:
         """Return the next action of a scripted player, for demonstrations; it need not be followed."""
-        return advise(self.world)
+        return decide(self.world)[1]
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: the need, where the needed thing is, and what the action does."""
@@ -99,16 +99,7 @@ class Crafter(TextGame):
         for kind in reversed(wanted):
             if line := re.search(rf"^- ({kind} .*)", view, re.MULTILINE):
                 seen = f"I see {line[1].replace('your', 'my')}."
-        verb, _, rest = action.lower().partition(" ")
-        deed = "I sleep." if verb == "sleep" else "I let this step pass."
-        if verb == "move":
-            deed = f"I turn {rest} and go that way."
-        elif verb == "do":
-            facing = view.rpartition("You face ")[2].partition(" at your front")[0]
-            deed = f"I act on the {facing} in front of me."
-        elif verb in ("place", "make"):
-            deed = f"I {verb} {'an' if rest.startswith('iron') else 'a'} {rest}."
-        return " ".join(filter(None, (need, seen, deed)))
+        return " ".join(filter(None, (need, seen, f"So I choose {action}.")))
 
     def render(self) -> np.ndarray:
         """Draw what the player sees, as a uint8 array (252, 252, 3)."""
@@ -146,41 +137,34 @@ explain_action = Crafter.explain
 _NEEDS = {
     "sleep on": ("I am asleep until my energy is full.", ()),
     "fight": ("A foe stands next to me, so I fight.", ("zombie", "skeleton")),
+    "drink": ("My drink is {drink} of 9, so I look for water.", ("water",)),
+    "eat": ("My food is {food} of 9, so I look for something to eat.", ("plant", "cow")),
+    "rest": ("My energy is {energy} of 9 and my health {health} of 9: I need a safe rest.", ()),
     "guard": ("Animals would eat my plant, so I fence it in with stones.", ("plant",)),
     "cow": ("I have not eaten a cow yet.", ("cow",)),
-    "place stone": ("I have not placed a stone yet, and carry one.", ()),
+    "wood": ("I carry {wood} wood and will need more.", ("tree",)),
+    "stone": ("I carry {stone} stone and will need more.", ("stone",)),
+    "place stone": ("I have not placed a stone yet, and carry {stone}.", ()),
+    "grow": ("I want to plant a sapling, which grows into food on grass.", ("grass",)),
     "diamond": ("With an iron pickaxe I can dig a diamond.", ("diamond",)),
     "zombie": ("I am healthy and have not defeated a zombie yet.", ("zombie",)),
     "skeleton": ("I am healthy and have not defeated a skeleton yet.", ("skeleton",)),
 }
-"""Sentence and sought kinds of each goal."""
+"""Sentence and sought kinds of each goal; the numbers are those of the inventory."""
 
 
 def _need(world: World, goal: str | None) -> tuple[str, Iterable[str]]:
-    player = world.player
-    amount = player.inventory
+    amount = world.player.inventory
     job = find_job(world, goal) if goal in ("Wood", "Stone", "Iron") else None
-    if job is not None:
-        tool = job.making.name.replace("_", " ")
-        stations = [KIND_NAMES[station] for station in sorted(job.making.nearby)]
-        if job.lacking is not None:
-            purpose = f" and the {job.to_build[0].name} for it" if job.to_build else ""
-            lacks = f"For a {tool}{purpose} I lack {job.lacking}; I have {amount[job.lacking]}."
-            return lacks, (KIND_NAMES[SOURCE[job.lacking]],)
-        if job.to_build:
-            return f"I have what a {tool} takes, but need a {job.to_build[0].name} first.", stations
-        return f"I have what a {tool} takes; it is made beside a {' and a '.join(stations)}.", stations
-    if goal == "drink":
-        return f"My drink is {amount['drink']} of 9, so I look for water.", ("water",)
-    if goal == "eat":
-        return f"My food is {amount['food']} of 9, so I look for something to eat.", ("plant", "cow")
-    if goal == "rest":
-        tired = f"My energy is {amount['energy']} of 9 and my health {player.health} of 9"
-        return f"{tired}{', and it is dark' if world.daylight < 0.5 else ''}: I need a safe rest.", ()
-    if goal == "grow":
-        if amount["sapling"]:
-            return "I carry a sapling, which grows into food on grass.", ("grass",)
-        return "I search grass for a sapling to plant.", ("grass",)
-    if goal in ("wood", "stone"):
-        return f"I carry {amount[goal]} {goal} and will need more.", (KIND_NAMES[SOURCE[goal]],)
-    return _NEEDS.get(goal or "", ("There is nothing left to do.", ()))
+    if job is None:
+        sentence, sought = _NEEDS.get(goal or "", ("There is nothing left to do.", ()))
+        return sentence.format(**amount), sought
+    tool = job.making.name.replace("_", " ")
+    if job.lacking is not None:
+        purpose = f" and the {job.to_build[0].name} for it" if job.to_build else ""
+        lacks = f"For a {tool}{purpose} I lack {job.lacking}; I have {amount[job.lacking]}."
+        return lacks, (KIND_NAMES[SOURCE[job.lacking]],)
+    stations = [KIND_NAMES[station] for station in sorted(job.making.nearby)]
+    if job.to_build:
+        return f"I have what a {tool} takes, but need a {job.to_build[0].name} first.", stations
+    return f"I have what a {tool} takes; it is made beside a {' and a '.join(stations)}.", stations

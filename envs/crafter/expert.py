@@ -16,7 +16,7 @@ from envs.crafter.world import STRIDE, World, cell_of
 STEPS = dict(zip(MOVES, (-STRIDE, STRIDE, -1, 1), strict=True))
 """Offset of each move in the flat arrays."""
 FOES = (ZOMBIE, SKELETON)
-_WATER = MATERIAL_ID["water"]
+_GRASS, _WATER, _TABLE, _FURNACE = (MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace"))
 _DIG, _BRIDGE, _BEING, _FENCE = 2, 4, 4, 20
 
 
@@ -76,7 +76,7 @@ def reach(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> 
     if way is None:
         return None
     target = cell_of(world.player) + STEPS[way[0]]
-    if world.is_free(target, WALKABLE) or front(world) != target:
+    if world.is_free(target) or front(world) != target:
         return way[0]
     return "Place Stone" if world.kinds[target] == _WATER and not is_goal(target) else "Do"
 
@@ -93,17 +93,17 @@ def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool],
     player = world.player
 
     def fits(stand: int, ahead: int) -> bool:
-        return world.is_free(ahead, WALKABLE) and is_wanted(stand, ahead)
+        return world.is_free(ahead) and is_wanted(stand, ahead)
 
     def last_move(start: int) -> str | None:
         for move, step in STEPS.items():
             stand = start + step
-            if world.is_free(stand, WALKABLE) and fits(stand, stand + step):
+            if world.is_free(stand) and fits(stand, stand + step):
                 return move
         return None
 
     def is_start(cell: int) -> bool:
-        return world.is_free(cell, WALKABLE) and last_move(cell) is not None
+        return world.is_free(cell) and last_move(cell) is not None
 
     if fits(cell_of(player), front(world)):
         return action
@@ -112,7 +112,6 @@ def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool],
 
 _Goal = Callable[[World], str | None]
 
-_GRASS, _WATER, _TABLE, _FURNACE = (MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace"))
 _TABLE_ONLY = frozenset({_TABLE})
 SOURCE = {"wood": MATERIAL_ID["tree"]} | {name: MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond")}
 """Number of the material that each item is collected from."""
@@ -120,11 +119,6 @@ _AROUND = tuple(dx * STRIDE + dy for dx in (-1, 0, 1) for dy in (-1, 0, 1))
 _SOLID = frozenset(MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond", "table", "furnace", "tree"))
 _NEAR = 25
 """Steps up to which the player goes back to a table or furnace instead of building another."""
-
-
-def advise(world: World) -> str:
-    """Return the action to take now; `Noop` if nothing is left to do."""
-    return decide(world)[1]
 
 
 def decide(world: World) -> tuple[str | None, str]:
@@ -188,7 +182,7 @@ def _dig_in(world: World) -> str | None:
     if not player.inventory["wood_pickaxe"] or not player.inventory["stone"]:
         return None
     here, ahead = cell_of(player), front(world)
-    if world.is_free(ahead, WALKABLE) and len(_room(world, here, closed=ahead)) <= 3:
+    if world.is_free(ahead) and len(_room(world, here, closed=ahead)) <= 3:
         return "Place Stone"
     for move, step in STEPS.items():
         back, way_out = here + step, here + 2 * step
@@ -266,18 +260,16 @@ def _work_on(world: World, making: Recipe) -> Job | None:
     return None if action is None else Job(making, action, lacking, to_build)
 
 
-def _is_beside(world: World, cell: int, stations: frozenset[int]) -> bool:
-    return stations <= {world.materials[cell + offset] for offset in _AROUND}
-
-
 def _go_beside(world: World, stations: frozenset[int]) -> str | None:
-    return reach(world, lambda cell: world.is_free(cell, WALKABLE) and _is_beside(world, cell, stations), _NEAR)
+    return reach(world, lambda cell: world.is_free(cell) and stations <= world.materials_around(cell), _NEAR)
 
 
 def _build(world: World, placing: Recipe) -> str | None:
     """Place a table anywhere, a furnace next to a table; dig if there is no free cell."""
     beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
-    action = act_before(world, f"Place {placing.name.title()}", lambda stand, _: _is_beside(world, stand, beside))
+    action = act_before(
+        world, f"Place {placing.name.title()}", lambda stand, _: beside <= world.materials_around(stand)
+    )
     return action or reach_kind(world, SOURCE["stone"])
 
 

@@ -13,7 +13,7 @@ from crafter.env import Env
 from opensimplex import internals
 from PIL import Image
 
-from envs.crafter.rules import ACTION_NAMES
+from envs.crafter.rules import ACTION_NAMES, WALKABLE
 
 LENGTH = 10_000
 """Steps after which Crafter itself ends an episode."""
@@ -86,11 +86,11 @@ class World(Env):
     def render_clear(self) -> np.ndarray:
         """Return the view for people, uint8 (252, 252, 3), without noise; darkness in eighths keeps films small."""
         daylight, noisy_view = self.daylight, self._local_view
-        self.daylight, self._local_view = round(8 * daylight) / 8, self._even_view
+        self._world.daylight, self._local_view = round(8 * daylight) / 8, self._even_view
         try:
             return self.render(_CLEAR_PIXELS)
         finally:
-            self.daylight, self._local_view = daylight, noisy_view
+            self._world.daylight, self._local_view = daylight, noisy_view
 
     def _look(self, kinds: np.ndarray) -> None:
         self.kinds, self.materials = _flatten(kinds), _flatten(self._world._mat_map)
@@ -114,17 +114,13 @@ class World(Env):
         """Brightness, 0 to 1; a day has 300 steps."""
         return self._world.daylight
 
-    @daylight.setter
-    def daylight(self, value: float) -> None:
-        self._world.daylight = value
-
     @property
     def steps(self) -> int:
         return self._step or 0
 
-    def is_free(self, cell: int, materials: frozenset[int]) -> bool:
-        """Return whether a cell is one of these materials with nothing on it."""
-        return self.kinds[cell] in materials
+    def is_free(self, cell: int) -> bool:
+        """Return whether the player could walk onto the cell."""
+        return self.kinds[cell] in WALKABLE
 
     def materials_around(self, cell: int) -> set[int]:
         """Return the materials of the 3 x 3 cells around; none in the first row and column, as in Crafter."""

@@ -9,6 +9,7 @@ its mapping `action_aliases`, if there is one, holds other ways to write them.
 import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -16,13 +17,7 @@ import gymnasium
 from gymnasium import spaces
 
 from envs.base import make_image
-from envs.errors import (
-    ConfigError,
-    EnvironmentFault,
-    MissingDependencyError,
-    place_of_method,
-    warn_once,
-)
+from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, place_of_method, warn_once
 from envs.loading import load_attribute
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, TextGame, text_parts
 from slime_verlog import Field
@@ -93,7 +88,7 @@ class GymnasiumText(TextGame):
         self._closed = False
 
     def start(self) -> Frame:
-        observation, info = self._answered("reset", self.env.reset(seed=self.seed), "(observation, info)", 2)
+        observation, info = self._answered("reset", self.env.reset(seed=self.seed), "(observation, info)")
         mission = observation.get("mission") if isinstance(observation, Mapping) else None
         self.mission = str(mission or info.get("mission") or getattr(self.env.unwrapped, "mission", ""))
         return self._frame(observation)
@@ -102,16 +97,16 @@ class GymnasiumText(TextGame):
         space = self.env.action_space
         value = int(space.start) + [*self.actions].index(action) if isinstance(space, spaces.Discrete) else action
         form = "(observation, reward, terminated, truncated, info)"
-        observation, paid, terminated, truncated, info = self._answered("step", self.env.step(value), form, 5)
+        observation, paid, terminated, truncated, info = self._answered("step", self.env.step(value), form)
         if not isinstance(paid, SupportsFloat):
             raise EnvironmentFault(f"step paid the reward {paid!r:.60}, not a number ({self._place('step')})")
         reward = float(paid)
         progression = info.get("progression", info.get("is_success", terminated and reward > 0))
         return self._frame(observation, reward, bool(terminated), bool(truncated), float(progression))
 
-    def _answered(self, method: str, answer: Any, form: str, count: int) -> tuple[Any, ...]:
+    def _answered(self, method: str, answer: Any, form: str) -> tuple[Any, ...]:
         """Return what the game's method returned; raises EnvironmentFault, with its place, for another form."""
-        if isinstance(answer, tuple) and len(answer) == count and isinstance(answer[-1], Mapping):
+        if isinstance(answer, tuple) and len(answer) == form.count(",") + 1 and isinstance(answer[-1], Mapping):
             return answer
         said = f"{method} returned {answer!r:.100}, but Gymnasium's {method} returns {form}"
         raise EnvironmentFault(f"{said} ({self._place(method)})")
@@ -137,15 +132,13 @@ class GymnasiumText(TextGame):
         parts = text_parts(text)
         if parts is None:
             raise EnvironmentFault(f"{self.env} returned {text!r} as the text of an observation")
-        image = self._picture() if self.settings.vlm else None
-        return Frame(*parts, *outcome, image=image)
-
-    def _picture(self) -> Any:
+        if not self.settings.vlm:
+            return Frame(*parts, *outcome)
         drawn: Any = self.env.render()
         if getattr(drawn, "ndim", 0) != 3:
             wanted = "not an array (height, width, 3); env.vlm needs render_mode rgb_array"
             raise EnvironmentFault(f"render returned {drawn!r:.60}, {wanted} ({self._place('render')})")
-        return make_image(drawn)
+        return Frame(*parts, *outcome, image=make_image(drawn))
 
 
 SETTINGS = GymnasiumSettings
@@ -185,10 +178,9 @@ def _name_actions(env: gymnasium.Env, settings: GymnasiumSettings) -> Mapping[st
         return settings.actions or ()
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(f"{env} takes {space}; only Discrete and Text actions can be named in an answer")
-    if settings.actions and len(set(settings.actions)) != space.n:
-        count = len(set(settings.actions))
-        raise ConfigError(f"env.actions names {count} actions, but {env} has {space.n}; name all, in order")
     if settings.actions:
+        if (count := len(set(settings.actions))) != space.n:
+            raise ConfigError(f"env.actions names {count} actions, but {env} has {space.n}; name all, in order")
         return settings.actions
     for attribute in _ACTION_ATTRIBUTES:
         # Lists, mappings, enums, or Atari's method.
@@ -226,11 +218,6 @@ def observation_reader(env: gymnasium.Env, describe: str | None) -> Callable[[An
         return text
     if env.render_mode == "ansi":
         return lambda _: name_colors(_printed(env))
-    if not _can_be_written(space):
-        raise ConfigError(
-            f"{env} observes {space}, which is not text; set env.describe to the import path of a function that "
-            "returns the text of an observation"
-        )
     return lambda observation: write(space, observation)
 
 
@@ -240,10 +227,10 @@ def _text_of(space: gymnasium.Space) -> Callable[[Any], Any] | None:
         return lambda observation: observation
     if not isinstance(space, spaces.Dict):
         return None
-    texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text) or name == "text"]
-    if "text" in texts:
-        return lambda observation: observation["text"]
-    return (lambda observation: observation[texts[0]]) if len(texts) == 1 else None
+    texts = [name for name, part in space.spaces.items() if isinstance(part, spaces.Text)]
+    if "text" in space.spaces:
+        return itemgetter("text")
+    return itemgetter(texts[0]) if len(texts) == 1 else None
 
 
 def _printed(env: gymnasium.Env) -> str:
@@ -268,18 +255,19 @@ def name_colors(text: str) -> str:
 
 
 def write(space: gymnasium.Space, value: Any) -> str:
-    """Write the texts and numbers of an observation: a line per entry of a Dict, a line for the parts of a Tuple."""
+    """Write the texts and numbers of an observation: a line per entry of a Dict, a line for the parts of a Tuple.
+
+    Raises ConfigError if it has other parts.
+    """
     if isinstance(space, spaces.Dict):
         return "\n".join(f"{key}: {write(part, value[key])}" for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):
         return ", ".join(write(part, item) for part, item in zip(space.spaces, value, strict=True))
     if isinstance(space, spaces.Text):
         return value
-    return str(value.tolist() if hasattr(value, "tolist") else value)
-
-
-def _can_be_written(space: gymnasium.Space) -> bool:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, Mapping) else space.spaces
-        return all(map(_can_be_written, parts))
-    return isinstance(space, spaces.Text | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return str(value.tolist() if hasattr(value, "tolist") else value)
+    raise ConfigError(
+        f"the environment observes {space}, which is not text; set env.describe to the import path of a function that "
+        "returns the text of an observation"
+    )

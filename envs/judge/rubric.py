@@ -13,7 +13,7 @@ from pydantic import model_validator
 from envs.calls import reasoning_end
 from envs.errors import ConfigError, JudgeError
 from envs.json_text import decode_whole, short
-from envs.text_game import render_template
+from envs.templates import render_template
 from envs.tools.results import encodable
 from slime_verlog import Field, Settings, read_settings, read_yaml
 

@@ -34,7 +34,7 @@ UNLIMITED_STEPS = 1000
 """Turns of an episode with `max_steps: null`."""
 _WHAT = "tools"
 """What a server with tools must not change; `first_seen` keeps it."""
-_UNUSED = ("actions", "default_action", "vlm", "binary_reward", "show_time_left")
+_UNUSED = ("actions", "default_action", "vlm", "binary_reward", "show_time_left", "shaping")
 """Settings that do not apply to a server with tools."""
 
 
@@ -54,7 +54,6 @@ class OpenEnvGame(TextGame):
         if not self.actions:
             what = "a JSON object" if self._mapping.fields else "what you do"
             self.answer_format = ANSWER_FORMAT.replace("one allowed action", what)
-        self.max_steps = settings.max_steps or 0
         self._read = make_reader(settings)
         self._session: Session | None = None
 
@@ -65,20 +64,24 @@ class OpenEnvGame(TextGame):
         with closed_on_error(self):  # so that its place on the server is free
             return self._frame(outcome)
 
-    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+    def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         with closed_on_error(self):
-            try:
-                action = self.translate(candidate)
-                if action is None:
-                    raise RejectedError("the answer is none of the allowed actions")
-                return action, self._send(action)
-            except RejectedError as why:
-                if self._sends_default:
-                    return None, self.play(self.default_action)
-                if late := 0 < self.max_steps <= self._turns:
-                    self.close()
-                shown = f"Nothing was done: {why}.\n{self._last.long_term}"
-                return None, replace(self._last, long_term=shown, reward=0.0, truncated=late)
+            reply = super().step(response_text)
+        if not self._running:
+            self.close()
+        return reply
+
+    def attempt(self, candidate: str) -> tuple[str | None, Frame]:
+        try:
+            action = self.translate(candidate)
+            if action is None:
+                raise RejectedError("the answer is none of the allowed actions")
+            return action, self._send(action)
+        except RejectedError as why:
+            if self._sends_default:
+                return None, self.play(self.default_action)
+            shown = f"Nothing was done: {why}.\n{self._last.long_term}"
+            return None, replace(self._last, long_term=shown, reward=0.0)
 
     def play(self, action: str) -> Frame:
         try:
@@ -108,24 +111,16 @@ class OpenEnvGame(TextGame):
         return self._frame(outcome)
 
     def _frame(self, outcome: Outcome) -> Frame:
-        """Return the frame of a reply; ends the session with the episode."""
-        ending = self.settings.done_is if outcome.done else None
-        out_of_time = 0 < self.max_steps <= self._turns
-        if ending or out_of_time:
-            self.close()
+        settings = self.settings
         long_term, short_term = self._read(outcome.observation)
-        key = self.settings.picture
-        image = read_image(outcome.observation, key) if key and self.settings.vlm else None
-        truncated = ending == "truncated" or (ending is None and out_of_time)
-        progression = min(max(self._return, 0.0), 1.0)
         self._last = Frame(
             long_term,
             short_term,
             outcome.reward,
-            terminated=ending == "terminated",
-            truncated=truncated,
-            progression=progression,
-            image=image,
+            terminated=outcome.done and settings.done_is == "terminated",
+            truncated=outcome.done and settings.done_is == "truncated",
+            progression=min(max(self._return, 0.0), 1.0),
+            image=read_image(outcome.observation, settings.picture or "") if settings.vlm else None,
         )
         return self._last
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from envs.errors import ConfigError, EnvironmentFault, describe, did_you_mean
+from envs.errors import ConfigError, EnvironmentFault, check_known, describe
 from envs.images import open_image
 from envs.json_text import decode_whole, short
 from envs.loading import load_attribute
 from envs.openenv.protocol import RejectedError
 from envs.openenv.settings import OpenEnvSettings
-from envs.text_game import parse_template, text_parts
+from envs.templates import parse_template
+from envs.text_game import text_parts
 from envs.tools.results import encodable
 from envs.tools.schema import Parameters
 
@@ -90,9 +91,7 @@ def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Action
     if "." in given or ":" in given:
         function = load_attribute(given, "env.action")
         return Actions(lambda text: _call(function, given, text), settings.actions or ())
-    if given not in fields:
-        hint = did_you_mean(given, fields, f"it has {', '.join(fields) or 'none'}", n=1)
-        raise ConfigError(f"env.action: the server's action has no field {given!r}; {hint}")
+    check_known(given, fields, f"env.action: the server's action has no field {given!r}", f"it has {', '.join(fields)}")
     read = lambda text: {**constants, given: _convert(given, text, fields[given])}
     return Actions(read, settings.actions or fields[given].names)
 

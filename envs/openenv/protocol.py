@@ -16,13 +16,8 @@ Source: `openenv/core/env_server` (`types.py`, `http_server.py`, `mcp_types.py`)
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
-
-SOCKET_PATH = "/ws"
-SCHEMA_PATH = "/schema"
-"""HTTP GET; `{"action": JSON schema, "observation": JSON schema, "state": JSON schema}`."""
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
 LIST_TOOLS = "list_tools"
 """The action `{"type": "list_tools"}` of MCP environments: the observation's `tools` have `name`, `description` and
@@ -30,18 +25,13 @@ LIST_TOOLS = "list_tools"
 CALL_TOOL = "call_tool"
 """The action `{"type": "call_tool", "tool_name": ..., "arguments": {...}}`: the observation has `tool_name`, and
 `result` or `error` (`{"error_type": ..., "message": ...}`)."""
-
-
-_MAX_MESSAGE = 500
-
-
-Request = Literal["reset", "step", "state", "close"]
 VALIDATION_ERROR = "VALIDATION_ERROR"
 """Code of an error frame: the action does not fit the server's schema; it was not executed."""
 EXECUTION_ERROR = "EXECUTION_ERROR"
 """The environment raised an exception."""
 CAPACITY_REACHED = "CAPACITY_REACHED"
-"""All sessions of the server are taken; `data` has `active_sessions` and `max_sessions`."""
+"""All sessions of the server are taken."""
+_MAX_MESSAGE = 500
 
 
 class MalformedFrameError(ValueError):
@@ -53,13 +43,11 @@ class RejectedError(Exception):
 
 
 class ErrorReply(Exception):
-    """The server answered with an error frame."""
+    """The server answered with an error frame of this code, one of the above or another text."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
-        self.code = code
-        """The server's, as above or another text."""
-        self.message = message
+        self.code, self.message = code, message
 
 
 class Outcome(BaseModel):
@@ -76,9 +64,39 @@ class Outcome(BaseModel):
         return float(reward or 0) if isinstance(reward, bool | None) else reward
 
 
-def write_frame(kind: Request, data: Mapping[str, Any] | None = None) -> str:
-    """Return a request as the text of its frame; the requests `state` and `close` have no data."""
-    return json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
+class _Detail(BaseModel):
+    loc: list[Any] = []
+    msg: str
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.loc))}: {self.msg}"
+
+
+class _Error(BaseModel):
+    code: str = "UNKNOWN"
+    message: str = "no message"
+    errors: list[_Detail] | None = None
+    """After a validation error, what is wrong with which field."""
+
+
+class _ObservationFrame(BaseModel):
+    type: Literal["observation"]
+    data: Outcome
+
+
+class _ErrorFrame(BaseModel):
+    type: Literal["error"]
+    data: _Error
+
+
+_FRAMES: TypeAdapter[_ObservationFrame | _ErrorFrame] = TypeAdapter(
+    Annotated[_ObservationFrame | _ErrorFrame, Field(discriminator="type")]
+)
+
+
+def write_frame(kind: str, data: Mapping[str, Any]) -> str:
+    """Return a request as the text of its frame."""
+    return json.dumps({"type": kind, "data": data})
 
 
 def read_outcome(frame: str | bytes) -> Outcome:
@@ -88,46 +106,13 @@ def read_outcome(frame: str | bytes) -> Outcome:
         ErrorReply: it is an error frame.
         MalformedFrameError: it is neither an observation nor an error, or a part has the wrong type.
     """
-    kind, data = read_frame(frame)
-    if kind == "error":
-        details = data.get("errors")  # after a validation error, what is wrong with which field
-        found = []
-        for part in details if isinstance(details, list) else ():
-            if isinstance(part, Mapping) and isinstance(part.get("loc"), list | None):
-                place = ".".join(map(str, part.get("loc") or ()))
-                found.append(f"{place}: {part.get('msg')}")
-        message = "; ".join(found) or str(data.get("message", "no message"))
-        raise ErrorReply(str(data.get("code", "UNKNOWN")), message[:_MAX_MESSAGE])
-    if kind != "observation":
-        raise MalformedFrameError(f"a frame of type {kind!r:.60} where an observation was expected")
     try:
-        return Outcome.model_validate(data)
+        reply = _FRAMES.validate_json(frame)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        place = ".".join(map(str, wrong["loc"]))
-        raise MalformedFrameError(f"an observation whose {place} is {wrong['input']!r:.60}: {wrong['msg']}") from error
-
-
-class _Frame(BaseModel):
-    type: Any = None
-    data: dict[str, Any] = {}
-
-
-def read_frame(frame: str | bytes) -> tuple[Any, Mapping[str, Any]]:
-    """Return the type and data of a frame; no data is an empty mapping. Raises MalformedFrameError for another form."""
-    try:
-        message = _Frame.model_validate_json(frame)
-    except ValidationError as error:
-        raise MalformedFrameError(f"a frame that is not JSON with a type and data: {frame[:60]!r}") from error
-    return message.type, message.data
-
-
-def server_address(url: str) -> tuple[str, str]:
-    """Return `(http://host[/path], ws://host[/path]/ws)` from a server's URL; raises ValueError if it is not one."""
-    parts = urlsplit(url.strip())
-    schemes = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}
-    if parts.scheme not in schemes or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
-    path = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
-    web, socket = schemes[parts.scheme]
-    return urlunsplit((web, parts.netloc, path, "", "")), urlunsplit((socket, parts.netloc, path + SOCKET_PATH, "", ""))
+        place = ".".join(map(str, wrong["loc"][1:])) or "a frame"
+        raise MalformedFrameError(f"{place} {wrong['input']!r:.60}: {wrong['msg']}") from error
+    if isinstance(reply, _ObservationFrame):
+        return reply.data
+    details = "; ".join(map(str, reply.data.errors or ()))
+    raise ErrorReply(reply.data.code, (details or reply.data.message)[:_MAX_MESSAGE])

@@ -19,7 +19,7 @@ from envs.base import closed_on_error
 from envs.errors import EnvironmentFault
 from envs.loading import import_extra
 from envs.openenv import protocol
-from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, RejectedError, Request, read_outcome
+from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, RejectedError, read_outcome
 from envs.openenv.settings import OpenEnvSettings
 
 MAX_FRAME_BYTES = 64 << 20
@@ -30,6 +30,8 @@ POLL_S = 0.5
 """Seconds between two attempts to get a session from servers that are full, or to reach servers."""
 CLOSE_S = 1.0
 """Seconds that a server has to agree to a closed session."""
+SCHEMA_PATH = "/schema"
+"""HTTP GET; `{"action": JSON schema, "observation": JSON schema, "state": JSON schema}`."""
 T = TypeVar("T")
 
 
@@ -49,27 +51,24 @@ class Session:
         self.url, self.label = url, f"the OpenEnv server {url}"
         self._settings = settings
         connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
-        from websockets.exceptions import InvalidHandshake, InvalidURI
+        from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-        seconds = settings.connect_timeout_s
+        self._closed_error = ConnectionClosed
         try:
             connecting = connect(
-                protocol.server_address(url)[1],
+                "ws" + url.removeprefix("http") + "/ws",
                 additional_headers=settings.headers,
                 compression=None,
                 proxy=None if is_local(url) else True,
-                open_timeout=seconds,
+                open_timeout=settings.connect_timeout_s,
                 ping_timeout=None,  # `step_timeout_s` decides; a server may be busy with one long step
                 close_timeout=CLOSE_S,
                 max_size=MAX_FRAME_BYTES,
             )
             # From websockets 17 on, only this gives a connection.
             self._socket: Any = contextlib.ExitStack().enter_context(connecting)
-        except TimeoutError as error:
-            raise UnreachableError(f"{url} did not connect within {seconds:g} s (env.connect_timeout_s)") from error
-        except (OSError, InvalidHandshake, InvalidURI) as error:
-            lost = f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url"
-            raise UnreachableError(lost) from error
+        except (OSError, InvalidHandshake, InvalidURI) as error:  # TimeoutError is an OSError
+            raise _unreachable(url, error) from error
 
     def reset(self, seed: int) -> Outcome:
         """Start the episode of this seed. Raises ServerFullError, or EnvironmentFault if the server refuses."""
@@ -78,7 +77,7 @@ class Session:
             self._lose("says done in reply to a reset, so there is no episode")
         return outcome
 
-    def first(self, kind: Request, data: Mapping[str, Any]) -> Outcome:
+    def first(self, kind: str, data: Mapping[str, Any]) -> Outcome:
         """Send a request that is not an action of the model. Raises as `reset`."""
         try:
             return self._ask(kind, protocol.write_frame(kind, data))
@@ -101,25 +100,15 @@ class Session:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
 
-    def is_admitted(self) -> bool:
-        """Whether the server gave this connection a session; asks for the state, which changes nothing."""
-        try:
-            with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
-                self._socket.send(protocol.write_frame("state"))
-            kind, data = protocol.read_frame(self._socket.recv(timeout=self._settings.step_timeout_s))
-        except (TimeoutError, MalformedFrameError, _closed_error()) as error:
-            self._lose(f"did not answer a request for its state ({error})")
-        return not (kind == "error" and data.get("code") == protocol.CAPACITY_REACHED)
-
     def close(self) -> None:
         """End the session, so that its place on the server is free; may be called twice."""
         socket, self._socket = self._socket, None
         if socket is not None:
-            with contextlib.suppress(OSError, _closed_error()):
-                socket.send(protocol.write_frame("close"))
+            with contextlib.suppress(OSError, self._closed_error):
+                socket.send('{"type": "close"}')
             socket.close()
 
-    def _ask(self, kind: Request, frame: str) -> Outcome:
+    def _ask(self, kind: str, frame: str) -> Outcome:
         """Send a request and wait for its reply; raises `ErrorReply` if that is an error."""
         socket, seconds = self._socket, self._settings.step_timeout_s
         if socket is None:
@@ -128,14 +117,14 @@ class Session:
             with contextlib.suppress(TimeoutError):  # nothing is here yet
                 read_outcome(socket.recv(timeout=0))  # a server that is full or broken says so before it is asked
                 raise MalformedFrameError("a second reply to one request")
-            with contextlib.suppress(_closed_error()):  # `recv` raises it again, after replies that came before
+            with contextlib.suppress(self._closed_error):  # `recv` raises it again, after replies that came before
                 socket.send(frame)
             return read_outcome(socket.recv(timeout=seconds))
         except TimeoutError:
             self._lose(f"did not answer {kind} within {seconds:g} s (env.step_timeout_s)")
         except MalformedFrameError as error:
             self._lose(f"sent {error}")
-        except _closed_error() as error:
+        except self._closed_error as error:
             self._lose(f"closed the connection, and the game is lost ({error})")
 
     def _lose(self, why: str) -> NoReturn:
@@ -144,46 +133,44 @@ class Session:
 
 
 def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
-    """Open a session on one of the servers, chosen by the seed; return it with what `begin` got for first requests.
-
-    If the server is full or cannot be reached, the next one is tried; if all are full, again after a pause. Raises
-    EnvironmentFault as `begin` does, or if no server can be reached or was free within `capacity_timeout_s`.
-    """
-    deadline = time.monotonic() + settings.capacity_timeout_s
+    """Open a session on one of the servers; return it with what `begin` got for first requests. Raises as `_on_one`."""
 
     def attempt(url: str) -> tuple[Session, T]:
         session = Session(url, settings)
         with closed_on_error(session):
             return session, begin(session)
 
-    while True:
-        try:
-            return _first_of(settings, seed, attempt)
-        except ServerFullError as full:
-            if time.monotonic() >= deadline:
-                raise EnvironmentFault(
-                    f"no session of {', '.join(settings.urls)} became free within {settings.capacity_timeout_s:g} s "
-                    f"(env.capacity_timeout_s): {full}; allow three sessions per slot (n_env), often with the server's "
-                    "variable MAX_CONCURRENT_ENVS, or lower n_env"
-                ) from full
-        time.sleep(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
+    return _on_one(settings, seed, attempt)
 
 
-def _first_of(settings: OpenEnvSettings, seed: int, attempt: Callable[[str], T]) -> T:
-    """Call `attempt` with one server's address after the other, beginning with the one whose turn it is.
+def _on_one(settings: OpenEnvSettings, seed: int, attempt: Callable[[str], T]) -> T:
+    """Call `attempt` with one server's address after the other, beginning with the one that the seed chooses.
 
-    Raises ServerFullError if a server was full and none took the request, else UnreachableError.
+    If all servers are full, they are tried again, up to `capacity_timeout_s`. So are servers that cannot be reached, if
+    this process has reached them before: they may be restarting. Raises EnvironmentFault as `attempt` does, or if no
+    server took the request.
     """
+    deadline = time.monotonic() + settings.capacity_timeout_s
     turn, urls = seed % len(settings.urls), settings.urls
-    lost: list[EnvironmentFault] = []
-    for url in (*urls[turn:], *urls[:turn]):
-        try:
-            return attempt(url)
-        except ServerFullError as error:
-            lost.insert(0, error)
-        except UnreachableError as error:
-            lost.append(error)
-    raise lost[0]
+    while True:
+        lost: list[EnvironmentFault] = []
+        for url in (*urls[turn:], *urls[:turn]):
+            try:
+                return attempt(url)
+            except (ServerFullError, UnreachableError) as error:
+                lost.append(error)
+        full = next((error for error in lost if isinstance(error, ServerFullError)), None)
+        known = first_seen(_SCHEMAS, settings) is not None
+        if time.monotonic() < deadline and (full or known):
+            time.sleep(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
+        elif full is None:
+            raise lost[0]
+        else:
+            raise EnvironmentFault(
+                f"no session of {', '.join(urls)} became free within {settings.capacity_timeout_s:g} s "
+                f"(env.capacity_timeout_s): {full}; allow three sessions per slot (n_env), often with the server's "
+                "variable MAX_CONCURRENT_ENVS, or lower n_env"
+            ) from full
 
 
 def is_local(url: str) -> bool:
@@ -191,37 +178,19 @@ def is_local(url: str) -> bool:
     return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
-def _closed_error() -> type[Exception]:
-    from websockets.exceptions import ConnectionClosed
-
-    return ConnectionClosed
-
-
 _first: dict[tuple[str, tuple[str, ...]], Any] = {}
 """What the servers of this process said first, by subject and addresses."""
-_gone_since: dict[tuple[str, ...], float] = {}
-"""When servers that cannot be reached were first found so, in `time.monotonic` seconds."""
-_WHAT = "actions or observations"
+_SCHEMAS = "actions or observations"
 
 
 def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
     """Return the JSON schema of the environment's actions.
 
-    Servers that this process has reached before may be restarting, so they are waited for, up to `capacity_timeout_s`
-    per outage. Raises EnvironmentFault if no server answers, it is none of OpenEnv, or its schemas have changed.
+    Raises EnvironmentFault if no server answers, it is none of OpenEnv, or its schemas have changed.
     """
-    while True:
-        try:
-            schemas, url = _first_of(settings, seed, lambda url: (_fetch(url, settings), url))
-        except UnreachableError:
-            since = _gone_since.setdefault(settings.urls, time.monotonic())
-            if first_seen(_WHAT, settings) is None or time.monotonic() >= since + settings.capacity_timeout_s:
-                raise
-            time.sleep(POLL_S)
-            continue
-        _gone_since.pop(settings.urls, None)
-        check_unchanged(_WHAT, schemas, settings, url)
-        return schemas["action"]
+    schemas, url = _on_one(settings, seed, lambda url: (_fetch(url, settings), url))
+    check_unchanged(_SCHEMAS, schemas, settings, url)
+    return schemas["action"]
 
 
 def first_seen(what: str, settings: OpenEnvSettings) -> Any:
@@ -244,31 +213,21 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
-    handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-    if is_local(url):
-        handlers.append(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(protocol.server_address(url)[0] + protocol.SCHEMA_PATH, headers=settings.headers)
+    proxies = urllib.request.ProxyHandler({} if is_local(url) else None)
+    request = urllib.request.Request(url + SCHEMA_PATH, headers=settings.headers)
+    opener = urllib.request.build_opener(_NoRedirects(), proxies)
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=settings.connect_timeout_s) as reply:
+        with opener.open(request, timeout=settings.connect_timeout_s) as reply:
             found = json.loads(reply.read(MAX_FRAME_BYTES))
-        action, observation = found["action"], found["observation"]
-        if not isinstance(action, Mapping) or not isinstance(action.get("properties", {}), Mapping):
+        if not isinstance(found["action"], Mapping):
             raise TypeError("its action schema is not a mapping")
-        return {"action": action, "observation": observation}
+        return {"action": found["action"], "observation": found["observation"]}
     except urllib.error.URLError as error:
-        raise UnreachableError(f"no server answers at {url} ({error}); start it, or correct env.url") from error
+        raise _unreachable(url, error) from error
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as error:
-        wrong = f"its {protocol.SCHEMA_PATH} has no schemas ({type(error).__name__}: {error})"
+        wrong = f"its {SCHEMA_PATH} has no schemas ({type(error).__name__}: {error})"
         raise UnreachableError(f"{url} is not an OpenEnv server: {wrong}; correct env.url") from error
 
 
-def count_sessions(settings: OpenEnvSettings, most: int) -> int:
-    """Return how many sessions the servers give at once, at most `most`; raises as `Session`."""
-    count = 0
-    with contextlib.ExitStack() as opened:
-        for url in settings.urls:
-            while count < most:
-                if not opened.enter_context(contextlib.closing(Session(url, settings))).is_admitted():
-                    break
-                count += 1
-    return count
+def _unreachable(url: str, error: Exception) -> UnreachableError:
+    return UnreachableError(f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url")

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError, MissingDependencyError
+from envs.errors import ConfigError
 from envs.images import open_image
 from envs.json_text import short
+from envs.loading import import_extra
 from slime_verlog import Settings
 
 PLACEHOLDER = "<image>"
 """Marks an image's place in the texts of data sets."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
-_SUPPORTED = "a question takes parts of type 'text' and 'image'"
 _TEMPLATE_MARKS = ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>")
 """Strings that show that a prompt has already been through a chat template."""
 
@@ -136,39 +136,29 @@ def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
     """Return system text, user texts with None for each image, and images; raises ConfigError for other forms."""
     if not isinstance(messages, list | tuple):
         raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
-    system, texts, images = "", [], []
+    system = ""
+    texts: list[str | None] = []
+    images: list[Any] = []
     for message in messages:
         role = message.get("role") if isinstance(message, Mapping) else message
         if role not in ("system", "user"):
             raise ConfigError(f"a question's messages may have the roles system and user, got {role!r:.60}")
-        found, inside = _read_content(message.get("content") or "")
-        if role == "system" and inside:
-            raise ConfigError("the system message of a question has a picture; move it into a user message")
-        if role == "system":
-            system = "".join(text or "" for text in found)
-            continue
-        texts += ["\n\n"] * bool(texts) + found
-        images += inside
+        content = message.get("content") or ""
+        if role == "user" and texts:
+            texts.append("\n\n")
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            match role, part:
+                case "system", {"type": "text", "text": str(text)}:
+                    system += text
+                case "user", {"type": "text", "text": str(text)}:
+                    texts.append(text)
+                case "user", {"type": "image"}:
+                    texts.append(None)
+                    images.append(part.get("image", part))
+                case _:
+                    takes = "a user message takes 'text' and 'image', a system message 'text'"
+                    raise ConfigError(f"a question's {role} message has the content part {short(part)}; {takes}")
     return system, texts, images
-
-
-def _read_content(content: Any) -> tuple[list[str | None], list[Any]]:
-    if isinstance(content, str):
-        return [content], []
-    if not isinstance(content, list | tuple):
-        raise ConfigError(f"a message's content must be a text or a list of parts, got {type(content).__name__}")
-    texts: list[str | None] = []
-    images = []
-    for part in content:
-        match part:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case {"type": "image"}:
-                texts.append(None)
-                images.append(part.get("image", part))
-            case _:
-                raise ConfigError(f"a question has the content part {short(part)}; {_SUPPORTED}")
-    return texts, images
 
 
 def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ...]]:
@@ -206,8 +196,6 @@ def open_images(values: Sequence[Any]) -> tuple[Any, ...]:
     """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for URLs."""
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
-        if row.get("type", "image") != "image":
-            raise ConfigError(f"a question's pictures hold {short(row)}; {_SUPPORTED}")
         for address in () if row.get("bytes") else map(row.get, ("path", "image", "url")):
             if isinstance(address, str) and _URL.match(address):
                 raise ConfigError(
@@ -262,13 +250,8 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
 
     def __init__(self, path: Path) -> None:
         try:
-            import pyarrow
-            import pyarrow.parquet
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"{path} needs pyarrow; install it with: pip install pyarrow") from error
-        try:
-            self._file = pyarrow.parquet.ParquetFile(path)
-        except pyarrow.ArrowInvalid as error:
+            self._file = import_extra("pyarrow.parquet", str(path), "questions").ParquetFile(path)
+        except ValueError as error:  # pyarrow's errors are
             raise ConfigError(f"{path} is not a parquet file: {error}") from error
         metadata = self._file.metadata
         sizes = (metadata.row_group(k).num_rows for k in range(metadata.num_row_groups))

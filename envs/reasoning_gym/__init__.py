@@ -81,10 +81,6 @@ def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSetti
     examples = f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}"
     check_known(task, library.DATASETS, f"reasoning-gym has no generator {task!r}", examples, n=1)
     kind, config_kind = library.DATASETS[task]
-    known = [field.name for field in dataclasses.fields(config_kind)]
-    for name in settings.options:
-        if name not in known or name in ("seed", "size"):
-            raise ConfigError(f"env.options: {task} has no option {name!r}; it has {', '.join(known)}")
     if settings.level is not None and task not in library.CURRICULA:
         raise ConfigError(f"env.level: reasoning-gym has no levels for {task}; set env.options instead")
     try:
@@ -95,4 +91,6 @@ def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSetti
             config = curriculum.generate_configuration()
         return kind(config=dataclasses.replace(config, **settings.options, seed=seed, size=1))
     except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"env.options: reasoning-gym's {task} refuses {dict(settings.options)}: {error}") from error
+        known = ", ".join(field.name for field in dataclasses.fields(config_kind))
+        refused = f"env.options: reasoning-gym's {task} refuses {dict(settings.options)}: {error}"
+        raise ConfigError(f"{refused}; its options are {known}") from error

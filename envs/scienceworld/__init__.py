@@ -7,7 +7,6 @@ The simulator draws from a generator that a whole JVM shares, so episodes never 
 
 import contextlib
 import functools
-import importlib.metadata
 import shutil
 import threading
 from pathlib import Path
@@ -17,14 +16,12 @@ from typing import Any, Literal, NamedTuple
 from envs.errors import ConfigError, EnvironmentFault, MissingDependencyError, check_known
 from envs.loading import import_extra
 from envs.text_game import CommandGame, Frame, GameSettings, first_line, list_commands
-from slime_verlog import Field
 
 _KEPT = 4
 """Idle JVMs that a process keeps for later episodes."""
 
 _lock = threading.Lock()
 _idle: "list[World]" = []
-_running = 0
 _variations: dict[tuple[str, str], list[int]] = {}
 
 
@@ -107,23 +104,12 @@ class World:
             raise EnvironmentFault(f"ScienceWorld's Java process failed: {type(error).__name__}: {error}") from error
 
 
-def lease(most: int) -> World:
-    """Return an idle world, or a new one; raises ConfigError if this process has `most` of them in use already."""
-    global _running
+def lease() -> World:
+    """Return an idle world, or a new one."""
     with _lock:
         if _idle:
             return _idle.pop()
-        if _running >= most:
-            raise ConfigError(
-                f"this process plays {_running} ScienceWorld episodes, each with a Java process, and env.most_jvms "
-                "allows no more; lower n_env, raise env_workers, or raise env.most_jvms if the memory suffices"
-            )
-        _running += 1
-    try:
-        return World()
-    except BaseException:
-        _ended()
-        raise
+    return World()
 
 
 def give_back(world: World) -> None:
@@ -132,20 +118,13 @@ def give_back(world: World) -> None:
         if not world.broken and len(_idle) < _KEPT:
             _idle.append(world)
             return
-    _ended()
     world.close()
 
 
-def _ended() -> None:
-    global _running
-    with _lock:
-        _running -= 1
-
-
 @functools.lru_cache(maxsize=256)
-def solution(task: str, variation: int, simplifications: str, most: int) -> tuple[str, ...]:
+def solution(task: str, variation: int, simplifications: str) -> tuple[str, ...]:
     """Return the game's own solution, which a second world computes."""
-    world = lease(most)
+    world = lease()
     try:
         world.load(task, variation, simplifications, gold=True)
         return world.gold()
@@ -180,8 +159,6 @@ class ScienceWorldSettings(GameSettings):
     """ScienceWorld's own simplifications, joined by commas, such as `openDoors,teleportAction`; `easy` for most."""
     admissible_commands: bool = False
     """List the commands that the game would accept with every observation: hundreds, and about 0.1 s per turn."""
-    most_jvms: int = Field(16, ge=1)
-    """Java processes that one worker process may run at a time, one for each of its live episodes."""
 
 
 class ScienceWorld(CommandGame):
@@ -191,14 +168,12 @@ class ScienceWorld(CommandGame):
     settings_model = ScienceWorldSettings
     template_path = Path(__file__).with_name("prompt.j2")
     default_action = "look around"
+    deterministic = False  # up to ScienceWorld 1.2
     max_steps = 100
 
     def __init__(self, task: str, seed: int, settings: ScienceWorldSettings) -> None:
         super().__init__(settings)
         self.task, self.seed = task, seed
-        load_library()  # names what is missing
-        version = tuple(map(int, importlib.metadata.version("scienceworld").split(".")[:2]))
-        self.deterministic = version >= (1, 3)  # from then on, seed and commands decide an episode
         known = load_library().constants.ID2TASK
         self._name = known.get(task, task)  # a task is given by name or by number, such as 4-3
         names = list(known.values())
@@ -207,7 +182,7 @@ class ScienceWorld(CommandGame):
 
     def start(self) -> Frame:
         if self._world is None:
-            self._world = lease(self.settings.most_jvms)
+            self._world = lease()
         world = self._world
         variations = world.variations(self._name, self.settings.split)
         self._variation = variations[self.seed % len(variations)]
@@ -230,7 +205,7 @@ class ScienceWorld(CommandGame):
 
     def advice(self) -> str:
         """Return the next command of ScienceWorld's own solution, or `look around` once play has left it."""
-        known = solution(self._name, self._variation, self.settings.simplifications, self.settings.most_jvms)
+        known = solution(self._name, self._variation, self.settings.simplifications)
         played = len(self._history)
         left = known[played:] if tuple(self._history) == known[:played] else ()
         return left[0] if left else self.default_action

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation, timed
 from envs.errors import EpisodeOverError
 from envs.swe.tools import TOOLS, Call, ShellTool, Workbench, execute, execute_all, harmless, parse_response
-from envs.text_game import render_template
+from envs.templates import render_template
 from slime_verlog import Field, Settings
 
 

@@ -23,7 +23,6 @@ _MOVE_FORMAT = (
     "THINK: your reasoning, step by step\n"
     "ACTION: your move, in the form that the game asks for"
 )
-_CHOOSE = "choose a single-player game, such as GuessTheNumber-v0"
 
 
 class TextArenaSettings(GameSettings):
@@ -67,9 +66,14 @@ class TextArena(TextGame):
         self._random = OwnRandomness(self.seed)
         with self._random.in_place(), _explained(self._id):
             self.game = self._library.make(f"{self._id}-raw", **self.settings.kwargs)
-            self.game.reset(num_players=1, seed=self.seed)
-            if not isinstance(self.game.state, self._library.SinglePlayerState):
-                raise ConfigError(f"TextArena's {self._id} is for several players; {_CHOOSE}")
+            try:
+                self.game.reset(num_players=1, seed=self.seed)
+                alone = isinstance(self.game.state, self._library.SinglePlayerState)
+            except AssertionError:  # of a number of players
+                alone = False
+            if not alone:
+                advice = f"choose a single-player game, such as {DEFAULT_TASK}"
+                raise ConfigError(f"TextArena's {self._id} is for several players; {advice}")
         if self.settings.invalid_moves_allowed is not None:
             self.game.state.error_allowance = self.settings.invalid_moves_allowed
         self._board = ""
@@ -80,31 +84,28 @@ class TextArena(TextGame):
 
     def play(self, action: str) -> Frame:
         """Pass the move to the game."""
-        return self._send(action)[1]
+        return self.attempt(action)[1]
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         if len(candidate) > MAX_CHARACTERS:
             return None, self._frame(f"Your move has more than {MAX_CHARACTERS} characters. The game did not read it.")
-        valid, frame = self._send(candidate)
-        return (candidate if valid else None), frame
-
-    def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "rules": self._rules, "task": self.task}
-
-    def close(self) -> None:
-        self.game, self._running = None, False
-
-    def _send(self, move: str) -> tuple[bool, Frame]:
-        """Play a move: whether the game took it as valid, and what it answered."""
+        move = candidate
         if self._brackets and "[" not in move and "]" not in move:
             move = f"[{move}]"
         state, errors = self.game.state, self.game.state.error_count
         with self._random.in_place():
             self.game.step(move)
         outcome = state.game_info[0] if state.done else {}
-        text, reason = self._read(self.game.get_observation()[1]), str(outcome.get("reason", ""))
+        text = self._read(self.game.get_observation()[1])
+        reason = str(outcome.get("reason", ""))
         valid = state.error_count <= errors and not outcome.get("invalid_move")
-        return valid, self._frame("\n".join(filter(None, (text, reason))))
+        return candidate if valid else None, self._frame("\n".join(filter(None, (text, reason))))
+
+    def prompt_variables(self) -> dict[str, Any]:
+        return {**super().prompt_variables(), "rules": self._rules, "task": self.task}
+
+    def close(self) -> None:
+        self.game, self._running = None, False
 
     def _read(self, messages: Sequence[tuple[int, str, Any]]) -> str:
         """Return the game's messages without prompt, the player's moves and the board, which is kept in `_board`."""
@@ -146,8 +147,6 @@ def _explained(name: str) -> Iterator[None]:
         yield
     except SlimeVerlogError:
         raise
-    except AssertionError as error:
-        raise ConfigError(f"TextArena's {name} is for several players ({error}); {_CHOOSE}") from error
     except Exception as error:
         raise ConfigError(f"TextArena cannot make {name}: {type(error).__name__}: {error}") from error
     finally:
@@ -159,11 +158,11 @@ def _check_data(game: str, names: str | Sequence[str]) -> bool:
     import nltk
 
     for name in [names] if isinstance(names, str) else names:
+        found = False
         for kind in ("corpora", "taggers", "tokenizers"):
             with contextlib.suppress(LookupError):
-                nltk.data.find(f"{kind}/{name}")
-                break
-        else:
+                found = bool(nltk.data.find(f"{kind}/{name}"))
+        if not found:
             raise MissingDependencyError(
                 f"TextArena's {game} needs NLTK's data {name!r}, which is not downloaded during a run; "
                 f"install it on every node with: python -m nltk.downloader {name}"

@@ -133,7 +133,7 @@ class TextWorld(CommandGame):
         shown = self.actions = moment.commands if self.settings.admissible_commands and not ended else ()
         return Frame(
             long_term=moment.text,
-            short_term=list_commands(shown) if shown else "",
+            short_term=list_commands(shown),
             reward=reward,
             terminated=ended,
             progression=1.0 if moment.won else min(max(share, 0.0), 1.0),
@@ -201,24 +201,11 @@ def explain_plan(observation: str, plan: Sequence[str]) -> str:
     """Return the reasoning behind the first command of a plan that wins from here."""
     if not plan:
         return "I know no way to win from here, so I look around."
-    command, goal = plan[0], plan[-1]
     # Walking serves the first command that is not a move.
-    deed = next((step for step in plan if not step.startswith("go ")), goal)
-    walking = command != deed
+    deed = next((step for step in plan if not step.startswith("go ")), "")
     thing = _BETWEEN.split(deed.partition(" ")[2])[0]
-    parts = []
-    if command != goal:
-        parts.append(f"My last step will be: {goal}.")
-    if thing and not deed.startswith("go "):
-        if re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE):
-            parts.append(f"I see the {thing}.")
-        elif walking:
-            parts.append(f"I do not see the {thing}.")
-    if command == goal:
-        parts.append(f"This is the last step: {command}.")
-    elif walking:
-        before = "That" if deed == goal else f"Before that comes: {deed}. It"
-        parts.append(f"{before} cannot be done in this room: {command}.")
-    else:
-        parts.append(f"Before that comes: {command}.")
-    return " ".join(parts)
+    sight = ""
+    if thing:
+        seen = re.search(rf"\b{re.escape(thing)}\b", observation, re.IGNORECASE)
+        sight = f" I see the {thing}." if seen else f" I do not see the {thing}."
+    return f"My last step will be: {plan[-1]}.{sight} Now comes: {plan[0]}."

@@ -48,7 +48,7 @@ def _read_theme(theme: dict[str, Any]) -> Theme:
 
 
 THEMES = {name: _read_theme(theme) for name, theme in _DATA["themes"].items()}
-_ALIASES, _MODES, _LEVELS = _DATA["aliases"], _DATA["modes"], _DATA["levels"]
+_ALIASES, _MODES = _DATA["aliases"], _DATA["modes"]
 
 
 @dataclass(frozen=True)
@@ -83,45 +83,27 @@ def find_theme(task: str, otherwise: str | None = None) -> str:
 
 
 def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> GameRecipe:
-    """Complete the parameters with the theme's defaults; raises ConfigError for unknown or impossible ones."""
+    """Complete the parameters with the theme's defaults; raises ConfigError for unknown ones.
+
+    `build_game` refuses impossible ones.
+    """
     known = THEMES[theme].parameters
     chosen = {key: value for key, value in given.items() if value is not None}
     for key in chosen:
         if key not in known:
             raise ConfigError(f"TextWorld's {theme} has no env.{key}; it has {', '.join(known)}")
     parameters = {**known, **chosen}
-    mode, level = parameters.get("mode"), parameters.get("level")
+    mode = parameters.get("mode")
     if mode is not None and mode not in _MODES[theme]:
         raise ConfigError(f"env.mode of {theme} must be one of {', '.join(_MODES[theme])}, got {mode!r}")
-    if level is not None:
-        if not 1 <= level <= _LEVELS[theme]:
-            raise ConfigError(f"env.level of {theme} must be from 1 to {_LEVELS[theme]}, got {level}")
-        for key in ("rooms", "quest_length", "mode"):
-            if key in chosen:
-                raise ConfigError(f"env.level sets {key} as well; remove one of them")
-    if theme == "coin_collector" and level is None:
-        rooms, length = parameters["rooms"], parameters["quest_length"]
-        if not length <= rooms <= min(100, 4 * length if mode == "simple" else 100):
-            raise ConfigError(
-                f"coin_collector needs quest_length <= rooms <= 100 (and at most 4 x quest_length in mode simple), "
-                f"got rooms: {rooms}, quest_length: {length}"
-            )
-    if theme == "the_cooking_game":
-        if parameters["rooms"] not in (1, 6, 9, 12):
-            raise ConfigError(f"the_cooking_game has 1, 6, 9 or 12 rooms, got {parameters['rooms']}")
-        if not parameters["take"] <= parameters["recipe"] <= 5:
-            raise ConfigError(
-                f"the_cooking_game needs take <= recipe <= 5, got take: {parameters['take']}, "
-                f"recipe: {parameters['recipe']}"
-            )
-        if parameters["recipe_seed"] and not parameters["take"]:
-            raise ConfigError("env.recipe_seed needs env.take to be at least 1")
+    both = [key for key in ("rooms", "quest_length", "mode") if key in chosen]
+    if parameters.get("level") is not None and both:
+        raise ConfigError(f"env.level sets {both[0]} as well; remove one of them")
     return GameRecipe(theme, seed % 2**32, goal, parameters)
 
 
 GAME_FILE = "game.z8"
 _FILES = (GAME_FILE, "game.json")
-_BUILDING = ".building-"
 _BUILD_TIMEOUT_S = 240.0
 _IN_USE_S = 600.0
 """A game used this recently is not evicted, since a worker may be about to open it."""
@@ -151,7 +133,7 @@ class GameCache:
         return folder / GAME_FILE
 
     def _rebuild(self, folder: Path, build: Callable[[Path], None]) -> None:
-        fresh = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.root))
+        fresh = Path(tempfile.mkdtemp(prefix=".building-", dir=self.root))
         try:
             build(fresh)
             for extra in set(os.listdir(fresh)) - set(_FILES):
@@ -160,26 +142,21 @@ class GameCache:
             os.rename(fresh, folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-        self._evict(keep=folder.name)
+        self._evict()
 
-    def _evict(self, keep: str) -> None:
-        """Delete the games unused for longest beyond the limit, and the folders of crashed builds."""
-        now, games = time.time(), list[tuple[float, int, Path]]()
-        for folder in self.root.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                age = now - folder.stat().st_mtime
-                if folder.name.startswith(_BUILDING):
-                    if age > 6 * _IN_USE_S:
-                        shutil.rmtree(folder, ignore_errors=True)
-                elif is_complete(folder):
-                    games.append((age, sum(f.stat().st_size for f in folder.iterdir()), folder))
-        total = sum(size for _, size, _ in games)
-        for age, size, folder in sorted(games, reverse=True):
-            if total <= self.limit_bytes or age < _IN_USE_S:
-                return
-            if folder.name != keep:
+    def _evict(self) -> None:
+        """Delete the games unused for longest beyond the limit."""
+        with contextlib.suppress(FileNotFoundError):  # another worker deletes, too
+            games: list[tuple[float, int, Path]] = []
+            for folder in filter(is_complete, self.root.iterdir()):
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                games.append((folder.stat().st_mtime, size, folder))
+            excess = sum(size for _, size, _ in games) - self.limit_bytes
+            for used, size, folder in sorted(games):
+                if excess <= 0 or used > time.time() - _IN_USE_S:
+                    return
                 shutil.rmtree(folder, ignore_errors=True)
-                total -= size
+                excess -= size
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
@@ -223,9 +200,7 @@ def find_game(folder: Path, task: str, seed: int) -> Path:
     here = folder.expanduser() / task if (folder.expanduser() / task).is_dir() else folder.expanduser()
     games = sorted(here.rglob("*.z8"))
     if not games:
-        glulx = next(here.rglob("*.ulx"), None) if here.is_dir() else None
-        hint = f"{glulx.name} is Glulx, which TextWorld 1.7 cannot play" if glulx else "games are files *.z8"
-        raise ConfigError(f"env.games_path: no games in {here}; {hint}")
+        raise ConfigError(f"env.games_path: no games in {here}; games are files *.z8 (TextWorld 1.7 plays no Glulx)")
     game = games[seed % len(games)]
     if not game.with_suffix(".json").is_file():
         raise ConfigError(f"env.games_path: {game} needs its .json in the same folder; copy it there")

@@ -6,26 +6,25 @@ error message and the failure is counted; a tool is a fault of the environment o
 raises `EnvironmentFault`.
 """
 
-import inspect
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, read_env_settings, timed
-from envs.calls import CLOSE, OPEN, Call, Calls, find_calls, reasoning_end
+from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, read_env_settings
+from envs.calls import CLOSE, OPEN, Call, find_calls, reasoning_end
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
-from envs.images import ImageError
 from envs.json_text import short
 from envs.questions import Question, read_question
 from envs.questions.grading import GRADERS, find_answer, load_grader
-from envs.text_game import render_template
-from envs.tools.execution import ToolPlace, ToolTimeout
+from envs.templates import render_template
+from envs.tools.execution import ToolTimeout
 from envs.tools.registry import load_tools, select_tools
-from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec, encodable, finite, read_result
+from envs.tools.results import ToolEpisode, ToolResult, ToolSpec, encodable, finite
+from envs.tools.session import ToolSession
 from envs.tools.settings import ToolSettings
 
 SETTINGS = ToolSettings
@@ -34,105 +33,6 @@ _RIGHT, _WRONG = "Your answer is right.", "Your answer is wrong."
 _AGAIN = "Look for the mistake and answer again; do not repeat the answer."
 _LAST_TURN = "One turn is left: give your final answer now."
 _NO_ANSWER = "There is neither a call nor an answer after the reasoning."
-
-
-class ToolSession:
-    """One episode's tools. `counts` holds the number of failures of each kind."""
-
-    def __init__(self, specs: Sequence[ToolSpec], settings: ToolSettings) -> None:
-        self.settings = settings
-        self.counts: Counter[str] = Counter()
-        self._specs = {spec.name: spec for spec in specs}
-        self._live: dict[str, Tool] = {}
-        self.place = ToolPlace()
-
-    def create(self, episode: ToolEpisode) -> list[ToolResult]:
-        """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
-        greetings = []
-        for name, spec in self._specs.items():
-            if not spec.stateful:
-                continue
-            seconds = spec.create_timeout_s or self._timeout(name)
-            try:
-                self._live[name] = spec.target(dict(spec.config))
-                value = self._run(name, self._live[name].create, {"episode": episode}, seconds)
-                if value is not None:
-                    greetings.append(read_result(value, self.settings))
-            except Exception as error:
-                self.release()
-                raise EnvironmentFault(f"the tool {name} could not begin the episode: {error}") from error
-        return greetings
-
-    def check(self, found: Calls) -> tuple[list[Call], list[str]]:
-        """Return the calls, with arguments converted to the schema's types, and all errors."""
-        errors = list(found.errors)
-        if found.cut:
-            errors.append(f"an answer may hold at most {self.settings.max_calls} calls")
-        calls = []
-        for call in found.calls:
-            spec = self._specs.get(call.name)
-            if spec is None:
-                errors.append(f"there is no tool {short(call.name)}; there are {', '.join(self._specs)}")
-                continue
-            arguments = spec.check.convert(call.arguments) if call.as_text else dict(call.arguments)
-            if wrong := spec.check(arguments):
-                errors.append(wrong)
-            calls.append(replace(call, arguments=arguments))
-        return calls, errors
-
-    def run(self, call: Call, deadline: float) -> ToolResult:
-        """Run a checked call until `deadline`, in `time.monotonic` seconds; passes on EnvironmentFault."""
-        seconds = min(self._timeout(call.name), deadline - time.monotonic())
-        live = self._live.get(call.name)
-        function = live.execute if live is not None else self._specs[call.name].target
-        try:
-            if seconds <= 0:
-                raise ToolTimeout("not run: the calls of this turn took longer than they may together")
-            with timed(f"tool {call.name}"):
-                value = self._run(call.name, function, call.arguments, seconds)
-            result = read_result(value, self.settings)
-            if result.failed:
-                self.counts["tool_errors"] += 1
-            return result
-        except (ToolError, ImageError) as error:
-            self.counts["tool_errors"] += 1
-            self.counts["tool_timeouts"] += isinstance(error, ToolTimeout)
-            return read_result(ToolResult(f"error: {error}", failed=True), self.settings)
-
-    def reward(self) -> float:
-        """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward` fails counts as 0."""
-        total = 0.0
-        for name, tool in self._live.items():
-            try:
-                value = self._run(name, tool.calc_reward, {}, self._timeout(name))
-                total += read_result((None, value, {}), self.settings).reward
-            except ToolError:
-                self.counts["tool_errors"] += 1
-        return total
-
-    def release(self) -> None:
-        """Free the stateful tools; calling it twice is fine."""
-        while self._live:
-            name, tool = self._live.popitem()
-            try:
-                self._run(name, tool.release, {}, self._timeout(name))
-            except ToolError:
-                self.counts["tool_release_errors"] += 1
-        self.place.end()
-
-    def _run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
-        """Run a method of a tool, on the event loop if any of its methods is async: its state belongs to one thread."""
-        if not self._specs[name].is_async:
-            return self.place.run(name, function, arguments, timeout_s)
-
-        async def on_loop() -> Any:
-            value = function(**arguments)
-            return await value if inspect.isawaitable(value) else value
-
-        return self.place.run(name, on_loop, {}, timeout_s)
-
-    def _timeout(self, name: str) -> float:
-        return self._specs[name].timeout_s or self.settings.timeout_s
 
 
 @dataclass(frozen=True)
@@ -200,17 +100,16 @@ class ToolEnv(BaseInteractionEnv):
         self._running = True
         greeted = "".join(f"\n\n{result.text}" for result in greetings if result.text)
         shown = [image for result in greetings for image in result.images]
-        text = question.text + greeted
         self._images = [*question.images, *shown]
-        self._messages = [_message("user", text, self._images)]
-        self._text = text.replace(PICTURE_PLACE, "")
+        pieces = [*[""] * len(self._images), question.text]
         if question.pieces:  # the images of tools follow those between the texts
             pieces = [*question.pieces, *[""] * len(shown)]
-            pieces[-1] += greeted
-            pieces = [piece.replace(PICTURE_PLACE, "") for piece in pieces]
-            self._messages[0]["content"] = interleave(pieces, self._images)
-            self._text = PICTURE_PLACE.join(pieces)
-        return self._observe("", [], obs_str=text)
+        pieces[-1] += greeted
+        pieces = [piece.replace(PICTURE_PLACE, "") for piece in pieces]
+        content = interleave(pieces, self._images) if self._images else pieces[-1]
+        self._messages = [{"role": "user", "content": content}]
+        self._text = (PICTURE_PLACE if question.pieces else "").join(pieces)
+        return self._observe("", [], obs_str=question.text + greeted)
 
     def call_once(self, call: Call) -> ToolResult:
         """Run a checked call outside of a turn; raises EnvironmentFault if the machine is broken."""

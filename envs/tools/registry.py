@@ -77,8 +77,8 @@ def make_tool(
         name = name or target.name or re.sub(r"(?<!^)(?=[A-Z])", "_", target.__name__).lower()
     name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"
-    described = check_schema(schema or infer_schema(function, name), where)
-    described = {**described["function"], "name": name}
+    described = schema or infer_schema(function, name)
+    described = {**described.get("function", described), "name": name}
     return ToolSpec(check_schema(described, where), target)
 
 
@@ -113,7 +113,7 @@ def select_tools(
     replaces the tool's own one. Entries that name one of `ignore` are skipped.
 
     Raises:
-        ConfigError: it is not such a list, or names a tool twice or one that is not in `specs`.
+        ConfigError: it is not such a list, or names a tool that is not in `specs`.
         ToolError: a schema is not well formed.
     """
     if chosen is None:
@@ -126,17 +126,13 @@ def select_tools(
     for entry in listed:
         function = entry.get("function", entry) if isinstance(entry, Mapping) else entry
         name = function.get("name") if isinstance(function, Mapping) else function
-        if not isinstance(name, str):
-            raise ConfigError(f"a sample's tools must be schemas or names, got {short(entry)}")
         if name in ignore:
             continue
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             offered = ", ".join(known) or "none"
             raise ConfigError(
                 f"the sample asks for the tool {short(name)}, which env.tools does not offer; it offers {offered}"
             )
-        if name in selected:
-            raise ConfigError(f"the sample asks for the tool {name!r} twice")
         selected[name] = known[name]
         if not isinstance(entry, str):
             schema = check_schema(entry, f"the tool {name} of the sample")
@@ -148,14 +144,14 @@ def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
     if entry.mcp is not None:
         from envs.tools.mcp.tools import mcp_tools  # makes tools, as this module does
 
-        return mcp_tools(entry.mcp, key, entry.timeout_s)
+        return [replace(spec, timeout_s=entry.timeout_s) for spec in mcp_tools(entry.mcp, key)]
     path = entry.path or ""
     if ":" in path:
         found = [load_attribute(path, f"{key}.path")]
     else:
         module = load_module(path, f"{key}.path")
         # The same tool may have several names in its module (`plus = add`).
-        found = list({id(value): value for value in vars(module).values() if _is_offered(value, module)}.values())
+        found = list(dict.fromkeys(value for value in vars(module).values() if _is_offered(value, module)))
         if not found:
             raise ConfigError(
                 f"{key}: {path} offers no tools; mark functions with @tool, derive classes from envs.tools.Tool, "

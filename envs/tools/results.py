@@ -151,12 +151,11 @@ def _response(value: Any) -> ToolResult:
         return ToolResult(images=(value,))
     if isinstance(value, list) and value and all(map(is_image, value)):
         return ToolResult(images=tuple(value))
-    if isinstance(value, Mapping) and set(value) <= {"text", "image", "images"} and not set(value) <= {"text"}:
-        images: list[Any] = []
-        for given in (value.get("image"), value.get("images")):
-            if given is not None:
-                images += given if isinstance(given, list | tuple) else [given]
-        return ToolResult(str(value.get("text") or ""), tuple(images))
+    if isinstance(value, Mapping) and {"image", "images"} & set(value) and set(value) <= {"text", "image", "images"}:
+        given = value.get("images", value.get("image"))
+        if given is not None and not isinstance(given, list | tuple):
+            given = [given]
+        return ToolResult(str(value.get("text") or ""), tuple(given or ()))
     try:
         return ToolResult(json.dumps(value, ensure_ascii=False, default=_listed))
     except (TypeError, ValueError, RecursionError):

@@ -8,7 +8,6 @@ end. What remains may still be slow on some arguments, so every check has a dead
 
 import copy
 import inspect
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -217,7 +216,6 @@ def _make_validator(parameters: Parameters) -> Any:
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _without_patterns(draft.VALIDATORS["additionalProperties"]),
-        "uniqueItems": _unique_items,
     }
     keywords = {name: _limited(check) for name, check in keywords.items()}
     # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
@@ -285,14 +283,6 @@ def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: A
         for pattern, inner in patterns.items():
             for key in (key for key in instance if _found(pattern, key)):
                 yield from validator.descend(instance[key], inner, path=key, schema_path=pattern)
-
-
-def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """In linear time; jsonschema compares each pair of items that cannot be sorted."""
-    from jsonschema.exceptions import ValidationError
-
-    if wanted and isinstance(instance, list) and len({json.dumps(i, sort_keys=True) for i in instance}) < len(instance):
-        yield ValidationError(f"{instance!r} has non-unique elements")
 
 
 def _without_patterns(check: Keyword) -> Keyword:

@@ -1,16 +1,16 @@
 """A search tool over a local corpus, ranked by BM25 in an index (SQLite's FTS5) that is built once.
 
-The corpus is a JSONL file with one `{"title": ..., "text": ...}` per line; `id` is optional. In the YAML:
+The corpus is a JSONL file with one `{"title": ..., "text": ...}` per line. In the YAML:
 `tools: [{path: "envs.tools.search:Search", config: {corpus: wiki.jsonl, top_k: 3}}]`.
 """
 
 import contextlib
 import fcntl
 import json
-import logging
 import os
 import re
 import sqlite3
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,10 @@ from envs.errors import ConfigError
 from envs.tools.results import Tool, ToolEpisode
 from slime_verlog import Field, Settings, read_settings
 
-logger = logging.getLogger(__name__)
-
 _WORD = re.compile(r"\w+")
 _MAX_WORDS = 32
-_TABLES = (
-    "CREATE VIRTUAL TABLE passages USING fts5(title, text, id UNINDEXED, tokenize='porter unicode61')",
-    "CREATE TABLE source (name TEXT, size INTEGER, edited_ns INTEGER)",
-)
-_FIND = "SELECT title, text, id FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 2.0, 1.0), rowid LIMIT ?"
+_TABLE = "CREATE VIRTUAL TABLE passages USING fts5(title, text, tokenize='porter unicode61')"
+_FIND = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 2.0, 1.0), rowid LIMIT ?"
 
 
 class SearchSettings(Settings):
@@ -73,12 +68,8 @@ class Search(Tool):
         return "\n\n".join(shown), 0.0, {}
 
 
-class _OutdatedError(sqlite3.DatabaseError):
-    """The index was built from another corpus."""
-
-
 class CorpusIndex:
-    """The index of a JSONL file, at `path` or beside it; rebuilt when damaged, or when the corpus differs."""
+    """The index of a JSONL file, at `path` or beside it; built again when damaged, or when the corpus differs."""
 
     def __init__(self, corpus: Path, path: Path | None = None) -> None:
         self.corpus = corpus
@@ -94,54 +85,55 @@ class CorpusIndex:
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
-        source = self._source()
-        with contextlib.suppress(sqlite3.DatabaseError):
-            return self._rows(source, match, count)
+        stamp = self._stamp()
+        found = self._rows(stamp, match, count)
+        if found is not None:
+            return found
         try:
             with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                try:
-                    return self._rows(source, match, count)  # another process has just built it
-                except sqlite3.DatabaseError as error:
-                    if self.path.exists() and not isinstance(error, _OutdatedError):
-                        logger.warning("the index %s is damaged (%s) and will be rebuilt", self.path, error)
-                self._build(source)
-                return self._rows(source, match, count)
+                if self._rows(stamp, match, count) is None:  # no other process has built it meanwhile
+                    self._build(stamp)
         except (OSError, sqlite3.DatabaseError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"config.index: {self.path} cannot be written: {reason}; name another file") from error
+        return self._rows(stamp, match, count) or []
 
-    def _rows(self, source: tuple[str, int, int], match: str, count: int) -> list[dict[str, str]]:
+    def _rows(self, stamp: int, match: str, count: int) -> list[dict[str, str]] | None:
+        """Ask the index; None if there is none of this corpus that can be read."""
         address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"  # `as_uri` escapes `#`, `?` and `%`
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
-            if connection.execute("SELECT name, size, edited_ns FROM source").fetchone() != source:
-                raise _OutdatedError(f"{self.path} is not the index of {self.corpus}")
-            rows = connection.execute(_FIND, (match, count)).fetchall()
-        return [dict(zip(("title", "text", "id"), row, strict=True)) for row in rows]
+        try:
+            with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+                if connection.execute("PRAGMA user_version").fetchone() != (stamp,):
+                    return None
+                rows = connection.execute(_FIND, (match, count)).fetchall()
+        except sqlite3.DatabaseError:
+            return None
+        return [{"title": title, "text": text} for title, text in rows]
 
-    def _source(self) -> tuple[str, int, int]:
-        """Return the corpus's name, size in bytes and modification time in ns."""
+    def _stamp(self) -> int:
+        """Return a number, not 0, that stands for the corpus's name, size and modification time."""
         try:
             found = self.corpus.stat()
         except OSError as error:
             raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
-        return self.corpus.name, found.st_size, found.st_mtime_ns
+        identity = f"{self.corpus.name}/{found.st_size}/{found.st_mtime_ns}"
+        return zlib.crc32(identity.encode()) >> 1 | 1
 
-    def _build(self, source: tuple[str, int, int]) -> None:
+    def _build(self, stamp: int) -> None:
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         part.unlink(missing_ok=True)
         try:
             with contextlib.closing(sqlite3.connect(part)) as connection, connection:
-                for table in _TABLES:
-                    connection.execute(table)
-                connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", self._passages())
-                connection.execute("INSERT INTO source VALUES (?, ?, ?)", source)
+                connection.execute(_TABLE)
+                connection.executemany("INSERT INTO passages VALUES (?, ?)", self._passages())
+                connection.execute(f"PRAGMA user_version = {stamp}")
             os.replace(part, self.path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _passages(self) -> Iterator[tuple[str, str, str]]:
-        """Yield title, text and id of each line; the line's number stands in for a missing id."""
+    def _passages(self) -> Iterator[tuple[str, str]]:
+        """Yield title and text of each line."""
         with open(self.corpus, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
@@ -149,7 +141,7 @@ class CorpusIndex:
                 try:
                     row = json.loads(line.decode("utf-8"))
                     text = row["text"] if "text" in row else row["contents"]
-                    passage = str(row.get("title", "")), str(text), str(row.get("id", number))
+                    passage = str(row.get("title", "")), str(text)
                     "".join(passage).encode()
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                     where, wrong = f"config.corpus: {self.corpus}, line {number}", f"{type(error).__name__}: {error}"

@@ -1,14 +1,14 @@
 """Calls each tool of an environment once and grades the reference answer, for `slime-verlog check`."""
 
 import json
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from envs.calls import Call
 from envs.json_text import short
 from envs.tools.env import ToolEnv
-from envs.tools.examples import example_arguments
 from envs.tools.results import ToolSpec
+from envs.tools.schema import Parameters
 
 WRONG = "I do not know"
 """An answer that should not be paid."""
@@ -52,3 +52,26 @@ def _try_grader(env: ToolEnv, reference: object) -> Tried:
     if right >= 1 > wrong:
         return Tried("grader", True, detail)
     return Tried("grader", False, f"{detail}; a right answer should be paid 1 and a wrong one less")
+
+
+_OF_TYPE = {"object": {}, "array": [], "integer": 1, "number": 1, "boolean": True, "null": None}
+
+
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the required arguments of a tool, from `examples`, `default`, `const`, `enum` or the type of each."""
+    parameters = Parameters(schema)
+    described = parameters.properties()
+    required = [name for part in parameters.reached(schema) for name in part.get("required", ())]
+    return {name: _example(described.get(name, [])) for name in required}
+
+
+def _example(options: Sequence[Mapping[str, Any]]) -> Any:
+    for option in options:
+        for values in (option.get("examples"), option.get("enum")):
+            if values:
+                return values[0]
+        for key in ("default", "const", "minimum"):
+            if key in option:
+                return option[key]
+    kind = next((option["type"] for option in options if "type" in option), "string")
+    return _OF_TYPE.get(kind if isinstance(kind, str) else kind[0], "text")

@@ -8,14 +8,12 @@ import pytest
 
 from envs.babaisai.levels import TASKS as BABAISAI
 from envs.loading import load_env_module
-from envs.sokoban.levels import TASKS as SOKOBAN
 from tests.envs.contract import Case
 
 BABYAI = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
 GAMES = [
     *(("envs.babyai", task, range(20)) for task in BABYAI),
     *(("envs.babaisai", task, range(10, 11)) for task in BABAISAI),
-    *(("envs.sokoban", task, range(100, 103)) for task in SOKOBAN),
 ]
 
 

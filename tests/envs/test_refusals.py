@@ -11,7 +11,7 @@ CORRIDOR = f"{TEXT_WORLDS}:Corridor"
 ROOM = "MiniHack-Room-5x5-v0"
 REFUSED: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "envs.alfworld": [
-        ("pick", {}, "no task 'pick'; did you mean pick_and_place_simple or"),
+        ("pick", {}, "no task 'pick'; there are all, pick_and_place_simple, "),
     ],
     "envs.babyai": [
         ("BabyAI-MixedTrainLocal-v0/pick_up", {}, "BabyAI-MixedTrainLocal-v0/pickup"),
@@ -29,7 +29,11 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ("NetHackChallenge-v0", NETHACK, r"cannot be seeded.*env\.deterministic: false"),
     ],
     "envs.reasoning_gym": [
-        ("leg_counting", {"options": {"animals": 3}}, "leg_counting has no option 'animals'; it has min_animals"),
+        (
+            "leg_counting",
+            {"options": {"animals": 3}},
+            r"refuses {'animals': 3}: .*; its options are min_animals",
+        ),
     ],
     "envs.recall": [
         ("recall", {"max_steps": 9}, r"env\.ask_every: 25 is more than env\.max_steps: 9"),

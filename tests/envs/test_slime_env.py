@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from envs.base import SlimeEnv
 from envs.loading import call_build_env
+from envs.slime_env import SlimeEnv
 from rollout.workers.worker import make_reply
 
 PICTURE = Image.new("RGB", (8, 8), "red")

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError
-from envs.text_game import Frame, GameSettings, TextGame, find_action, render_template
+from envs.templates import render_template
+from envs.text_game import Frame, GameSettings, TextGame, find_action
 from slime_verlog import read_settings
 
 MARKED = st.lists(st.sampled_from(["ACTION:", "action:", " Action ", "THINK:", " ", "\n", "go", "left", "\u2003"]))

@@ -26,7 +26,8 @@ from envs.calls import find_calls
 from envs.questions import Question
 from envs.questions.grading import exact, find_answer
 from envs.swe.tools import parse_response
-from envs.text_game import find_action, render_template
+from envs.templates import render_template
+from envs.text_game import find_action
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, read_state, save_state
 from rollout.errors import CheckpointError, ConfigError, EngineError, EnvironmentFault

@@ -23,7 +23,6 @@ ANSWER_S = 5.0
 END_S = 1.0
 """Seconds that a command has to end after its stdin is closed, before it is killed with all that it started."""
 STDERR_CHARS = 2000
-open_connections: set[Connection] = set()
 
 Listing = dict[str, dict[str, Any]]
 """A server's tools by name, with the keys of the protocol: `name`, `description`, `inputSchema`."""
@@ -34,12 +33,12 @@ class Connection:
 
     def __init__(self, settings: McpSettings) -> None:
         self._settings = settings
-        self._ready: asyncio.Future[tuple[Any, Listing]] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
         self._holder = asyncio.create_task(self._hold())
-        open_connections.add(self)
-        self._holder.add_done_callback(lambda _: open_connections.discard(self))
+        self.listing: Listing = {}
+        """The tools that the server listed last."""
         self.doubtful = False
         """A request was cancelled, so the server may hang."""
 
@@ -47,14 +46,13 @@ class Connection:
     def ended(self) -> bool:
         return self._closing.is_set() or self._holder.done()
 
-    async def opened(self) -> Listing:
-        """Wait for the connection; return the tools listed then. Raises EnvironmentFault if it failed."""
-        return (await asyncio.shield(self._ready))[1]
+    async def opened(self) -> Any:
+        """Wait for the connection; return the client's session. Raises EnvironmentFault if it failed."""
+        return await asyncio.shield(self._ready)
 
     async def ask(self, send: Callable[[Any], Awaitable[Any]]) -> Any:
         """Send a request and return its result; raises ConnectionError if the connection ends."""
-        session, _ = await asyncio.shield(self._ready)
-        request = asyncio.ensure_future(send(session))
+        request = asyncio.ensure_future(send(await self.opened()))
         try:
             await asyncio.wait({request, self._holder}, return_when=asyncio.FIRST_COMPLETED)
             if not request.done():
@@ -70,7 +68,7 @@ class Connection:
         """Return whether the server still lists its tools; closes the connection if not."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self.ask(list_tools)
+                self.listing = await self.ask(list_tools)
         except Exception:  # each kind of failure means that the server is lost
             self.close()
             return False
@@ -91,9 +89,9 @@ class Connection:
 
         try:
             async with Client(_transport(self._settings, self._stderr), cache=None) as session:
-                listing = await list_tools(session)
+                self.listing = await list_tools(session)
                 limit.cancel()
-                self._ready.set_result((session, listing))
+                self._ready.set_result(session)
                 await self._closing.wait()
         except Exception as error:
             self._refuse(f"{'cannot be reached' if self._settings.url else 'did not start'}: {reason(error)}")
@@ -117,15 +115,6 @@ class Connection:
         end = os.fstat(self._stderr.fileno()).st_size
         written = os.pread(self._stderr.fileno(), STDERR_CHARS, max(end - STDERR_CHARS, 0))
         return written.decode(errors="replace").strip().rpartition("\n")[2]
-
-
-async def close_all(seconds: float) -> None:
-    """Close all connections, and wait until their commands have ended."""
-    ending = [connection._holder for connection in open_connections]
-    for connection in open_connections:
-        connection.close()
-    if ending:
-        await asyncio.wait(ending, timeout=seconds)
 
 
 async def list_tools(session: Any) -> Listing:
@@ -158,15 +147,11 @@ async def _transport(settings: McpSettings, stderr: Any) -> AsyncIterator[Any]:
         return
     command, *arguments = settings.words
     variables = {name: os.environ[name] for name in settings.pass_env}
-    kept = ["-I", "-S", reaper.__file__, f"{END_S}", find_program(command) or command, *arguments]
+    beside = shutil.which(command, path=os.path.dirname(sys.executable))
+    kept = ["-I", "-S", reaper.__file__, f"{END_S}", beside or command, *arguments]
     parameters = StdioServerParameters(command=sys.executable, args=kept, env=variables)
     async with stdio_client(parameters, errlog=stderr) as streams:
         yield streams
-
-
-def find_program(name: str) -> str | None:
-    """Return the program's path, looked up beside the running Python first, then in PATH."""
-    return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
 
 
 def reason(error: BaseException) -> str:

@@ -1,47 +1,44 @@
-"""Offers the tools of MCP servers as `ToolSpec`s, calls them, and restarts a server that died once."""
+"""Offers the tools of MCP servers as `ToolSpec`s and calls them; a server that died is started anew for later calls."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envs.errors import ConfigError, EnvironmentFault, ToolError, warn_once
 from envs.loading import import_extra
-from envs.tools.mcp.connection import ANSWER_S, Connection, Listing, close_all, find_program, list_tools, reason
+from envs.tools.mcp.connection import Connection, Listing, reason
 from envs.tools.results import Tool, ToolEpisode, ToolResult, ToolSpec
 from envs.tools.schema import Schema, check_schema
 from envs.tools.settings import McpSettings
 
 START_GRACE_S = 10.0
 _lock = threading.Lock()
-_servers: dict[tuple[str, float | None], McpServer] = {}
-"""The servers of this process, by their settings and the time limit of a call."""
+_servers: dict[str, McpServer] = {}
+"""The servers of this process, by their settings."""
 
 
-def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -> tuple[ToolSpec, ...]:
+def mcp_tools(settings: McpSettings, key: str) -> tuple[ToolSpec, ...]:
     """Load the tools that a server offers; they stay the same as long as this process runs.
 
     A server that all episodes share is asked each time whether it still has them.
 
     Args:
         key: the entry's position in the YAML, for error messages.
-        timeout_s: seconds that one call may take.
 
     Raises:
         ConfigError: the command or `include` names something that does not exist.
         EnvironmentFault: the server cannot be started or reached, or its tools have changed.
         ToolError: the server gives all its tools names or schemas that models cannot use.
     """
-    place, shared = (settings.model_dump_json(), timeout_s), settings.scope == "worker"
+    shared = settings.scope == "worker"
     with _lock:
-        server = _servers.setdefault(place, McpServer(settings))
+        server = _servers.setdefault(settings.model_dump_json(), McpServer(settings))
     if server.specs and not shared:
         return server.specs
     try:
@@ -55,7 +52,6 @@ def mcp_tools(settings: McpSettings, key: str, timeout_s: float | None = None) -
                 schema,
                 target=functools.partial(server.call, name) if shared else EpisodeTool,
                 config={"settings": settings, "known": listing, "tool": name},
-                timeout_s=timeout_s,
                 create_timeout_s=2 * settings.start_timeout_s + START_GRACE_S,
                 deterministic=settings.deterministic,
                 source=settings.label,
@@ -125,8 +121,6 @@ def tool_result(result: Mapping[str, Any]) -> ToolResult:
                 images.append(f"data:;base64,{part['data']}")
             case "resource" if "text" in part["resource"]:
                 texts.append(part["resource"]["text"])
-            case "resource_link":
-                texts.append(f"[resource {part['uri']}]")
             case kind:
                 texts.append(f"[{kind} left out]")
     structured = result.get("structuredContent", result.get("structured_content"))
@@ -136,8 +130,6 @@ def tool_result(result: Mapping[str, Any]) -> ToolResult:
     return ToolResult(f"error: {text}" if failed else text, tuple(images), failed=failed)
 
 
-EXIT_S = 5.0
-"""Seconds that all servers together have to end when the process ends."""
 _loop: asyncio.AbstractEventLoop | None = None
 
 
@@ -149,9 +141,8 @@ def mcp_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback per line that is not JSON
-            loop = _loop = asyncio.new_event_loop()
+            _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="mcp", daemon=True).start()
-            atexit.register(lambda: asyncio.run_coroutine_threadsafe(close_all(EXIT_S), loop).result())
         return _loop
 
 
@@ -160,33 +151,24 @@ class McpServer:
 
     Args:
         known: the tools that are offered already; the server must list them with the same schemas.
-        fresh: the server's state belongs to an episode, so it must not be restarted once a tool was called.
+        fresh: the server's state belongs to an episode, so it must not be replaced.
     """
 
     def __init__(self, settings: McpSettings, known: Listing | None = None, fresh: bool = False) -> None:
         self.settings = settings
-        self.restarts = 0
         self.specs: tuple[ToolSpec, ...] = ()
         self._known = known
         self._fresh = fresh
-        self._called = False
         self._connection: Connection | None = None
 
     def offered(self) -> Listing:
         """Return the tools on offer, after starting the server; raises ConfigError or EnvironmentFault."""
-        loop, words = mcp_loop(), self.settings.words
-        if words and find_program(words[0]) is None:
-            raise ConfigError(f"mcp.command: program {words[0]!r} was not found next to this Python or in PATH")
-        return asyncio.run_coroutine_threadsafe(self._offered(), loop).result()
+        return asyncio.run_coroutine_threadsafe(self._offered(), mcp_loop()).result()
 
     async def call(self, name: str, /, **arguments: Any) -> ToolResult:
-        """Call a tool on any loop; counts restarts of the server. Raises EnvironmentFault if it is lost."""
-        before = self.restarts
+        """Call a tool on any loop. Raises EnvironmentFault if the server died."""
         asking = asyncio.run_coroutine_threadsafe(self._call(name, arguments), mcp_loop())
-        result = tool_result(await asyncio.wrap_future(asking))
-        if restarts := self.restarts - before:
-            result = replace(result, metrics={"restarts": restarts})
-        return result
+        return tool_result(await asyncio.wrap_future(asking))
 
     def close(self) -> None:
         """Begin to end the server."""
@@ -194,54 +176,36 @@ class McpServer:
             mcp_loop().call_soon_threadsafe(self._connection.close)
 
     async def _offered(self) -> Listing:
-        seconds = 2 * self.settings.start_timeout_s + ANSWER_S  # a start, and a restart
+        if self._connection is not None:
+            self._connection.doubtful = True  # so it lists its tools again
+        return self._checked((await self._living()).listing)
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        connection = await self._living()
         try:
-            async with asyncio.timeout(seconds):
-                return self._checked(await self._request(list_tools))
-        except TimeoutError:
-            raise EnvironmentFault(f"{self.settings.label} did not list its tools within {seconds:g} s") from None
+            result = await connection.ask(lambda session: session.call_tool(name, arguments))
+            return result.model_dump(by_alias=True)
+        except Exception as error:  # whatever it is, the server either lives or is dead
+            if not await connection.answers():
+                raise EnvironmentFault(f"{self.settings.label} died in a call: {reason(error)}") from error
+            return {"content": [{"type": "text", "text": reason(error)}], "isError": True}
 
-    async def _call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        async def send(session: Any) -> dict[str, Any]:
-            self._called = True
-            return (await session.call_tool(name, dict(arguments))).model_dump(by_alias=True)
-
-        try:
-            return await self._request(send)
-        except ToolError as error:
-            return {"content": [{"type": "text", "text": str(error)}], "isError": True}
-
-    async def _request(self, send: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Send a request; if the server is found dead, restart it and send the request again, but only once."""
-        restarted = False
-        while True:
-            connection, replaced = await self._living()
-            restarted |= replaced
-            try:
-                return await connection.ask(send)
-            except Exception as error:  # whatever it is, the server either lives or is dead
-                if await connection.answers():
-                    raise ToolError(reason(error)) from error
-                if restarted:
-                    why = f"died again after a restart: {reason(error)}"
-                    raise EnvironmentFault(f"{self.settings.label} {why}") from error
-
-    async def _living(self) -> tuple[Connection, bool]:
-        """Return an open connection, and whether it replaces a dead one."""
+    async def _living(self) -> Connection:
+        """Return an open connection, a new one if there is none that lives."""
         old = self._connection
         # The question whether the server lives may take longer than the call that asks it.
         if old is not None and not old.ended and (not old.doubtful or await asyncio.shield(old.answers())):
             await old.opened()
-            return old, False
-        if old is not None and self._fresh and self._called:
+            return old
+        if old is not None and self._fresh:
             raise EnvironmentFault(f"{self.settings.label} died in the middle of an episode, and its state is lost")
         if self._connection is old:
             self._connection = Connection(self.settings)
         connection = self._connection
         assert connection is not None
-        self._checked(await connection.opened())
-        self.restarts += old is not None
-        return connection, old is not None
+        await connection.opened()
+        self._checked(connection.listing)
+        return connection
 
     def _checked(self, listing: Listing) -> Listing:
         """Return the tools on offer, which stay the same from the first listing on."""

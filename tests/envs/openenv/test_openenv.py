@@ -1,15 +1,12 @@
 """Environments of OpenEnv servers, played on a small server; their faults are in test_openenv_faults.py."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
-from inspection.command import main
 from tests.envs.tools.test_tool_env import call
 
 pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
@@ -145,27 +142,3 @@ def test_the_tools_of_an_mcp_environment_are_called_through_steps() -> None:
 def test_a_setting_that_means_nothing_for_tools_is_refused() -> None:
     with TinyServer("tools") as server, pytest.raises(ConfigError, match="env.binary_reward: the server offers tools"):
         built(server, binary_reward=True, max_steps=5)
-
-
-def run(*words: str) -> Any:
-    """The exit code of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    return ended.value.code
-
-
-def write_yaml(folder: Path, **env: Any) -> str:
-    """A YAML with this `env:`; returns its path."""
-    keys = {"rollout_interaction_env_path": "envs.openenv", "env": env, "tasks": ["any"], "env_backend": "inline"}
-    path = folder / "openenv.yaml"
-    path.write_text(yaml.safe_dump(keys))
-    return str(path)
-
-
-def test_an_evaluation_counts_the_episodes_of_a_server_that_lies(server: TinyServer, tmp_path: Path) -> None:
-    config = write_yaml(tmp_path, url=server.url, actions=["lie", "1"], max_steps=2)
-    assert run("evaluate", config, "--player", "random", "--episodes", "8", "--out", str(tmp_path)) == 1
-    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    failed = [episode["fault"] for episode in episodes if episode["stop"] == "failed"]
-    assert len(episodes) == 8 and 0 < len(failed) < 8
-    assert all("an observation whose done is 'no'" in fault for fault in failed)

@@ -94,10 +94,10 @@ URL = "https://example.org/a.png"
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (user({"type": "video", "video": "a.mp4"}), "'type': 'video'.*; a question takes parts of"),
+        (user({"type": "video", "video": "a.mp4"}), "'type': 'video'.*; a user message takes 'text' and"),
         (user({"text": "What?"}), "the content part {'text': 'What"),
         (user({"type": "image", "image": URL}), f"is the URL {URL}; URLs are not fetched"),
-        ([{"role": "system", "content": [PARTS[1]]}], "the system message of a question has a picture"),
+        ([{"role": "system", "content": [PARTS[1]]}], "a question's system message has the content part"),
     ],
 )
 def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str) -> None:

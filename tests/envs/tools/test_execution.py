@@ -1,7 +1,5 @@
 """One call of a tool: its time limit, what it raises, and what becomes of calls that never end."""
 
-import asyncio
-import contextlib
 import signal
 import sqlite3
 import threading
@@ -15,26 +13,16 @@ from envs.calls import Call
 from envs.errors import EnvironmentFault
 from envs.tools import Tool, ToolEpisode, ToolSettings, make_tool
 from envs.tools import execution as execution_module
-from envs.tools.env import ToolSession
 from envs.tools.execution import ToolPlace, ToolTimeout, run_bounded
+from envs.tools.session import ToolSession
 from tests.envs.tools import toolbox
 
 
 @pytest.fixture
 def hanging() -> Any:
     toolbox.release.clear()
-    execution_module._hung.clear()
     yield
     toolbox.release.set()
-    execution_module._hung.clear()
-
-
-def await_end_of(name: str) -> None:
-    """Wait until no call of the tool hangs any more."""
-    deadline = time.monotonic() + 60
-    while execution_module._still_hung(name):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_an_environment_fault_from_a_tool_is_passed_on() -> None:
@@ -48,77 +36,30 @@ def in_a_thread(test: Any) -> None:
         threads.submit(test).result()
 
 
-def test_a_tool_that_keeps_hanging_is_disabled_until_its_calls_end(hanging: Any) -> None:
-    in_a_thread(keep_hanging)
-
-
-def keep_hanging() -> None:
-    arguments = {"how": "hang"}
-    for _ in range(execution_module.MAX_HUNG):
+def test_a_tool_in_a_thread_that_hangs_is_left_and_the_next_call_has_another_thread(hanging: Any) -> None:
+    def test() -> None:
+        place = ToolPlace()
         with pytest.raises(ToolTimeout, match="did not end"):
-            run_bounded("misbehave", toolbox.misbehave, arguments, 0.01)
-    before = threading.active_count()
-    with pytest.raises(ToolTimeout, match="out of order"):
-        run_bounded("misbehave", toolbox.misbehave, arguments, 0.01)
-    assert threading.active_count() == before
-    toolbox.release.set()
-    await_end_of("misbehave")
-    assert run_bounded("misbehave", toolbox.misbehave, {"how": "well"}, 60) is None
+            place.run("misbehave", toolbox.misbehave, {"how": "hang"}, 0.01)
+        assert place.run("misbehave", toolbox.misbehave, {"how": "well"}, 60) is None
+        place.end()
+
+    in_a_thread(test)
 
 
-async def ignores_cancellation() -> None:
-    while not toolbox.release.is_set():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [(toolbox.hang_async, {"block": True}), (ignores_cancellation, {})],
-)
-def test_an_async_tool_that_keeps_hanging_is_disabled_too(
-    hanging: Any, monkeypatch: pytest.MonkeyPatch, function: Any, arguments: dict[str, Any]
-) -> None:
+def test_async_tools_go_on_beside_one_that_blocks_their_loop(hanging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
     monkeypatch.setattr(execution_module, "DRAIN_S", 0.1)
     before = threading.active_count()
-    for number in range(execution_module.MAX_HUNG + 3):
-        words = "did not end" if number < execution_module.MAX_HUNG else "out of order"
-        with pytest.raises(ToolTimeout, match=words):
+    for function, arguments in ((toolbox.hang_async, {"block": True}), (toolbox.hang_async, {"block": False})):
+        with pytest.raises(ToolTimeout, match="did not end"):
             run_bounded("blocker", function, arguments, 0.25)
-    # One loop for each call that blocks, and one that works.
-    assert threading.active_count() <= before + execution_module.MAX_HUNG + 1
-    assert run_bounded("later", toolbox.later, {"word": "hi"}, 60) == "HI", "other async tools go on"
+        assert run_bounded("later", toolbox.later, {"word": "hi"}, 60) == "HI"
     toolbox.release.set()
-    await_end_of("blocker")
-    assert run_bounded("blocker", toolbox.later, {"word": "hi"}, 60) == "HI"
     deadline = time.monotonic() + 60
     while threading.active_count() > before + 1 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert threading.active_count() <= before + 1
-
-
-def test_a_blocked_loop_counts_against_the_tool_that_blocks_it(hanging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
-
-    blocks = threading.Event()
-
-    async def hang() -> None:
-        blocks.set()
-        toolbox.release.wait(60)
-
-    def block() -> None:
-        with contextlib.suppress(ToolTimeout):
-            run_bounded("blocker", hang, {}, 1)
-
-    blocker = threading.Thread(target=block)
-    blocker.start()
-    assert blocks.wait(60)
-    with pytest.raises(ToolTimeout):
-        run_bounded("later", toolbox.later, {"word": "hi"}, 0.05)
-    assert (execution_module._still_hung("blocker"), execution_module._still_hung("later")) == (1, 0)
-    toolbox.release.set()
-    blocker.join()
+    assert threading.active_count() <= before + 1, "the blocked loop has ended"
 
 
 class Bound(Tool):

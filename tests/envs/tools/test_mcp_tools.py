@@ -1,7 +1,6 @@
 """Tools of MCP servers, played with real servers: results, failures, restarts, and what is left running."""
 
 import contextlib
-import importlib.metadata
 import json
 import socket
 import subprocess
@@ -100,18 +99,12 @@ def test_a_tool_whose_schema_cannot_be_read_is_left_out_and_the_others_are_offer
     assert "the tool is left out" in caplog.text
 
 
-def test_a_dead_server_is_restarted_once_and_then_the_environment_is_at_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MCP_TEST_MARK", str(tmp_path / "mark"))
-    env = started(pass_env=["MCP_TEST_MARK"])
-    text, metrics = shown(env, call("misbehave", how="exit once"))
-    assert text == "misbehave: exit once" and metrics["misbehave/restarts"] == 1
-    assert shown(env, call("add", a=1))[0] == "add: 1"
-    with pytest.raises(EnvironmentFault, match="died again after a restart"):
+def test_a_server_that_dies_costs_the_episode_and_the_next_one_has_a_server_again() -> None:
+    env = started()
+    with pytest.raises(EnvironmentFault, match="died in a call"):
         env.step(call("misbehave", how="exit"))
     env.reset()
-    assert shown(env, call("add", a=1))[0] == "add: 1", "the next episode has a server again"
+    assert shown(env, call("add", a=1))[0] == "add: 1"
 
 
 def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +136,7 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
     assert shown(first, call("remember", word="one"))[0] == "remember: one"
     assert shown(second, call("remember", word="two"))[0] == "remember: two"
     assert shown(first, call("remember", word="three"))[0] == "remember: one three"
-    with pytest.raises(EnvironmentFault, match="died in the middle of an episode, and its state is lost"):
+    with pytest.raises(EnvironmentFault, match="died in a call"):
         first.step(call("misbehave", how="exit"))
     with pytest.raises(EpisodeOverError):
         first.step("after the fault, the episode's tools are released")
@@ -213,7 +206,7 @@ def test_a_server_is_reached_by_url_and_reached_again_after_its_restart(port: in
     assert observation["multi_modal_data"]["image"][0].getpixel((5, 5)) == (0, 0, 255)
     server.kill()
     server.wait()
-    with pytest.raises(EnvironmentFault, match="cannot be reached|state is lost"):
+    with pytest.raises(EnvironmentFault, match="died in a call"):
         env.step(call("add", a=1))
     serve(port)
     env.reset()
@@ -242,13 +235,6 @@ async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_i
     assert not any(map(is_alive, started))
 
 
-def _need(package: str) -> None:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is not installed; pip install {package}")
-
-
 def test_mcp_tools_are_replayable_only_if_declared() -> None:
     assert not started().deterministic
     assert started(deterministic=True).deterministic
@@ -263,4 +249,8 @@ def test_servers_end_with_the_process_that_started_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     pids = list(map(int, done.stdout.split()))
-    assert (done.returncode, done.stderr) == (0, "") and pids and not any(map(is_alive, pids))
+    assert (done.returncode, done.stderr) == (0, "") and pids
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, pids))

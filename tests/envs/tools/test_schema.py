@@ -58,13 +58,6 @@ def test_a_check_that_would_never_end_is_an_error_in_the_arguments(
     assert listed(properties, **more)(arguments) == "f: checking these arguments takes too long"
 
 
-def test_items_that_cannot_be_sorted_are_compared_in_linear_time() -> None:
-    check = listed({"a": {"type": "array", "uniqueItems": True}})
-    items: list[Any] = [{"n": n} for n in range(20_000)]
-    assert check({"a": items}) is None
-    assert "has non-unique elements" in str(check({"a": [{"n": 1, "m": 2}, {"m": 2, "n": 1}]}))
-
-
 def test_patterns_references_and_names_that_look_like_keywords_work() -> None:
     check = listed(
         {
@@ -108,14 +101,11 @@ PAIR: Any = {"type": "array", "items": [NUMBER, TEXT], "additionalItems": False}
 @pytest.mark.parametrize(
     ("more", "right", "wrong"),
     [
-        ({"allOf": [{"properties": {"a": TEXT}}, {"properties": {"n": NUMBER}}]}, {"a": "x", "n": 3}, {"m": 3}),
         ({"oneOf": ONE_OF}, {"b": "x"}, {"a": "x", "b": "y"}),
         ({"properties": {"mode": TEXT, "size": NUMBER}, **SIZES}, {"mode": "big", "size": 50}, {"size": 50}),
         ({"$ref": "#/$defs/base", "properties": {"x": TEXT}, "$defs": {"base": {"properties": {"id": TEXT}}}},
          {"id": "1", "x": "y"}, {"id": "1", "y": "y"}),
         ({**DRAFT_7, "properties": {"pair": PAIR}}, {"pair": [1, "x"]}, {"pair": ["x", 1]}),
-        ({"properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}}}, {"name": "Łódź"}, {"name": "R2D2"}),
-        ({"properties": {"a": TEXT}, "additionalProperties": NUMBER}, {"a": "x", "b": 1}, {"a": "x", "b": "y"}),
         ({"properties": {"a": PREFIXED}}, {"a": {"x-1": 1}}, {"a": {"x-1": 1, "y": 2}}),
         ({"properties": {"a": {"$ref": "word.json"}}, "$id": "http://x/", "$defs": {"w": {"$id": "word.json", **TEXT}}},
          {"a": "x"}, {"a": 1}),

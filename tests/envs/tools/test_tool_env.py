@@ -10,7 +10,6 @@ import pytest
 from envs.errors import EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from envs.tools import ToolEnv
-from envs.tools import execution as execution_module
 from tests.envs.tools import toolbox
 
 TOOLBOX = "tests.envs.tools.toolbox"
@@ -95,7 +94,6 @@ MISHAPS = {
 @pytest.mark.parametrize("how", MISHAPS)
 def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
     toolbox.release.clear()
-    execution_module._hung.clear()
     env = started(timeout_s=1.0 if how == "hang" else 20.0)
     observation, done, info = env.step(call("misbehave", how=how))
     toolbox.release.set()
@@ -110,7 +108,6 @@ def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
 
 def test_the_calls_of_one_turn_share_its_time() -> None:
     toolbox.release.clear()
-    execution_module._hung.clear()
     env = started(turn_timeout_s=0.2, max_calls=2)
     observation, _, info = env.step(call("misbehave", how="hang") + call("add", a=1))
     toolbox.release.set()

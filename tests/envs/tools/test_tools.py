@@ -12,8 +12,8 @@ from PIL import Image
 from envs.calls import find_calls
 from envs.errors import ToolError
 from envs.tools import Tool, ToolEpisode, ToolResult, ToolSettings, load_tools, make_tool, tool
-from envs.tools.env import ToolSession
 from envs.tools.results import read_result
+from envs.tools.session import ToolSession
 
 TOOLBOX = "tests.envs.tools.toolbox"
 LIMITS = ToolSettings(output_chars=300)
