@@ -26,7 +26,7 @@ PARTS = {
     "report": "what the answers show before training: diversity, reasoning, valid actions, failures",
     "view": "write episodes as one HTML page",
     "train": "train a small policy on this machine, in a text environment with named actions or an expert",
-    "export": "write episodes as training data (JSONL, Parquet) or as ATIF trajectories",
+    "export": "write episodes as rows for supervised training",
 }
 
 

@@ -51,9 +51,14 @@ class SampleWriter:
         routed = sample.rollout_routed_experts
         log_probs, meta_info = generation.log_probs if generation.trained else None, dict(generation.meta_info)
         if self._keeps_top_p:
-            own = list(log_probs) if log_probs is not None else None
-            tokens = {"tokens": list(generation.token_ids), "log_probs": own, "trainable": generation.trained}
-            sample.append_response_tokens(self._args, **tokens, meta_info=meta_info, text=generation.text)
+            sample.append_response_tokens(
+                self._args,
+                tokens=list(generation.token_ids),
+                log_probs=None if log_probs is None else list(log_probs),
+                trainable=generation.trained,
+                meta_info=meta_info,
+                text=generation.text,
+            )
             if not generation.trained and sample.rollout_top_p_token_offsets is None:
                 self._fill_top_p(sample)
         else:

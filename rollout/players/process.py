@@ -105,9 +105,9 @@ class Player(Channel):
         super().connection_lost(exc)
         self.ended.set()
 
-    def received(self, number: int, method: str, arguments: Sequence[Any]) -> None:
-        if method != "cancel":
-            self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
+    def received(self, number: int, what: str, value: Sequence[Any]) -> None:
+        if what != "cancel":
+            self._tasks[number] = asyncio.create_task(self._answer(number, what, value))
         elif (task := self._tasks.get(number)) is not None:
             task.cancel()
 

@@ -69,11 +69,11 @@ class RunningPlayer(Child):
             fault.args = (f"{self.name}: {fault}",)
             raise
 
-    def received(self, number: int, ok: bool, value: Any) -> None:
+    def received(self, number: int, what: bool, value: Any) -> None:
         if number == REPORT:
             self._report(value)
         else:
-            super().received(number, ok, value)
+            super().received(number, what, value)
 
     def connection_lost(self, exc: Exception | None) -> None:
         died = not self.lost

@@ -44,8 +44,8 @@ class Channel(asyncio.Protocol):
         self._data = bytearray()
         self._outbox: list[bytes] = []
 
-    def received(self, *message: Any) -> None:
-        """Take a message; an error here ends the connection."""
+    def received(self, number: int, what: Any, value: Any) -> None:
+        """Take a message, which has the number of its call; an error here ends the connection."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -109,11 +109,11 @@ class Child(Channel):
             self.send(number, "cancel", ())
             raise
 
-    def received(self, number: int, ok: bool, value: Any) -> None:
+    def received(self, number: int, what: bool, value: Any) -> None:
         """Take a reply; one that nobody waits for raises KeyError, which ends the connection."""
         reply = self._calls.pop(number)
         if not reply.done():
-            reply.set_result(value) if ok else reply.set_exception(value)
+            reply.set_result(value) if what else reply.set_exception(value)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

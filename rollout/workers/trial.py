@@ -149,7 +149,7 @@ class Trial:
         limit_s = getattr(self._settings, key)
         if key not in self._settings.model_fields_set:
             limit_s = min(limit_s, MAX_CALL_S)
-        command = (method, episode.episode_id, *arguments)
+        command: tuple[Any, ...] = (method, episode.episode_id, *arguments)
         if not self._in_thread:
             command = ("timed", limit_s, *command)
         name = arguments[0].__name__ if method == "ask" else method

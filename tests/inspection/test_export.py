@@ -1,7 +1,5 @@
-"""`slime-verlog export`: recorded episodes as rows for supervised training and as ATIF trajectories."""
+"""`slime-verlog export`: recorded episodes as rows for supervised training."""
 
-import base64
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +11,12 @@ from rollout.play.transcript import Transcript
 from slime_verlog import ConfigError
 from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
-from tests.fixtures.slime_dumps import TOKENIZER, make_samples, make_turn, save_like_slime
-
-PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG picture").decode()
+from tests.fixtures.slime_dumps import make_samples, make_turn, save_like_slime
 
 
 def export(run: object, out: Path, *words: object, of: Callable[..., Any] = slime_verlog) -> Any:
     """Export as rows for training."""
-    return of("export", run, "--format", "jsonl", "--out", out, *words)
+    return of("export", run, "--out", out, *words)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -160,14 +156,11 @@ def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere", "--format", "jsonl", "--out", "a.jsonl"], "nowhere does not exist"),
-        (["run", "--format", "jsonl", "--out", "a.json"], "--out must end in .jsonl"),
-        (["run", "--format", "atif", "--out", "run"], "--out run holds something already"),
-        (["run", "--format", "atif", "--out", "new", "--valid-only"], "--valid-only and --overwrite are for jsonl"),
-        (["seen", "--format", "jsonl", "--out", "a.jsonl"], "seed 9 has pictures"),
-        (["seen", "--format", "atif", "--out", "new"], "a picture that is not base64"),
-        (["damaged", "--format", "jsonl", "--out", "a.jsonl"], "return must be a finite number"),
-        (["dumps", "--format", "jsonl", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
+        (["nowhere", "--out", "a.jsonl"], "nowhere does not exist"),
+        (["run", "--out", "a.json"], "--out must end in .jsonl"),
+        (["seen", "--out", "a.jsonl"], "seed 9 has pictures"),
+        (["damaged", "--out", "a.jsonl"], "line 1, is not an episode: return: Input should be a finite number"),
+        (["dumps", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(
@@ -176,75 +169,8 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     write_run(Path("run"), [invented_episode()])
     messages = [{"role": "user", "content": [{"type": "image", "image": "k"}]}] * 2
-    pictures = {"k": "data:image/png;base64,x"}
-    write_run(Path("seen"), [invented_episode(9, turns=1, messages=messages, pictures=pictures)])
+    write_run(Path("seen"), [invented_episode(9, turns=1, messages=messages)])
     save_like_slime(Path("dumps"), make_samples(make_turn(1, 0, last=True)), 0)
     write_run(Path("damaged"), [conversation_episode(2, **{"return": "NaN"})])
     assert sentence in error_of("export", *words)
-    assert not list(Path().glob("*.jsonl")) and not Path("new").exists()
-
-
-def trajectories(run: Path, out: Path) -> list[dict[str, Any]]:
-    assert slime_verlog("export", run, "--format", "atif", "--out", out) == 0
-    return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
-
-
-def check_atif(document: dict[str, Any]) -> None:
-    """The rules of the specification; by the models of the package atif, if it is installed."""
-    assert [step["step_id"] for step in document["steps"]] == list(range(1, len(document["steps"]) + 1))
-    if importlib.util.find_spec("atif") is not None:
-        from atif import Trajectory
-
-        Trajectory.model_validate(document)
-
-
-def test_a_trajectory_has_the_answers_what_followed_them_and_pictures_as_files(tmp_path: Path) -> None:
-    messages = [
-        {"role": "system", "content": "Play."},
-        {"role": "user", "content": [{"type": "image", "image": "k"}, {"type": "text", "text": "A door."}]},
-        {"role": "user", "content": "A key."},
-    ]
-    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
-    seen = invented_episode(5, turns=2, messages=messages, pictures={"k": PNG}, tools=[tool])
-    write_run(tmp_path / "run", [seen, conversation_episode(6)])
-    out = tmp_path / "out"
-    first, second = trajectories(tmp_path / "run", out)
-    for document in (first, second):
-        check_atif(document)
-    system, user, one, two = first["steps"]
-    assert (system["source"], user["source"], one["source"]) == ("system", "user", "agent")
-    picture, text = user["message"]
-    assert (out / picture["source"]["path"]).read_bytes() == b"\x89PNG picture"
-    assert (picture["source"]["media_type"], text) == ("image/png", {"type": "text", "text": "A door."})
-    assert one["observation"] == {"results": [{"content": "A key."}]} and "observation" not in two
-    assert two["extra"].items() >= {"reward": 1.0, "executed_action": "left", "terminated": True}.items()
-    assert first["agent"]["tool_definitions"] == [tool] and first["agent"]["model_name"] == "policy"
-    assert first["final_metrics"]["extra"]["return"] == 1.0 and first["extra"]["seed"] == 5
-    assert [step["message"] for step in second["steps"] if step["source"] == "agent"] == ["go 0", "go 1", "go 2"]
-    assert len(second["steps"]) == 5
-    outside = [{"role": "user", "content": [{"type": "image", "image": "../../k"}]}]
-    write_run(tmp_path / "odd", [invented_episode(7, turns=1, messages=outside * 2, pictures={"../../k": PNG})])
-    trajectories(tmp_path / "odd", tmp_path / "odd" / "out")
-    assert {path.name for path in tmp_path.rglob("*k.png")} == {"k.png", ".._.._k.png"}
-
-
-def test_token_ids_of_records_and_of_dumps_are_those_that_were_sent(tmp_path: Path) -> None:
-    story = Transcript()
-    sent = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 9], [8])]
-    for prompt, answer in sent:
-        values = {"text": ["x"] * len(answer), "log_probs": [-0.5] * len(answer)}
-        message = {"role": "user", "content": str(prompt)}
-        story.add([message], (), str(answer), {**INFO, "terminated": False}, values, (prompt, answer))
-    assert [turn["token_ids"]["prompt"] for turn in story.turns] == [[1, 2, 3], [6], [9]]
-    write_run(tmp_path / "run", [{**invented_episode(), "messages": story.messages, "story": story.turns}])
-    turns = [make_turn(1, 0), make_turn(1, 1, last=True)]
-    save_like_slime(tmp_path / "dumps", make_samples(*turns), 0)
-    TOKENIZER.save_pretrained(str(tmp_path / "dumps" / "tokenizer"))
-    dumped = [(list(turn.prompt.token_ids), list(turn.generation.token_ids)) for turn in turns]
-    for run, wanted in (("run", sent), ("dumps", dumped)):
-        (document,) = trajectories(tmp_path / run, tmp_path / "atif" / run)
-        check_atif(document)
-        metrics = [step["metrics"] for step in document["steps"] if step["source"] == "agent"]
-        assert [(m["prompt_token_ids"], m["completion_token_ids"]) for m in metrics] == wanted
-        assert [m["logprobs"] for m in metrics] == [[-0.5] * len(answer) for _, answer in wanted]
-        assert document["final_metrics"]["total_prompt_tokens"] == sum(len(prompt) for prompt, _ in wanted)
+    assert not list(Path().glob("*.jsonl"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inspection.evaluate.playing import play_text_episode, scripted
-from inspection.export.writing import rows_of, trajectory_of
+from inspection.export.rows import rows_of
 from inspection.records import append_episode
 from inspection.report.reading import read_run
 from inspection.view.page import Packer
@@ -102,8 +102,6 @@ def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: 
     question = [episode["messages"][k]["content"] for k in episode["story"][12]["prompt"]]
     assert f"Your notes:\n{notes['notes']}\n" in question[-1] and len(question) == 6
 
-    agent = [step for step in trajectory_of(episode, lambda key, uri: "")["steps"] if step["source"] == "agent"]
-    assert [("summary" in step["extra"]) for step in agent] == wrote
     rows = list(rows_of(episode))
     assert [row["metadata"]["notes"] for row in rows] == wrote
     assert rows[4]["messages"][-1]["content"] == notes["notes"]
