@@ -100,6 +100,16 @@ class Session:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
 
+    def is_admitted(self) -> bool:
+        """Whether the server gave this connection a session; asks for the state, which changes nothing."""
+        try:
+            with contextlib.suppress(self._closed_error):  # `recv` raises it again, after replies that came before
+                self._socket.send('{"type": "state"}')
+            reply = json.loads(self._socket.recv(timeout=self._settings.step_timeout_s))
+            return reply["type"] != "error" or reply["data"].get("code") != protocol.CAPACITY_REACHED
+        except (TimeoutError, ValueError, LookupError, TypeError, AttributeError, self._closed_error) as error:
+            self._lose(f"did not answer a request for its state ({error})")
+
     def close(self) -> None:
         """End the session, so that its place on the server is free; may be called twice."""
         socket, self._socket = self._socket, None
@@ -227,6 +237,18 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as error:
         wrong = f"its {SCHEMA_PATH} has no schemas ({type(error).__name__}: {error})"
         raise UnreachableError(f"{url} is not an OpenEnv server: {wrong}; correct env.url") from error
+
+
+def count_sessions(settings: OpenEnvSettings, most: int) -> int:
+    """Return how many sessions the servers give at once, at most `most`; raises as `Session`."""
+    count = 0
+    with contextlib.ExitStack() as opened:
+        for url in settings.urls:
+            while count < most:
+                if not opened.enter_context(contextlib.closing(Session(url, settings))).is_admitted():
+                    break
+                count += 1
+    return count
 
 
 def _unreachable(url: str, error: Exception) -> UnreachableError:

@@ -1,7 +1,8 @@
 """Runs one call of a tool with a time limit: sync functions in the episode's thread, async ones on a shared event loop.
 
 Outside of the main thread, a function that hangs cannot be stopped. Its daemon thread (for an async function that
-blocks, the thread of its loop) is left running.
+blocks, the thread of its loop) is left running. While `MAX_LEFT` threads of a tool run, the tool is not called in this
+process.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import contextlib
 import inspect
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -16,12 +18,16 @@ from typing import Any
 from envs.errors import EnvironmentFault, ToolError
 from envs.time_limit import TimeUp, in_main_thread, limited
 
+MAX_LEFT = 8
 STUCK_S = 1.0
 """Seconds within which a loop must respond."""
 DRAIN_S = 60.0
 """Seconds that the other coroutines of a blocked loop have to end once it is free."""
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_loop_threads: dict[asyncio.AbstractEventLoop, threading.Thread] = {}
+_threads_left: defaultdict[str, list[threading.Thread]] = defaultdict(list)
+"""By tool: threads that were left with a call that did not end in time."""
 
 
 class ToolTimeout(ToolError):
@@ -43,9 +49,13 @@ class ToolPlace:
     def __init__(self) -> None:
         self._in_main = in_main_thread() and asyncio._get_running_loop() is None
         self._calls: queue.SimpleQueue[Any] | None = None
+        self._thread: threading.Thread | None = None
 
     def run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
         """Call a sync or async function and return what it returned; raises as `run_bounded`."""
+        left = _threads_left[name] = [thread for thread in _threads_left[name] if thread.is_alive()]
+        if len(left) >= MAX_LEFT:
+            raise ToolTimeout(f"{name} is out of order: {MAX_LEFT} of its calls never ended")
         run = _run_here if self._in_main and in_main_thread() else self._run_in_thread
         value = run(name, lambda: _read_out(function(**arguments)), timeout_s)
         return _run_on_loop(name, value, timeout_s) if inspect.iscoroutine(value) else value
@@ -59,17 +69,24 @@ class ToolPlace:
     def _run_in_thread(self, name: str, call: Callable[[], Any], timeout_s: float) -> Any:
         if self._calls is None:
             self._calls = queue.SimpleQueue[Any]()
-            threading.Thread(target=_serve, args=[self._calls], name="tools", daemon=True).start()
+            self._thread = threading.Thread(target=_serve, args=[self._calls], name="tools", daemon=True)
+            self._thread.start()
         future = Future[Any]()
         self._calls.put((future, call))
-        return _wait(name, future, self.end, timeout_s)
+
+        def leave() -> None:
+            if self._thread is not None:
+                _threads_left[name].append(self._thread)
+            self.end()
+
+        return _wait(name, future, leave, timeout_s)
 
 
 def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
     """Call a sync or async function that keeps no state, and return what it returned.
 
     Raises:
-        ToolTimeout: the call took longer than `timeout_s`.
+        ToolTimeout: the call took longer than `timeout_s`, or too many earlier calls of the tool still run.
         ToolError: the call raised an exception; the text is the exception's.
         EnvironmentFault: raised by the function itself: the machine is broken.
     """
@@ -121,7 +138,7 @@ def _run_on_loop(name: str, coroutine: Coroutine[Any, Any, Any], timeout_s: floa
             future.cancel()
             loop.call_soon_threadsafe(alive.set)
             if not alive.wait(STUCK_S):
-                _retire(loop)
+                _retire(loop, name)
 
     return _wait(name, future, give_up, timeout_s)
 
@@ -153,14 +170,16 @@ def background_loop() -> asyncio.AbstractEventLoop:
         if _loop is None:
             loop = _loop = asyncio.new_event_loop()
             run = lambda: (loop.run_forever(), loop.close())
-            threading.Thread(target=run, name="tool-loop", daemon=True).start()
+            _loop_threads[loop] = threading.Thread(target=run, name="tool-loop", daemon=True)
+            _loop_threads[loop].start()
         return _loop
 
 
-def _retire(loop: asyncio.AbstractEventLoop) -> None:
-    """Replace a blocked loop; it ends some time after it is free."""
+def _retire(loop: asyncio.AbstractEventLoop, name: str) -> None:
+    """Replace a loop that blocks a call of the tool `name`; it ends some time after it is free."""
     global _loop
     with _lock:
         if _loop is loop:
             _loop = None
+            _threads_left[name].append(_loop_threads.pop(loop))
             loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, loop.stop))

@@ -27,7 +27,7 @@ from inspection.target import check_numbers
 from inspection.text import align
 from rollout.bridge.settings import check_keys, with_assignments
 from rollout.spec import EpisodeSpec, Past
-from slime_verlog import ConfigError
+from slime_verlog import ConfigError, read_settings
 
 VALUES = "values.json"
 RETURNS = ("return_to_go", "discounted")
@@ -107,6 +107,7 @@ def branch(options: Namespace) -> int:
     jobs = []
     for setting, point in points.items():
         specs = {key: state.spec(key[-1]) for key, state in by_key.items() if state.setting == setting}
+        _check_sessions(point, specs)
         jobs.append((point, specs))
     identity = {"player": player.identity(options), "config": config, "episodes": _digest(options.episodes)}
     with RunFolder(Path(options.out), player.name, identity, now) as folder:
@@ -206,6 +207,21 @@ def _points(states: Sequence[State], config: Record, changes: Sequence[str]) -> 
         of_point = with_assignments({**config, **changed}, swept, "the setting of a record")
         points[setting] = SweepPoint({}, of_point, check_keys(of_point))
     return points
+
+
+def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None:
+    """Raise ConfigError if OpenEnv servers have fewer sessions than branches are played at once."""
+    options = next((spec.env.options for spec in specs.values() if spec.env.env_path == "envs.openenv"), None)
+    if options is None:
+        return
+    from envs.openenv.session import count_sessions
+    from envs.openenv.settings import OpenEnvSettings
+
+    at_once = min(point.settings.n_env, len(specs))
+    sessions = count_sessions(read_settings(OpenEnvSettings, options, "env."), at_once)
+    if sessions < at_once:
+        more = f"{at_once} branches would be played at once, and the servers have {sessions} free sessions"
+        raise ConfigError(f"{more}; give --set n_env={max(sessions // 3, 1)}, or allow more on the servers")
 
 
 def _about(state: State, episode: Record, path: Path, gamma: float) -> Record:

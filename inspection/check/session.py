@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +64,7 @@ async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encod
         report.add("service", Status.WARNING, f"{error} (the rest was not checked)")
     except SlimeVerlogError as error:
         report.add("contract", Status.ERROR, str(error))
-    report.findings += _references(task)
+    report.findings += [*_references(task), *_capacity(task, target)]
     return report
 
 
@@ -170,6 +171,37 @@ def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Findin
     if where == _BESIDE:
         advice = "keep the state in self, not in the class, the module or a global random generator"
     return Finding("replay", Status.ERROR, f"{differs}; {advice}")
+
+
+_PAUSES_S = (0.0, 0.5, 2.0)
+"""Before each count of free sessions: a server ends those of this check a moment after they were left."""
+
+
+def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
+    """Whether OpenEnv servers have a session for every slot."""
+    if task.env_path != "envs.openenv":
+        return
+    from envs.openenv.session import count_sessions
+    from envs.openenv.settings import OpenEnvSettings
+
+    slots = target.settings.n_env
+    sessions = 0
+    try:
+        settings = read_settings(OpenEnvSettings, task.options, "env.")
+        for pause_s in _PAUSES_S:
+            time.sleep(pause_s)
+            sessions = max(sessions, count_sessions(settings, slots))
+            if sessions >= slots:
+                break
+    except SlimeVerlogError as error:
+        yield warning("capacity", f"could not be asked for: {error}")
+        return
+    if sessions >= slots:
+        yield ok("capacity", f"the servers have a session for each of the {slots} slots")
+        return
+    advice = "allow three per slot, often with the server's variable MAX_CONCURRENT_ENVS, or lower n_env"
+    found = f"the servers have {sessions} free sessions for {slots} slots (n_env); {advice}"
+    yield warning("capacity", found)
 
 
 def _references(task: TaskSpec) -> Iterator[Finding]:

@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import numpy as np
 import pytest
 
 from inspection.branch.values import explained, mean_of, return_to_go
+from inspection.command import main
 from inspection.records import read_episodes
 from tests.envs.contract import CASES, Case
 from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.warm_python import CONTEXT
 from tests.inspection.test_evaluate import at, engine, evaluate, write_config
 
 __all__ = ["engine"]  # a fixture
@@ -184,6 +188,20 @@ def test_a_model_continues_its_own_episode_and_that_of_a_player_without_tokens(
         assert [turn["response"] for turn in episode["story"][:4]] == [turn["response"] for turn in record["story"][:4]]
 
 
+def test_more_branches_than_the_servers_have_sessions_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("websockets", reason="OpenEnv needs pip install 'slime-verlog[openenv]'")
+    from tests.fixtures.openenv_server import TinyServer
+
+    with TinyServer(capacity=4) as server:
+        env = {"url": server.url, "deterministic": True, "max_steps": 6, "default_action": "2"}
+        keys = {"rollout_interaction_env_path": "envs.openenv", "tasks": ["guess"], "eval": {"episodes": 1}, "env": env}
+        assert evaluate(*write_config(tmp_path, **keys, n_env=1), "--player", "random") == 0
+        words = ["--turn", "1,2", "--times", "4", "--player", "random", "--set", "env_backend=inline", "--set"]
+        said = branch(tmp_path, *words, "n_env=32", of=error_of)
+        assert "8 branches would be played at once, and the servers have 4 " in said
+        assert branch(tmp_path, *words, "n_env=1") == 0
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -257,3 +275,36 @@ def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
     module.write_text(SURE.replace("class Sure(CountingGame):", "class Sure(CountingGame):\n    deterministic = False"))
     counted(tmp_path, rollout_interaction_env_path=str(module), env={"max_length": 40})
     refused("error: episode 1 of .*game.py .* cannot be replayed: .* not deterministic")
+
+
+def _branch(words: list[str]) -> None:
+    main(["branch", *words])
+
+
+@pytest.mark.slow
+def test_fifty_kills_leave_whole_rows_and_the_same_branches(tmp_path: Path) -> None:
+    """The rest is played after the last kill; random players make all branches equal to those of a run without one."""
+    counted(tmp_path, env={"max_length": 40, "slow_s": 0.002}, n_env=2)
+    words = [str(tmp_path / "out"), "--sample", "60", "--times", "12", "--player", "random", "--set", "n_env=4"]
+    words += ["--set", "env_backend=inline", "--out"]
+    draw = random.Random(0)
+    file = tmp_path / "killed" / "episodes.jsonl"
+    kills = 0
+    while kills < 50:
+        process = CONTEXT.Process(target=_branch, args=([*words, str(tmp_path / "killed")],))
+        process.start()
+        before = file.stat().st_size if file.exists() else 0
+        while process.is_alive() and (not file.exists() or file.stat().st_size == before):
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.03)
+        assert process.is_alive(), "the run ended before it could be killed"
+        process.kill()
+        process.join()
+        kills += 1
+        whole = file.read_bytes().rpartition(b"\n")[0].splitlines() if file.exists() else []
+        keys = [(row["setting"], row["seed"], row.get("repeat", 0)) for row in map(json.loads, whole)]
+        assert len(set(keys)) == len(keys)
+    for name in ("killed", "whole"):
+        assert slime_verlog("branch", *words, tmp_path / name) == 0
+    rows = [sorted(json.dumps(row) for row in read_episodes(tmp_path / name)) for name in ("killed", "whole")]
+    assert rows[0] == rows[1] and len(rows[0]) == 720

@@ -21,8 +21,10 @@ from tests.envs.tools import toolbox
 @pytest.fixture
 def hanging() -> Any:
     toolbox.release.clear()
+    execution_module._threads_left.clear()
     yield
     toolbox.release.set()
+    execution_module._threads_left.clear()
 
 
 def test_an_environment_fault_from_a_tool_is_passed_on() -> None:
@@ -43,6 +45,23 @@ def test_a_tool_in_a_thread_that_hangs_is_left_and_the_next_call_has_another_thr
             place.run("misbehave", toolbox.misbehave, {"how": "hang"}, 0.01)
         assert place.run("misbehave", toolbox.misbehave, {"how": "well"}, 60) is None
         place.end()
+
+    in_a_thread(test)
+
+
+def test_a_tool_that_keeps_hanging_is_not_called_until_its_calls_end(hanging: Any) -> None:
+    def test() -> None:
+        for _ in range(execution_module.MAX_LEFT):
+            with pytest.raises(ToolTimeout, match="did not end"):
+                run_bounded("misbehave", toolbox.misbehave, {"how": "hang"}, 0.01)
+        before = threading.active_count()
+        with pytest.raises(ToolTimeout, match="out of order"):
+            run_bounded("misbehave", toolbox.misbehave, {"how": "hang"}, 0.01)
+        assert threading.active_count() == before
+        toolbox.release.set()
+        for thread in execution_module._threads_left["misbehave"]:
+            thread.join(60)
+        assert run_bounded("misbehave", toolbox.misbehave, {"how": "well"}, 60) is None
 
     in_a_thread(test)
 
