@@ -205,7 +205,7 @@ class EnvSession:
                 self.reply = reply
                 return reply
             except ReplayError as error:
-                failure = f"{failure}; {error}" if failure else str(error)
+                failure, trace = f"{failure}; {error}" if failure else str(error), ""
                 break
             except (ChildLostError, WorkerFault) as error:
                 failure, trace = str(error), getattr(error, "trace", "")
