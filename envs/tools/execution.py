@@ -25,7 +25,7 @@ DRAIN_S = 60.0
 """Seconds that the other coroutines of a blocked loop have to end once it is free."""
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_loop_threads: dict[asyncio.AbstractEventLoop, threading.Thread] = {}
+_loop_thread: threading.Thread | None = None
 _threads_left: defaultdict[str, list[threading.Thread]] = defaultdict(list)
 """By tool: threads that were left with a call that did not end in time."""
 
@@ -48,13 +48,12 @@ class ToolPlace:
 
     def __init__(self) -> None:
         self._in_main = in_main_thread() and asyncio._get_running_loop() is None
-        self._calls: queue.SimpleQueue[Any] | None = None
+        self._calls = queue.SimpleQueue[Any]()
         self._thread: threading.Thread | None = None
 
     def run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
         """Call a sync or async function and return what it returned; raises as `run_bounded`."""
-        left = _threads_left[name] = [thread for thread in _threads_left[name] if thread.is_alive()]
-        if len(left) >= MAX_LEFT:
+        if _count_left(name) >= MAX_LEFT:
             raise ToolTimeout(f"{name} is out of order: {MAX_LEFT} of its calls never ended")
         run = _run_here if self._in_main and in_main_thread() else self._run_in_thread
         value = run(name, lambda: _read_out(function(**arguments)), timeout_s)
@@ -62,21 +61,20 @@ class ToolPlace:
 
     def end(self) -> None:
         """End the thread after its current call; another call would start a new one."""
-        if self._calls is not None:
-            self._calls.put(None)
-        self._calls = None
+        self._thread = None
+        self._calls.put(None)
 
     def _run_in_thread(self, name: str, call: Callable[[], Any], timeout_s: float) -> Any:
-        if self._calls is None:
+        if self._thread is None:
             self._calls = queue.SimpleQueue[Any]()
             self._thread = threading.Thread(target=_serve, args=[self._calls], name="tools", daemon=True)
             self._thread.start()
-        future = Future[Any]()
+        thread, future = self._thread, Future[Any]()
         self._calls.put((future, call))
 
         def leave() -> None:
-            if self._thread is not None:
-                _threads_left[name].append(self._thread)
+            with _lock:
+                _threads_left[name].append(thread)
             self.end()
 
         return _wait(name, future, leave, timeout_s)
@@ -163,15 +161,23 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
+def _count_left(name: str) -> int:
+    """How many threads still run that were left with a call of the tool."""
+    with _lock:
+        alive = [thread for thread in _threads_left[name] if thread.is_alive()]
+        _threads_left[name] = alive
+        return len(alive)
+
+
 def background_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop shared by the async tools and judges of this process, whose connections outlive a call."""
-    global _loop
+    global _loop, _loop_thread
     with _lock:
         if _loop is None:
             loop = _loop = asyncio.new_event_loop()
             run = lambda: (loop.run_forever(), loop.close())
-            _loop_threads[loop] = threading.Thread(target=run, name="tool-loop", daemon=True)
-            _loop_threads[loop].start()
+            _loop_thread = threading.Thread(target=run, name="tool-loop", daemon=True)
+            _loop_thread.start()
         return _loop
 
 
@@ -179,7 +185,7 @@ def _retire(loop: asyncio.AbstractEventLoop, name: str) -> None:
     """Replace a loop that blocks a call of the tool `name`; it ends some time after it is free."""
     global _loop
     with _lock:
-        if _loop is loop:
+        if _loop is loop and _loop_thread is not None:
             _loop = None
-            _threads_left[name].append(_loop_threads.pop(loop))
+            _threads_left[name].append(_loop_thread)
             loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, loop.stop))

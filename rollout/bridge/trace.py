@@ -1,18 +1,46 @@
 """Records where the time of a turn goes, as spans in slime's own traces."""
 
 import importlib
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from rollout.bridge.framework import HAS_SLIME, Sample
-from rollout.turn import ENGINE, Span, Turn
+from rollout.turn import ENGINE, EnvReply, Span, Turn
 
 
 def is_traced(args: Any) -> bool:
     """Whether turns record where their time goes, as spans that slime saves with `--save-debug-rollout-data`."""
     return HAS_SLIME and getattr(args, "save_debug_rollout_data", None) is not None
+
+
+class SpanLog:
+    """Collects the spans of the turn in progress; does nothing unless turns are traced."""
+
+    def __init__(self, traced: bool) -> None:
+        self._traced = traced
+        self._spans: list[Span] = []
+
+    def add_request(self, began_s: float, meta_info: Mapping[str, Any]) -> None:
+        """Add a request to the engine that has ended now."""
+        if self._traced:
+            self._spans.append(Span(ENGINE, began_s, time.time(), meta_info))
+
+    def add_step(self, sent_s: float, reply: EnvReply) -> None:
+        """Add a step of the environment that has ended now."""
+        if not self._traced:
+            return
+        now_s = time.time()
+        began_s = now_s - reply.seconds
+        parts = tuple(Span(name, began_s + start, began_s + end) for name, start, end in reply.parts)
+        self._spans.append(Span("environment", sent_s, now_s, {"env_s": reply.seconds}, parts))
+
+    def take(self) -> tuple[Span, ...]:
+        """Return the turn's spans, and begin the next turn."""
+        spans, self._spans = tuple(self._spans), []
+        return spans
 
 
 @cache

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rollout.bridge.trace import SpanLog
 from rollout.errors import EncodingError, TurnAbortedError
 from rollout.play.parts import Runtime
 from rollout.play.prompts import Prompts
 from rollout.play.request import complete_params, differing_prompt, routing_headers
-from rollout.play.spans import SpanLog
 from rollout.spec import EpisodeSpec
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.pool import EnvSession
