@@ -11,7 +11,7 @@ import yaml
 from embedded.warmstart.demonstrations import demonstrate
 from envs.harbor.settings import HarborSettings
 from rollout.bridge.settings import check_keys, load_settings
-from rollout.play.metrics import FAULTS
+from rollout.play.parts import FAULTS
 from rollout.tasks import read_tasks
 from rollout.turn import StopReason
 from slime_verlog import read_settings

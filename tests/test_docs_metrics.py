@@ -10,8 +10,9 @@ from rollout.evaluate import eval_metrics
 from rollout.play.conversation import Conversation
 from rollout.play.held_out import EpisodeResult
 from rollout.play.memory import build_memory
-from rollout.play.metrics import FAULTS, batch_metrics, whole_episode_metrics
+from rollout.play.metrics import batch_metrics, whole_episode_metrics
 from rollout.play.notes import measure_notes
+from rollout.play.parts import FAULTS
 from rollout.play.transcript import Transcript
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import EnvReply, FinishReason, Generation, NotesEvent, Prompt, StopReason

@@ -9,22 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.play.engine import EngineLoad
+from rollout.play.parts import FAULTS, count_retries
 from rollout.turn import FinishReason, NotesEvent, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage
-
-RETRIES = (
-    *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "engine_other_weights"),
-    *("turns_aborted", "turns_spanning_update", "turns_interrupted"),
-    *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
-)
-"""Faults after which a turn is tried again; `engine_http_<status>` is another."""
-FAULTS = (
-    *RETRIES,
-    *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
-    *("episodes_failed", "episodes_too_slow", "episodes_lost_at_resume", "player_died"),
-    *("turns_by_other_weights", "sanity_check_failed", "answers_with_placeholder", "notes_not_asked"),
-    *("prompt_tokens_differ", "image_prompt_tokens_differ", "responses_rewritten"),
-)
 
 
 @dataclass(frozen=True)
@@ -103,11 +90,6 @@ def _process_metrics(players: Sequence[ProcessUsage], seconds: float) -> dict[st
         }
         metrics |= {f"rollout/process/{number}/{name}": value for name, value in found.items()}
     return metrics
-
-
-def count_retries(faults: Mapping[str, int]) -> int:
-    """The failed attempts among the faults that were repeated."""
-    return sum(count for name, count in faults.items() if name in RETRIES or name.startswith("engine_http_"))
 
 
 def _turn_metrics(turns: Sequence[Turn], trained: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:

@@ -19,7 +19,6 @@ from rollout.play.clock import Demands
 from rollout.play.engine import EngineClient, EngineLoads
 from rollout.play.loop import LiveEpisode
 from rollout.play.memory import Compaction, Memory
-from rollout.play.metrics import count_retries
 from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Turn
@@ -30,6 +29,21 @@ logger = logging.getLogger(__name__)
 
 MAX_TOOL_SETS = 256
 """Encoders with tools that are kept."""
+
+
+RETRIES = (
+    *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "engine_other_weights"),
+    *("turns_aborted", "turns_spanning_update", "turns_interrupted"),
+    *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
+)
+"""Faults after which a turn is tried again; `engine_http_<status>` is another."""
+FAULTS = (
+    *RETRIES,
+    *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
+    *("episodes_failed", "episodes_too_slow", "episodes_lost_at_resume", "player_died"),
+    *("turns_by_other_weights", "sanity_check_failed", "answers_with_placeholder", "notes_not_asked"),
+    *("prompt_tokens_differ", "image_prompt_tokens_differ", "responses_rewritten"),
+)
 
 
 class Closable(Protocol):
@@ -161,3 +175,8 @@ class Runtime:
         self.pool.close()
         self.engine_loads.close()
         await self.engine.close()
+
+
+def count_retries(faults: Mapping[str, int]) -> int:
+    """The failed attempts among the faults that were repeated."""
+    return sum(count for name, count in faults.items() if name in RETRIES or name.startswith("engine_http_"))

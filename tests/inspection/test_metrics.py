@@ -10,7 +10,7 @@ from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import flatten
 from rollout.data_source import EpisodeSource
 from rollout.generate import generate
-from rollout.play.metrics import FAULTS
+from rollout.play.parts import FAULTS
 from rollout.play.runtime import close_runtimes
 from rollout.turn import StopReason
 from tests.fixtures.chatml import chatml_tokenizer
