@@ -7,6 +7,7 @@ one training group, so `global_batch_size` counts episodes. In `generate_turns` 
 import asyncio
 from argparse import Namespace
 
+from rollout.batches.metrics import whole_episode_metrics
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.bridge.sample import facts_of, set_group
 from rollout.bridge.whole_episodes import episode_facts
@@ -15,7 +16,6 @@ from rollout.errors import FailureBudgetError
 from rollout.evaluate import evaluate
 from rollout.generate import generate
 from rollout.play.loop import gather
-from rollout.play.metrics import whole_episode_metrics
 from rollout.turn import SampleKind
 
 

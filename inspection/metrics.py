@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from rollout.batches.metrics import whole_episode_metrics
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import facts_of
 from rollout.bridge.whole_episodes import episode_facts
-from rollout.play.metrics import whole_episode_metrics
 from rollout.play.parts import FAULTS
 from rollout.play.runtime import open_runtimes
 from rollout.turn import SampleKind

@@ -1,17 +1,17 @@
-"""Batches cut from slots that never stop playing, also while the trainer works (`rollout/play/stream.py`)."""
+"""Batches cut from slots that never stop playing, also while the trainer works (`rollout/batches/stream.py`)."""
 
 import asyncio
 from typing import Any
 
 from tqdm import tqdm
 
+from rollout.batches.load import full_gc_deferred, warn_of_bottleneck
+from rollout.batches.metrics import batch_metrics
+from rollout.batches.stream import Stream
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput
 from rollout.data_source import EpisodeSource
 from rollout.fixed_turn import open_slots, rollout_with
-from rollout.play.load import full_gc_deferred, warn_of_bottleneck
-from rollout.play.metrics import batch_metrics
 from rollout.play.runtime import get_runtime
-from rollout.play.stream import Stream
 from rollout.turn import Batch
 from slime_verlog import BAR_S
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rollout.batches.slots import slots_state
 from rollout.bridge.checks import check_flags
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
@@ -18,7 +19,6 @@ from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_st
 from rollout.errors import CheckpointError
 from rollout.play.clock import WeightClock, version_of
 from rollout.play.loop import Slot
-from rollout.play.slots import slots_state
 from rollout.spec import EpisodeSpec
 from rollout.tasks import held_out_episodes, make_episode, pick_task, read_tasks, training_seed
 from rollout.turn import Segment

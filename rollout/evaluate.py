@@ -9,11 +9,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rollout.batches.metrics import mean
 from rollout.bridge.framework import RolloutFnEvalOutput
 from rollout.data_source import EpisodeSource
 from rollout.play.held_out import EpisodeResult, play_episode
 from rollout.play.loop import gather
-from rollout.play.metrics import mean
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
 from rollout.samples import evaluation_sample

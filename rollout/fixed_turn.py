@@ -14,18 +14,18 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rollout.batches.load import LoadMeter, full_gc_deferred, warn_of_bottleneck
+from rollout.batches.metrics import batch_metrics
+from rollout.batches.slots import restore_slots
 from rollout.bridge.checks import check_fixed_turn
 from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, Sample, run
 from rollout.bridge.sample import build_samples
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.load import LoadMeter, full_gc_deferred, warn_of_bottleneck
 from rollout.play.loop import LiveEpisode, Slot, count_turns, gather, play
-from rollout.play.metrics import batch_metrics
 from rollout.play.opening import open_episode
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
-from rollout.play.slots import restore_slots
 from rollout.samples import pretraining_samples, turns_per_sample
 from rollout.turn import Batch, Generation, Segment, StopReason, Turn
 from slime_verlog import BAR_S
@@ -91,7 +91,7 @@ async def collect_or_draw(
     warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
     play_batch = partial(collector or collect, args, rollout_id, source)
     if warmup.w_epoch or pretraining.batches or source.kept:
-        from rollout.play.kept import play_or_draw
+        from rollout.batches.kept import play_or_draw
 
         batch = await play_or_draw(play_batch, source.kept, rollout_id, runtime)
     else:
@@ -235,7 +235,7 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
 
 
 def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:
-    from rollout.play.kept import choose_held_out, join_episodes
+    from rollout.batches.kept import choose_held_out, join_episodes
 
     segments, seed = join_episodes(source.kept), runtime.flags.rollout_seed
     held_out = choose_held_out(segments, source.settings.value_pretraining.held_out, seed)

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rollout.batches.branches import with_baselines
 from rollout.bridge.framework import Sample, outer_loop_is_full
 from rollout.bridge.sample import episode_spec, mark_aborted
 from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
-from rollout.play.branches import with_baselines
 from rollout.play.loop import LiveEpisode, Slot, play
 from rollout.play.opening import start_episode
 from rollout.play.parts import Runtime

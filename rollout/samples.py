@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from advantage.turn_table import PADDING_INDEX, TABLE_KEY, TurnKind, TurnRow, encode_row
+from rollout.batches.metrics import count_notes
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
 from rollout.bridge.roles import samples_multiple
@@ -27,7 +28,6 @@ from rollout.bridge.sample import (
     set_row,
 )
 from rollout.errors import ConfigError
-from rollout.play.metrics import count_notes
 from rollout.spec import EpisodeSpec
 from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import FinishReason, Prompt, SampleKind, Segment, StopReason, Turn

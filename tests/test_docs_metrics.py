@@ -5,19 +5,19 @@ from collections import Counter
 from pathlib import Path
 
 from envs.base import make_observation
+from rollout.batches.metrics import batch_metrics, whole_episode_metrics
 from rollout.bridge.settings import MemorySettings
 from rollout.evaluate import eval_metrics
 from rollout.play.conversation import Conversation
 from rollout.play.held_out import EpisodeResult
 from rollout.play.memory import build_memory
-from rollout.play.metrics import batch_metrics, whole_episode_metrics
 from rollout.play.notes import measure_notes
 from rollout.play.parts import FAULTS
 from rollout.play.transcript import Transcript
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import EnvReply, FinishReason, Generation, NotesEvent, Prompt, StopReason
 from tests.fixtures.metrics_page import unexplained
-from tests.rollout.play.test_metrics import IDLE, segment
+from tests.rollout.batches.test_metrics import IDLE, segment
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = ("rollout", "advantage", "embedded", "inspection")

@@ -16,9 +16,9 @@ from advantage.gae import discounts_of, token_lambdas
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from embedded.run.folder import append_text, whole_lines
+from rollout.batches.metrics import mean
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import facts_of, facts_of_turns, flatten, places_in_train_data, row_of
-from rollout.play.metrics import mean
 from rollout.turn import StopReason
 
 Row = dict[str, float]

@@ -24,7 +24,7 @@ from embedded.run.folder import (
     whole_lines,
     write_text,
 )
-from rollout.play.metrics import mean
+from rollout.batches.metrics import mean
 from rollout.play.transcript import RECORD_KEYS
 
 LINE = (

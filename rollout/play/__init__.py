@@ -1,1 +1,1 @@
-"""How a game is played: live episodes, the slots that hold them, memory, warm-up, metrics."""
+"""Plays episodes: the loop, live episodes, their prompts and memory, and the engine client."""

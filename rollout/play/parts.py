@@ -53,7 +53,7 @@ class Closable(Protocol):
 
 
 class PlaysOn(Closable, Protocol):
-    """Slots that go on playing between batches (`rollout/play/stream.py`)."""
+    """Slots that go on playing between batches (`rollout/batches/stream.py`)."""
 
     def skip(self, rollout_id: int) -> list[Mapping[str, Any]]: ...
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from envs.base import PICTURE_PLACE, make_observation
 from rollout import continuous, fixed_turn
+from rollout.batches.metrics import whole_episode_metrics
 from rollout.bridge.settings import MemorySettings
 from rollout.bridge.whole_episodes import episode_facts
 from rollout.evaluate import play_episodes
 from rollout.play.conversation import Conversation
 from rollout.play.memory import build_memory
-from rollout.play.metrics import whole_episode_metrics
 from rollout.play.notes import read_notes
 from rollout.turn import EnvReply
 from tests.fixtures.chatml import chatml_tokenizer

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rollout.batches.load import full_gc_deferred
 from rollout.errors import EngineError
 from rollout.play.build import build_runtime
-from rollout.play.load import full_gc_deferred
 from tests.fixtures.rollout_args import rollout_args
 
 HEALTH = {f"rollout_health_check_{name}": 30.0 for name in ("first_wait", "interval", "timeout")}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout.batches.kept import choose_held_out, draw, join_episodes
 from rollout.errors import ConfigError
-from rollout.play.kept import choose_held_out, draw, join_episodes
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout.batches.stream import Stream
 from rollout.errors import EnvironmentFault
 from rollout.play.clock import WeightClock, numbered_versions, version_of
 from rollout.play.loop import Slot
-from rollout.play.stream import Stream
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import Batch, FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import UNUSED

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+from rollout.batches.load import LoadMeter
+from rollout.batches.metrics import BatchLoad
+from rollout.batches.slots import saved_slot
 from rollout.errors import ConfigError, EnvironmentFault, SlowTurnFault, TurnAbortedError
 from rollout.play.clock import Demands, WeightClock, numbered_versions, version_of
 from rollout.play.episode import ABORT_PAUSE_S
-from rollout.play.load import LoadMeter
 from rollout.play.loop import LiveEpisode, Slot, play
-from rollout.play.metrics import BatchLoad
 from rollout.play.parts import Runtime
-from rollout.play.slots import saved_slot
 from rollout.turn import Batch, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import Utilization
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from rollout.play.metrics import BatchLoad
+from rollout.batches.metrics import BatchLoad
 from rollout.play.parts import Runtime
 from rollout.workers.utilization import Usage
 
