@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 MAX_TOOL_SETS = 256
 """Encoders with tools that are kept."""
-
-
 RETRIES = (
     *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "engine_other_weights"),
     *("turns_aborted", "turns_spanning_update", "turns_interrupted"),
