@@ -133,7 +133,7 @@ def _check_tokenizer(tokenizer: Any, text: PlainText) -> None:
     if decoded.split() == [decoded] or "".join(decoded.split()) != "".join(SAMPLE.split()):
         raise EncodingError(
             f"the tokenizer does not keep text: {SAMPLE!r} becomes {decoded!r} when it is encoded and decoded again; "
-            "use another version of transformers, or a checkpoint with a sound tokenizer.json"
+            "copy the checkpoint's whole folder (tokenizer.json may be missing), or use another version of transformers"
         )
 
 
