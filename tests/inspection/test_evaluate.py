@@ -149,7 +149,7 @@ def test_a_faulty_environment_fails_the_command_and_is_counted_apart_from_the_me
     (row,) = rows_of(tmp_path)
     assert (row["n"], row["failed"], row["success"]["mean"]) == (3, 1, 1.0)
     shown = capsys.readouterr()
-    fault = "task count, seed 1000000002: RuntimeError: the game broke"
+    fault = "task count, seed 1000000002: step raised RuntimeError: the game broke"
     assert f"the first fault: {fault}" in shown.err and "counting_env.py:" in shown.err
     assert "error: 1 of 4 episodes failed" in shown.err and "--allow-failures 1 accepts them" in shown.err
     assert "1 failed episodes (environment lost, or prompt refused) are not part of the means" in shown.out

@@ -35,7 +35,7 @@ def test_an_episode_with_images_is_refused_and_its_placeholders_are_shown_once(d
     samples[0].multimodal_train_inputs = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
     save_like_slime(dumps, samples, 0)
     error = export(dumps, tmp_path / "out.jsonl", of=error_of)
-    assert "seed episode 1 has pictures, and rows are for text" in error
+    assert "seed episode 1 has pictures, and rows are text" in error
     image = "<|vision_start|>{}<|vision_end|>aa"
     ids = TOKENIZER.encode(image.format("<|image_pad|>" * 256), add_special_tokens=False)
     assert Decoder(TOKENIZER).prompt(ids) == image.format("<|image_pad|>")
